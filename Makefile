@@ -58,6 +58,7 @@ bench: setup ## Print the benchmarks (DATA=dir with openb, muri, pollux, gavel f
 	@$(VENV)/python -m bench.worker --quick
 	@$(VENV)/python -m bench.overhead --quick
 	@$(VENV)/python -m bench.resume --quick
+	@$(VENV)/python -m bench.sweep --gpus 1
 	@test -z "$(DATA)" || $(VENV)/python -m bench.placement --data "$(DATA)/openb"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.sharing --data "$(DATA)/muri"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.gangs --data "$(DATA)/pollux"
@@ -109,8 +110,9 @@ images: ## Build the images with Docker (TORCH=cpu, REGISTRY=host/, BASE=image@d
 	@$(BUILD) --target worker --build-arg TORCH=$(TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
 
 .PHONY: generate
-generate: ## Copy the CRDs into the chart
+generate: ## Copy the CRDs into the chart, and write the reference of reasons
 	@cp crds/*.yaml charts/gpujob/files/crds/
+	@$(VENV)/python -m gpujob_operator.reasons_page > docs/reference/reasons.md
 
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree

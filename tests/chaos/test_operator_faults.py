@@ -16,7 +16,7 @@ from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.processes.processes import Child
 from gpujob_operator.act.crash import CRASH_EXIT_CODE
 from tests.harness.audit import granted, read_audit, refused, used
-from tests.harness.scene import JOBS, Scene, chaos_options, running_scene
+from tests.harness.scene import JOBS, OURS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 # More writes than any life below has.
@@ -27,6 +27,7 @@ QUIET_SECONDS = 1.0
 CALM = "--lease-seconds=5"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpujob-system/leases"
 QUEUES = "/apis/gpujob.dev/v1alpha1/gpuqueues"
+PROFILES = f"{OURS}/namespaces/default/gpuprofiles"
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +223,7 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         scene.client.delete(f"{LEASES}/{name}")
     queue = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": "team"}}
     scene.client.create(QUEUES, queue | {"spec": {}})
+    add_unused_profile(scene)
     pod = ("--report-service=reports", "--pod-address=10.0.0.7", "--pod-uid=of-nobody")
     start(scene, *pod)
     scene.submit("audited", queue="team")
@@ -233,6 +235,7 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
     scene.wait_phase("gang", "Running")
     scene.finish("gang")
     scene.wait(lambda: "gang" not in job_names(scene), "the finished gang is deleted")
+    scene.wait(lambda: not has_unused_profile(scene), "the unused profile is deleted")
     log = scene.cluster.control_plane.audit_log
     for account in ("operator", "agent"):
         requests = read_audit(log, f"gpujob-{account}")
@@ -240,6 +243,26 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         assert used(requests) <= granted(account), f"{account} asks for more than we say"
         never = granted(account) - used(requests) - AFTER_CONFLICTS
         assert never == set(), f"{account} has rights that it never used"
+
+
+def add_unused_profile(scene: Scene) -> None:
+    entry = {
+        "gpuModel": "none-such",
+        "torchVersion": "",
+        "memoryBytes": 1,
+        "utilizationPercent": 1,
+        "samples": 3,
+        "updatedAt": "2020-01-01T00:00:00Z",
+    }
+    kind = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUProfile"}
+    spec = {"fingerprint": "unused", "image": "image:1"}
+    scene.client.create(PROFILES, kind | {"metadata": {"name": "unused"}, "spec": spec})
+    scene.client.merge(f"{PROFILES}/unused/status", {"status": {"entries": [entry]}})
+
+
+def has_unused_profile(scene: Scene) -> bool:
+    items = scene.client.get(PROFILES)["items"]
+    return any(item["metadata"]["name"] == "unused" for item in items)
 
 
 def job_names(scene: Scene) -> list[str]:

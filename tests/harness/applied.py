@@ -12,6 +12,7 @@ from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    DeleteProfile,
     Plan,
     RejectJob,
     SaveProfile,
@@ -45,6 +46,8 @@ def applied(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
                 jobs.pop(item.job.metadata.uid, None)
             case SaveProfile():
                 profiles[_profile_key(item.profile)] = item.profile
+            case DeleteProfile():
+                profiles.pop(_profile_key(item.profile), None)
             case WriteQueueStatus():
                 queues[item.queue.metadata.name] = _with_status(item)
     return replace(

@@ -272,12 +272,14 @@ def make_queue(
     borrow: int | None = None,
     parent: str = "",
     weight: int = 1,
+    sharing_group: str | None = None,
     **quota: Any,
 ) -> GPUQueue:
     """A queue with this nominal quota that may borrow so many GPUs."""
     spec = GPUQueueSpec(
         weight=weight,
         parent=parent or None,
+        sharing_group=sharing_group,
         nominal=Quota(**quota),
         borrowing_limit=Quota(gpus=borrow),
     )

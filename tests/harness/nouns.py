@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpujob_api.bounds import INT32_MAX, INTEGER_MAX, Bound, Items, Range, Text
 from gpujob_api.codec import FieldError, bounded_fields
-from gpujob_api.gpujob import GPU_MEMORY_BYTES_MIN, PerStep
+from gpujob_api.gpujob import GPU_MEMORY_BYTES_MIN
+from gpujob_api.optimize import PerStep
 from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, MEMORY_BYTES_MAX, FleetMemory, Memory
 from gpujob_api.visible import visible
 

@@ -1,8 +1,9 @@
 """Good, bad and borderline values for a CRD schema, and putting them into an object."""
 
 import re
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import strategies as st
 
@@ -31,6 +32,19 @@ _QUANTITIES = (
     7,
     2**40,
 )
+# Of objects that a schema says nothing of.
+_KEYS = st.sampled_from(
+    [
+        *("nodeAffinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+        *("nodeSelectorTerms", "matchFields", "runAsUser", "name", "x"),
+    ]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", "1Gi"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_KEYS, inner, max_size=2),
+    max_leaves=4,
+)
+_OBJECTS = st.dictionaries(_KEYS, _JSON, max_size=3)
 
 
 def mutable_paths(schema: Schema, path: Path = ()) -> list[tuple[Path, Schema]]:
@@ -108,3 +122,38 @@ def _child(target: Any, step: str, empty: Any) -> Any:
     if step != ITEM and isinstance(target, dict):
         return target.setdefault(step, empty)
     return None
+
+
+def accepted_values(schema: Schema) -> st.SearchStrategy[Any]:
+    """What the API server lets in at this place, as far as its schema says."""
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kind = schema.get("type")
+    if kind == "object":
+        return _accepted_objects(schema)
+    if kind == "array":
+        keys: list[str] = schema.get("x-kubernetes-list-map-keys", [])
+
+        def identity(one: Any) -> object:
+            return tuple(one.get(key) for key in keys) if keys else id(one)
+
+        entries, least = accepted_values(schema["items"]), schema.get("minItems", 0)
+        return st.lists(entries, min_size=least, max_size=2, unique_by=identity)
+    if kind in ("integer", "number"):
+        return st.integers(schema.get("minimum", 0), min(schema.get("maximum", 9), 10**6))
+    if kind == "boolean":
+        return st.booleans()
+    if kind == "string":
+        return st.sampled_from(["a", "worker", "b"])
+    return st.one_of(st.sampled_from(["1", "250m", "1e3", "x"]), st.integers(0, 9), _JSON)
+
+
+def _accepted_objects(schema: Schema) -> st.SearchStrategy[Any]:
+    if "properties" not in schema:
+        extra = schema.get("additionalProperties")
+        if isinstance(extra, Mapping):
+            return st.dictionaries(_KEYS, accepted_values(cast("Schema", extra)), max_size=2)
+        return _OBJECTS
+    fields = {name: accepted_values(child) for name, child in schema["properties"].items()}
+    required = {name: fields.pop(name) for name in schema.get("required", ())}
+    return st.fixed_dictionaries(required, optional=fields)

@@ -106,11 +106,8 @@ torch.manual_seed(100 + rank); random.seed(100 + rank); numpy.random.seed(100 + 
 stop = stop if rank == int(sys.argv[4]) else 0
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[5]}", rank=rank, world_size=size)
 """
-REPLICAS = (
-    BEGIN
-    + GROUP
-    + LOOP.replace("loader(shuffle=True)", "loader(sampler=order)", 1)
-    .replace("PREPARE", "net = nn.parallel.DistributedDataParallel(net)")
+_SHARES = (
+    LOOP.replace("loader(shuffle=True)", "loader(sampler=order)", 1)
     .replace("BACKWARD", "loss.backward()")
     .replace("    net.train()", "    net.train(); order.set_epoch(epoch)")
     .replace(
@@ -120,7 +117,39 @@ REPLICAS = (
     )
     .replace("step += 1\n", 'step += 1; print("step", step, flush=True)\n')
     .replace("OUT-{epoch}", "OUT-{rank}-{epoch}")
+)
+REPLICAS = (
+    BEGIN
+    + GROUP
+    + _SHARES.replace("PREPARE", "net = nn.parallel.DistributedDataParallel(net)")
     + END
+)
+# Each process has a part of each parameter, and of the optimizer's state; also of a layer whose
+# rows cannot be shared out evenly. The digest is of the part.
+SHARDS = (
+    BEGIN
+    + GROUP
+    + """
+from torch.distributed.fsdp import fully_shard
+mesh = dist.init_device_mesh("cpu", (size,))
+torch.manual_seed(1)
+net = Net(); net.layers[3] = nn.Sequential(nn.Linear(16, 3), nn.Linear(3, 1))
+for layer in (net.layers[0], net.layers[3]): fully_shard(layer, mesh=mesh)
+fully_shard(net, mesh=mesh)
+torch.manual_seed(100 + rank)
+"""
+    + _SHARES.replace("PREPARE", "")
+    + END.replace(
+        "digest.update(", "digest.update(getattr(tensor, '_local_tensor', tensor).contiguous()."
+    ).replace(".contiguous().tensor.", ".contiguous().")
+)
+# The same under torchrun; the fourth argument is whom the stop reaches: a rank, or the launcher.
+_ENDS = "os.kill(os.getpid(), signal.SIGTERM)"
+_REACHES = "os.kill(os.getppid() if sys.argv[4] == 'launcher' else os.getpid(), signal.SIGTERM)"
+REPLICAS_OF_LAUNCHER = (
+    REPLICAS.replace(', init_method=f"file://{sys.argv[5]}", rank=rank, world_size=size', "")
+    .replace("rank == int(sys.argv[4])", 'str(rank) == sys.argv[4].replace("launcher", "1")')
+    .replace(_ENDS, _REACHES)
 )
 ACCELERATE = (
     BEGIN
@@ -135,6 +164,7 @@ ACCELERATE = (
 )
 
 # The same trainers in processes that train together.
+ACCELERATE_GROUP = ACCELERATE.replace(BEGIN, BEGIN + GROUP)
 HUGGING_FACE_GROUP = HUGGING_FACE.replace(BEGIN, BEGIN + GROUP).replace("JIT", "False")
 # Lightning starts the other process itself.
 LIGHTNING_GROUP = LIGHTNING.replace(

@@ -12,6 +12,34 @@ def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
 
 DECISIONS = (
     _of(
+        "everybody shares a GPU with everybody, by the rule",
+        "packing/party.py",
+        "return party.namespace == tenants.namespace or party.group == tenants.group",
+        "return True",
+        "placement/test_sharing_groups.py",
+    ),
+    _of(
+        "everybody shares a GPU with everybody, by the arrays",
+        "packing/filter.py",
+        "((over <= 0) & _may_join(arrays, rows, request))",
+        "(over <= 0)",
+        "placement/test_sharing_groups.py",
+    ),
+    _of(
+        "a cycle forgets whose the jobs are that it has just placed",
+        "packing/arrays.py",
+        "names[row, gpu] = name if alone or names[row, gpu] == name else SEVERAL",
+        "pass",
+        "placement/test_sharing_groups.py",
+    ),
+    _of(
+        "queues that change their groups are noticed by nobody",
+        "cache/scheduler_cache.py",
+        "same = same and SharingGroups.of(snapshot.queues) == self.groups",
+        "same = same",
+        "placement/test_sharing_groups.py",
+    ),
+    _of(
         "the driver's memory is free",
         "capacity/cluster.py",
         "free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes",

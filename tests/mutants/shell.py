@@ -205,10 +205,9 @@ OBSERVES = (
     of_operator(
         "a list forgets what was written since",
         "observe/store.py",
-        "            if uid not in listed and entry.version <= limit:\n",
-        "            if uid not in listed:\n",
+        "            changed |= self.remove(uid, limit)\n",
+        "            changed |= self.remove(uid)\n",
         "test_store.py",
-        "test_cache.py",
     ),
     of_operator(
         "an old deletion removes a newer object",

@@ -89,8 +89,12 @@ def gpu_nodes(draw: st.DrawFn, nodes_max: int = 3) -> tuple[GPUNode, ...]:
     uuids = list(UUIDS)
     for name in NODES[: draw(st.integers(1, nodes_max))]:
         drawn = [draw(gpus(uuids.pop(0), index)) for index in range(draw(st.integers(0, 2)))]
+        drawn = drawn or [make_gpu(uuids.pop(0))]
+        if nodes and draw(mostly(False, True)):
+            # An agent that lies calls another node's GPU its own.
+            drawn.append(draw(gpus(nodes[0].status.gpus[0].uuid, len(drawn))))
         at = draw(mostly(1000.0, 990.0, 900.0))
-        node = make_gpu_node(name, *(drawn or [make_gpu(uuids.pop(0))]), at=at)
+        node = make_gpu_node(name, *drawn, at=at)
         nodes.append(node)
     return tuple(nodes)
 

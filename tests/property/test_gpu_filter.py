@@ -9,6 +9,7 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_gpus
+from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import why_not
 from gpujob_operator.decide.placement.requirements import WorkerRequest, requirements_of, resolve
@@ -37,7 +38,10 @@ def by_the_arrays(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
     packed = assumed._packed(no_external_use=request.exclusive, backfill=False)
     arrays, law = packed.arrays, assumed.capacity.law(request.model)
     limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
-    free = free_gpus(arrays, np.arange(len(arrays.names)), request.demand, limit)
+    asked = Request(
+        request.demand, utilization_limit_percent=limit, party=request.requirements.party
+    )
+    free = free_gpus(arrays, np.arange(len(arrays.names)), asked)
     return {arrays.uuids[row][column] for row, column in np.argwhere(free).tolist()}
 
 
@@ -49,14 +53,13 @@ def by_the_rule(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
 
 @given(pictures())
 def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(picture)
     memory.update(picture, T0)
     assumed = memory.assumed()
     for claimed in ((), ("GPU-00", "GPU-11")):
         assumed.nominate(claimed)
         for job in JOBS:
             for model in assumed.capacity.models(()):
-                request = resolve(
-                    requirements_of(job, None), model, assumed.capacity, CONFIGURATION
-                )
+                requirements = requirements_of(job, None, party=memory.groups.party(job))
+                request = resolve(requirements, model, assumed.capacity, CONFIGURATION)
                 assert by_the_arrays(request, assumed) == by_the_rule(request, assumed)

@@ -184,7 +184,7 @@ class LongLine(World):
 
     def __init__(self, *jobs: GPUJob, **snapshot: Any) -> None:
         super().__init__(*jobs, **snapshot)
-        self.quick, self.thorough = SchedulerCache(), Thorough()
+        self.quick, self.thorough = SchedulerCache.of(self.snapshot), Thorough.of(self.snapshot)
         self.settled = 0
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -227,9 +227,9 @@ def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
 
 def test_gpus_that_programs_failed_on_are_closed_as_long_as_it_is_told() -> None:
     memory, job = SchedulerCache(), make_job("a")
-    two = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("x", "y"))
+    two = tuple(ProgramFault("n0", "GPU-0", 31, uid, "team") for uid in ("x", "y"))
     gpus = [make_gpu(), make_gpu("GPU-1", index=1)]
-    for told in ((), two, two[:1], two, (*two, ProgramFault("GPU-1", 31, "z", "team"))):
+    for told in ((), two, two[:1], two, (*two, ProgramFault("n0", "GPU-1", 31, "z", "team"))):
         snapshot = make_snapshot(job, gpus=gpus, program_faults=told)
         fresh = SchedulerCache()
         assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))

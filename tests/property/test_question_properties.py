@@ -18,16 +18,17 @@ few = settings(max_examples=25)
 LIMITS = Limits(horizon_seconds=3600, cycles=80)
 
 
-def held_bytes(snapshot: Snapshot) -> dict[str, int]:
-    """By GPU UUID, what jobs with a placement hold of it."""
-    found: dict[str, int] = {}
+def held_bytes(snapshot: Snapshot) -> dict[tuple[str, str], int]:
+    """By node and GPU UUID, what jobs with a placement hold of it."""
+    found: dict[tuple[str, str], int] = {}
     for job in snapshot.jobs:
         placement, reservation = job.status.placement, job.status.reservation
         if placement is None or reservation is None or job.finished:
             continue
         for worker in placement.workers:
             for uuid in worker.gpus:
-                found[uuid] = found.get(uuid, 0) + reservation.memory_bytes
+                place = worker.node, uuid
+                found[place] = found.get(place, 0) + reservation.memory_bytes
     return found
 
 
@@ -48,14 +49,14 @@ def test_every_picture_has_a_future_and_it_is_bounded(snapshot: Snapshot) -> Non
 def test_no_gpu_is_ever_given_away_twice(snapshot: Snapshot) -> None:
     """I1 and I3 in every picture of the run, as time passes and jobs come and go."""
     room = {
-        gpu.uuid: gpu.memory_total_bytes - gpu.memory_reserved_bytes
+        (node.metadata.name, gpu.uuid): gpu.memory_total_bytes - gpu.memory_reserved_bytes
         for node in snapshot.gpu_nodes
         for gpu in node.status.gpus
     }
     planner = Planner()
 
     def watched(seen: Snapshot, now: datetime) -> Plan:
-        assert all(held <= room[uuid] for uuid, held in held_bytes(seen).items())
+        assert all(held <= room[place] for place, held in held_bytes(seen).items())
         live = [(pod.job_uid, pod.rank) for pod in seen.pods if not pod.finished]
         assert len(live) == len(set(live))
         assert all(view.cpu_milli_free <= view.cpu_milli_allocatable for view in seen.nodes)

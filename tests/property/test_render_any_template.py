@@ -1,7 +1,6 @@
 """Whatever template the CRD lets in becomes a pod, or is refused with the field."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,58 +17,12 @@ from gpujob_operator.decide.planner import plan
 from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import T0, make_job, make_pod, make_snapshot, placed
 from tests.harness.crds import Schema, schema_of
+from tests.harness.schema_values import accepted_values
 
-KEYS = st.sampled_from(
-    [
-        *("nodeAffinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
-        *("nodeSelectorTerms", "matchFields", "runAsUser", "name", "x"),
-    ]
-)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", "1Gi"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
-    max_leaves=4,
-)
-OBJECTS = st.dictionaries(KEYS, JSON, max_size=3)
 TEMPLATE: Schema = schema_of(GPUJob)["properties"]["spec"]["properties"]["template"]
 CONFIGURATIONS = st.sampled_from(
     [Configuration(report_url="http://operator", device_access=access) for access in DeviceAccess]
 )
-
-
-def values(schema: Schema) -> st.SearchStrategy[Any]:
-    """What the API server lets in at this place, as far as its schema says."""
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
-    kind = schema.get("type")
-    if kind == "object":
-        return _objects(schema)
-    if kind == "array":
-        keys: list[str] = schema.get("x-kubernetes-list-map-keys", [])
-
-        def identity(one: Any) -> object:
-            return tuple(one.get(key) for key in keys) if keys else id(one)
-
-        entries, least = values(schema["items"]), schema.get("minItems", 0)
-        return st.lists(entries, min_size=least, max_size=2, unique_by=identity)
-    if kind in ("integer", "number"):
-        return st.integers(schema.get("minimum", 0), min(schema.get("maximum", 9), 10**6))
-    if kind == "boolean":
-        return st.booleans()
-    if kind == "string":
-        return st.sampled_from(["a", "worker", "b"])
-    return st.one_of(st.sampled_from(["1", "250m", "1e3", "x"]), st.integers(0, 9), JSON)
-
-
-def _objects(schema: Schema) -> st.SearchStrategy[Any]:
-    if "properties" not in schema:
-        extra = schema.get("additionalProperties")
-        if isinstance(extra, Mapping):
-            return st.dictionaries(KEYS, values(cast("Schema", extra)), max_size=2)
-        return OBJECTS
-    fields = {name: values(child) for name, child in schema["properties"].items()}
-    required = {name: fields.pop(name) for name in schema.get("required", ())}
-    return st.fixed_dictionaries(required, optional=fields)
 
 
 def job_of(template: dict[str, Any]) -> GPUJob:
@@ -81,7 +34,7 @@ def job_of(template: dict[str, Any]) -> GPUJob:
 
 
 @settings(max_examples=150)
-@given(values(TEMPLATE), CONFIGURATIONS)
+@given(accepted_values(TEMPLATE), CONFIGURATIONS)
 def test_a_template_that_the_crd_lets_in_becomes_a_pod(
     template: dict[str, Any], configuration: Configuration
 ) -> None:
@@ -102,7 +55,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @settings(max_examples=60)
-@given(values(TEMPLATE))
+@given(accepted_values(TEMPLATE))
 def test_decisions_take_any_template_that_the_crd_lets_in(template: dict[str, Any]) -> None:
     job = job_of(template)
     assert profile_name(job)

@@ -32,12 +32,14 @@ from gpujob_operator.decide.placement.requirements import (
     resolve,
 )
 from tests.harness.builders import (
+    NAMESPACE,
     T0,
     after,
     make_gpu,
     make_gpu_node,
     make_job,
     make_node,
+    make_queue,
     make_snapshot,
     make_template,
     measured,
@@ -47,7 +49,16 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration()
+
+
+def of(job: GPUJob, namespace: str) -> GPUJob:
+    return replace(job, metadata=replace(job.metadata, namespace=namespace))
+
+
 WAITING = (
+    make_job("of-a", memory_bytes=2 * GIB, queue="a"),
+    of(make_job("of-others", memory_bytes=2 * GIB), "others"),
+    of(make_job("of-b-and-others", memory_bytes=2 * GIB, queue="b"), "others"),
     make_job("small", memory_bytes=2 * GIB),
     make_job("large", memory_bytes=20 * GIB),
     make_job("pair", gpus_per_worker=2),
@@ -56,6 +67,12 @@ WAITING = (
     make_job("in-hall", template=make_template(nodeSelector={"hall": "a"})),
 )
 MODELS = ("NVIDIA A10", "NVIDIA L4")
+# All share; each queue by itself; two of them together.
+QUEUES = (
+    (),
+    (make_queue("a"), make_queue("b")),
+    (make_queue("a", sharing_group="x"), make_queue("b"), make_queue(sharing_group="x")),
+)
 
 
 @st.composite
@@ -69,7 +86,10 @@ def tenants(draw: st.DrawFn) -> GPUJob:
         utilization_percent=draw(st.integers(0, 90)),
     )
     job = running(
-        make_job(name),
+        of(
+            make_job(name, queue=draw(st.sampled_from(("default", "a", "b")))),
+            draw(st.sampled_from((NAMESPACE, "others"))),
+        ),
         (f"n{node}", (f"GPU-{node}{gpu}",)),
         held=held,
         at=-draw(st.integers(0, 200)),
@@ -126,10 +146,15 @@ def pictures(draw: st.DrawFn) -> Snapshot:
         for n in sorted(names)
     ]
     nodes = [draw(nodes_called(f"n{n}")) for n in sorted(names)]
-    return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
+    queues = draw(st.sampled_from(QUEUES))
+    return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes, queues=queues)
 
 
 Found = tuple[Candidates, ...]
+
+
+def requirements(job: GPUJob, memory: SchedulerCache) -> JobRequirements:
+    return requirements_of(job, None, party=memory.groups.party(job))
 
 
 def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
@@ -137,15 +162,16 @@ def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
     memo, capacity = memory.assumed().memo, memory.capacity
     tenancy = memory.tenancy_of(capacity)
     return [
-        candidates(requirements_of(job, None), tenancy, capacity, memo, CONFIGURATION)
+        candidates(requirements(job, memory), tenancy, capacity, memo, CONFIGURATION)
         for job in jobs
     ]
 
 
-def anew(capacity: Capacity, releases: ReleaseTimes, *jobs: GPUJob) -> list[Found]:
+def anew(memory: SchedulerCache, releases: ReleaseTimes, *jobs: GPUJob) -> list[Found]:
+    capacity = memory.capacity
     tenancy, memo = TenancyArrays().renew(capacity, ReleaseArrays(releases)), Forgetful()
     return [
-        candidates(requirements_of(job, None), tenancy, capacity, memo, CONFIGURATION)
+        candidates(requirements(job, memory), tenancy, capacity, memo, CONFIGURATION)
         for job in jobs
     ]
 
@@ -167,7 +193,7 @@ def stories(draw: st.DrawFn) -> list[Snapshot]:
     found = [draw(pictures())]
     for _ in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
-            found.append(draw(pictures()))
+            found.append(replace(draw(pictures()), queues=found[0].queues))
             continue
         steps = st.integers(100, 5000)
         moved = [
@@ -186,36 +212,36 @@ def stories(draw: st.DrawFn) -> list[Snapshot]:
 
 @given(stories(), st.integers(0, 100))
 def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], seconds: int) -> None:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(story[0])
     now: datetime = T0
     for picture in story:
         memory.update(picture, now)
         found = answers(kept(memory, *WAITING), memory.releases)
         releases = ReleaseTimes.of(picture.jobs, now)
-        assert found == answers(anew(memory.capacity, releases, *WAITING), releases)
+        assert found == answers(anew(memory, releases, *WAITING), releases)
         now += timedelta(seconds=seconds)
 
 
 @given(pictures())
 def test_places_are_those_that_asking_every_gpu_finds(picture: Snapshot) -> None:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(picture)
     memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
-        requirements = requirements_of(job, None)
+        asks = requirements(job, memory)
         (found,) = kept(memory, job)
         models = capacity.models(())
-        expected = [asked_one_by_one(requirements, model, capacity, releases) for model in models]
+        expected = [asked_one_by_one(asks, model, capacity, releases) for model in models]
         assert [list(of_model) for of_model in found] == expected
 
 
 def asked_one_by_one(
-    requirements: JobRequirements, model: str, capacity: Capacity, releases: ReleaseTimes
+    asks: JobRequirements, model: str, capacity: Capacity, releases: ReleaseTimes
 ) -> list[CandidateGpus]:
-    request = resolve(requirements, model, capacity, CONFIGURATION)
-    size = requirements.job.spec.gpus_per_worker
+    request = resolve(asks, model, capacity, CONFIGURATION)
+    size = asks.job.spec.gpus_per_worker
     places: list[CandidateGpus] = []
-    for node in nodes_for(requirements, capacity):
+    for node in nodes_for(asks, capacity):
         gpus = [gpu for gpu in node.gpus if gpu.model == model]
         ready = sorted(
             place for gpu in gpus if (place := on_gpu(request, gpu, releases)) is not None
@@ -253,10 +279,9 @@ def on_gpu(
 @given(pictures(), pictures())
 def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapshot) -> None:
     """A cycle looks again at those that it found while it places other jobs."""
-    memory = SchedulerCache()
+    memory, later = SchedulerCache.of(picture), replace(later, queues=picture.queues)
     memory.update(picture, T0)
-    capacity, releases = memory.capacity, memory.releases
-    found = anew(capacity, releases, *WAITING)
+    found = anew(memory, memory.releases, *WAITING)
     expected = [list(of_model) for of_job in found for of_model in of_job]
     unseen = [of_model for of_job in kept(memory, *WAITING) for of_model in of_job]
     memory.update(later, T0)

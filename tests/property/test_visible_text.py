@@ -18,7 +18,7 @@ from gpujob_api.report import Report
 from gpujob_api.settings import Settings
 from gpujob_api.visible import visible, visible_line
 from gpujob_operator.act.refusals import Refusals
-from gpujob_operator.decide.model.conditions import with_condition
+from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.plan import CreatePod, EventNote
 from gpujob_operator.logs import TextFormatter
 from gpujob_operator.read.pods import pod_view
@@ -89,10 +89,9 @@ def test_what_a_pod_says_has_no_controls(text: str) -> None:
 
 @given(TEXTS)
 def test_conditions_events_and_refusals_have_no_controls(text: str) -> None:
-    status = with_condition(
-        GPUJobStatus(), kind="X", value=True, reason="X", message=text, generation=1, now=T0
-    )
-    assert controls(status.conditions[0].message) == []
+    writer = ConditionWriter(make_job(), GPUJobStatus(), T0)
+    writer.set("X", True, "X", text)
+    assert controls(writer.conditions[0].message) == []
     job = placed(make_job())
     assert controls(event(job.metadata, EventNote("X", text), T0)["message"]) == []
     refusals = Refusals()

@@ -5,6 +5,7 @@ recorder sees them all in order, the watches of the operators later.
 """
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,16 +15,20 @@ from typing import Any, cast
 from gpujob_api.codec import format_time
 from gpujob_operator.act.kube import AlreadyExists, Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
+from tests.harness.pod_tokens import claims_of
 from tests.simulation.clock import Clock
 
 Manifest = dict[str, Any]
+# So many events of a kind are kept for watches; who missed more lists again (410).
+EVENTS_MAX = 150
 
 
 class OtherKind(Enum):
-    """What nobody watches."""
+    """What nobody watches; token reviews are not even kept."""
 
     SERVICE = "Service"
     LEASE = "Lease"
+    TOKEN_REVIEW = "TokenReview"
 
 
 AnyKind = Kind | OtherKind
@@ -41,6 +46,8 @@ class Revision:
     object: Manifest
     before: Manifest | None
     by: str
+    # When the writer sent the request; it may have been long on its way.
+    sent_at: float
 
 
 class ApiServer:
@@ -52,12 +59,42 @@ class ApiServer:
             kind: {} for kind in (*Kind, *OtherKind)
         }
         self._names: dict[tuple[AnyKind, str], str] = {}
+        # What a watch may go on from: version, type and object of the newest events of each kind.
+        self._events: dict[AnyKind, deque[tuple[int, str, Manifest]]] = defaultdict(
+            lambda: deque(maxlen=EVENTS_MAX)
+        )
         self.watchers: list[Watcher] = []
         self.recorders: list[Callable[[Revision], None]] = []
 
     @property
     def version(self) -> int:
         return self._version
+
+    def since(self, kind: AnyKind, version: int) -> list[tuple[str, Manifest]]:
+        """Type and object of the events after a version, in order."""
+        return [(what, manifest) for at, what, manifest in self._events[kind] if at > version]
+
+    def oldest_version(self, kind: AnyKind) -> int:
+        """From this version on no event is missing."""
+        events = self._events[kind]
+        return events[0][0] if len(events) == EVENTS_MAX else 0
+
+    def review(self, review: Manifest) -> Manifest:
+        """A TokenReview with its answer: the pod of the token, if it is there and signed."""
+        token = review["spec"]["token"]
+        claims = claims_of(token)
+        bound = claims["kubernetes.io"]
+        pod = self.find(Kind.POD, bound["pod"]["uid"])
+        if not token.endswith(".true") or pod is None:
+            return {**review, "status": {"authenticated": False}}
+        user = {
+            "username": f"system:serviceaccount:{bound['namespace']}:default",
+            "extra": {
+                f"authentication.kubernetes.io/pod-{k}": [v] for k, v in bound["pod"].items()
+            },
+        }
+        status = {"authenticated": True, "audiences": claims["aud"], "user": user}
+        return {**review, "status": status}
 
     @property
     def now(self) -> float:
@@ -75,7 +112,9 @@ class ApiServer:
             raise NotFound(404, "NotFound", f"{kind.value} {name}")
         return self._objects[kind][uid]
 
-    def create(self, kind: AnyKind, manifest: Mapping[str, Any], by: str) -> Manifest:
+    def create(
+        self, kind: AnyKind, manifest: Mapping[str, Any], by: str, sent_at: float | None = None
+    ) -> Manifest:
         stored = cast(Manifest, json.loads(json.dumps(manifest)))
         metadata = stored["metadata"]
         key = (kind, f"{metadata.get('namespace', '')}/{metadata['name']}")
@@ -88,7 +127,7 @@ class ApiServer:
         if kind is Kind.POD:
             stored["status"] = {"phase": "Pending"}
         self._names[key] = metadata["uid"]
-        return self._commit(kind, "ADDED", stored, None, by)
+        return self._commit(kind, "ADDED", stored, None, by, sent_at)
 
     def patch(
         self,
@@ -110,12 +149,19 @@ class ApiServer:
         after = cast(Manifest, _merged(before, change))
         if after == before:
             return before
+        if kind is Kind.GPU_NODE:
+            after["metadata"] = {**after["metadata"], "managedFields": [self._field_owner(by)]}
         if spec and after.get("spec") != before.get("spec"):
             generation = before["metadata"]["generation"] + 1
             after["metadata"] = {**after["metadata"], "generation": generation}
         if _may_go(kind, before, after):
             return self.remove(kind, before["metadata"]["uid"], by)
         return self._commit(kind, "MODIFIED", after, before, by)
+
+    def _field_owner(self, by: str) -> Manifest:
+        """Who wrote the status, and when, on the clock of the API server."""
+        time = format_time(self._clock.moment.replace(microsecond=0))
+        return {"manager": by, "operation": "Update", "subresource": "status", "time": time}
 
     def replace(
         self, kind: AnyKind, namespace: str, name: str, body: Mapping[str, Any], by: str
@@ -175,13 +221,22 @@ class ApiServer:
         return self._commit(kind, "MODIFIED", after, before, by)
 
     def _commit(
-        self, kind: AnyKind, event_type: str, after: Manifest, before: Manifest | None, by: str
+        self,
+        kind: AnyKind,
+        event_type: str,
+        after: Manifest,
+        before: Manifest | None,
+        by: str,
+        sent_at: float | None = None,
     ) -> Manifest:
         self._version += 1
         after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
         if event_type != "DELETED":
             self._objects[kind][after["metadata"]["uid"]] = after
-        revision = Revision(self._version, self._clock.now, kind, event_type, after, before, by)
+        now = self._clock.now
+        sent_at = now if sent_at is None else sent_at
+        revision = Revision(self._version, now, kind, event_type, after, before, by, sent_at)
+        self._events[kind].append((self._version, event_type, after))
         for recorder in self.recorders:
             recorder(revision)
         for watcher in list(self.watchers):

@@ -1,4 +1,4 @@
-"""Nodes, kubelets, scheduler, garbage collection and agents of the simulated cluster."""
+"""Nodes, kubelets, scheduler and garbage collection of the simulated cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
-from gpujob_api.gpunode import XIDS_MAX
-from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
-from gpujob_api.quantities import GIB
+from gpujob_api.meta import LABEL_SPOT, TAINT_RECLAIM
 from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
-from tests.harness.builders import MODEL
+from tests.simulation.agents import Agents
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
-from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
+from tests.simulation.machines import Machine, PhysicalGPU
 from tests.simulation.pod_starts import PodStarts
 from tests.simulation.pods import (
     SIDECAR,
@@ -30,10 +28,6 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan, Workload
 
-AGENT_SECONDS = 8.0
-SAMPLE_SECONDS = 2.0
-# A picture that did not change is published this often.
-UNCHANGED_SECONDS = 20.0
 NOT_READY_AFTER_SECONDS = 10.0
 EVICTED_AFTER_SECONDS = 60.0
 
@@ -55,6 +49,7 @@ class Cluster:
         self.collects = True
         self._start_worker = start_worker
         self._starts = PodStarts(clock, api, workload_of)
+        self._agents = Agents(clock, api, self.machines)
         api.watchers.append(self._watch)
 
     def join(self, plan: NodePlan) -> Machine:
@@ -80,10 +75,7 @@ class Cluster:
             },
         }
         self.api.create(Kind.NODE, node, "cloud")
-        gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": {"name": plan.name}}
-        self.api.create(Kind.GPU_NODE, gpu_node, "agent")
-        self._publish(machine)
-        self.clock.every(AGENT_SECONDS, lambda: self._agent(machine))
+        self._agents.join(machine)
         return machine
 
     # -- the watch of scheduler, kubelets and garbage collector
@@ -168,7 +160,7 @@ class Cluster:
                 self.clock.after(held_up.again_seconds, lambda: self._start(uid))
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
-        started = {"running": {"startedAt": format_time(self.clock.moment)}}
+        started = {"running": {"startedAt": machine.time(self.clock.moment)}}
         self._pod_status(pod, {"phase": "Running", "containerStatuses": [worker_status(started)]})
 
     def _terminate(self, uid: str) -> None:
@@ -191,7 +183,7 @@ class Cluster:
         worker.terminate()
         self.clock.after(left, lambda: worker.kill_if_asked(deadline))
 
-    def ended(self, worker: Worker, status: dict[str, Any], phase: str) -> None:
+    def ended(self, worker: Worker, status: dict[str, Any], phase: str, reason: str = "") -> None:
         """The kubelet reports the end of a process, when it is connected again at the latest."""
         machine = worker.machine
         machine.workers.pop(worker.pod_uid, None)
@@ -199,19 +191,20 @@ class Cluster:
             return
         if not machine.connected:
             machine.unsaid.add(worker.pod_uid)
-            self.clock.after(3.0, lambda: self.ended(worker, status, phase))
+            self.clock.after(3.0, lambda: self.ended(worker, status, phase, reason))
             return
         machine.unsaid.discard(worker.pod_uid)
         pod = self.api.find(Kind.POD, worker.pod_uid)
         if pod is None:
             return
-        ended = {**status, "finishedAt": format_time(self.clock.moment)}
+        ended = {**status, "finishedAt": machine.time(self.clock.moment)}
         containers = [worker_status({"terminated": ended})]
         if has_sidecar(pod) and "deletionTimestamp" not in pod["metadata"]:
             # A container that knows nothing of the worker's end keeps the pod as it is.
             phase = "Running"
             containers.append({"name": SIDECAR, "state": {"running": {}}})
-        pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers})
+        said = {"reason": reason} if reason else {}
+        pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers, **said})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
             self.clock.after(self.clock.random.uniform(0.0, 0.5), lambda: self._remove(uid))
@@ -327,65 +320,3 @@ class Cluster:
 
     def _patch_node(self, machine: Machine, patch: dict[str, Any], *, spec: bool = False) -> None:
         self.api.patch(Kind.NODE, "", machine.name, patch, "node-controller", spec=spec)
-
-    # -- agent
-
-    def _agent(self, machine: Machine) -> bool:
-        if machine.agent_runs and machine.connected and not machine.gone:
-            self._publish(machine)
-        return not machine.gone
-
-    def _publish(self, machine: Machine) -> None:
-        gpus = [
-            self._reading(machine, gpu, index)
-            for index, gpu in enumerate(machine.gpus.values())
-            if gpu.misread != MISSING_GPU
-        ]
-        at, before = machine.published
-        if gpus == before and self.clock.now - at < UNCHANGED_SECONDS:
-            return
-        machine.published = (self.clock.now, gpus)
-        status = {
-            "observedAt": format_time(self.clock.moment),
-            "sampleIntervalSeconds": SAMPLE_SECONDS,
-            "gpus": gpus,
-        }
-        self.api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
-
-    def _reading(self, machine: Machine, gpu: PhysicalGPU, index: int) -> dict[str, Any]:
-        """As the agent writes it (`GPU` in JSON)."""
-        bound = [worker for worker in machine.workers.values() if gpu.uuid in worker.gpus]
-        processes: list[dict[str, Any]] = [
-            {
-                "pid": 1000 + number,
-                "memoryBytes": worker.memory_on(gpu.uuid),
-                "podUid": worker.pod_uid,
-                "utilizationPercent": worker.utilization,
-            }
-            for number, worker in enumerate(bound)
-        ]
-        if gpu.unmanaged_bytes:
-            processes.append({"pid": 99, "memoryBytes": gpu.unmanaged_bytes})
-        used = min(sum(p["memoryBytes"] for p in processes), gpu.total_bytes)
-        return {
-            "uuid": gpu.uuid,
-            "index": index,
-            "model": MODEL,
-            "memoryTotalBytes": gpu.total_bytes,
-            "memoryUsedBytes": 900 * GIB if gpu.misread == ABSURD_GPU else used,
-            "memoryReservedBytes": gpu.driver_bytes,
-            "utilizationPercent": min(100.0, sum(worker.utilization for worker in bound)),
-            "healthy": gpu.healthy,
-            "healthMessage": "" if gpu.healthy else "XID 79",
-            "processes": processes,
-            "xids": self._program_errors(gpu),
-        }
-
-    def _program_errors(self, gpu: PhysicalGPU) -> list[dict[str, Any]]:
-        """As the agent tells them: the newest, for an hour."""
-        since = self.clock.moment - timedelta(hours=1)
-        told = [one for one in gpu.program_errors if one[0] >= since]
-        return [
-            {"xid": xid, "at": format_time(at), "podUid": pod_uid}
-            for at, pod_uid, xid in told[-XIDS_MAX:]
-        ]

@@ -24,19 +24,30 @@ class Faults:
     crashes: list[int] = field(default_factory=list[int])
     # Both operators believe that they lead: only to show that the checks notice it.
     split_brain: bool = False
+    # The next creations of pods take so long to happen, each, whoever waits for them.
+    late_pods: list[float] = field(default_factory=list[float])
+    # How far ahead the wall clock is where operators start.
+    operator_clock_error_seconds: float = 0.0
     writes: int = 0
+    watches_refused_until: float = 0.0
 
     def stop(self) -> None:
         self.watch_delay_max = 0.02
         self.watch_break = self.repeat = self.write_error = self.lost_answer = 0.0
         self.slow_write = self.report_loss = 0.0
-        self.crashes = []
+        self.crashes, self.late_pods = [], []
 
     def watch_delay(self, random: Random) -> float:
         return random.uniform(0.001, self.watch_delay_max)
 
     def breaks_watch(self, random: Random) -> bool:
         return random.random() < self.watch_break
+
+    def refuse_watches(self, until: float) -> None:
+        self.watches_refused_until = max(self.watches_refused_until, until)
+
+    def refuses_watch(self, now: float) -> bool:
+        return now < self.watches_refused_until
 
     def repeats_event(self, random: Random) -> bool:
         return random.random() < self.repeat
@@ -62,7 +73,8 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happens to the cluster at a time. `what` names it in reports."""
+    """Something that happens to the cluster at a time. `what` names it in reports. `seconds` is how
+    long it lasts; of a clock, how far ahead it is from then on."""
 
     at: float
     what: str

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from tests.simulation.faults import FAULTS_END_SECONDS, Faults
+from tests.simulation.findings import Story, Violation
 from tests.simulation.hostile import ODD_MESSAGES, Disguise, Impostor
 from tests.simulation.operator_shell import Parts
-from tests.simulation.recorder import Story, Violation
 from tests.simulation.result import Result
 from tests.simulation.simulation import PlanFunction, Simulation
 from tests.simulation.troubles import Trouble, TroubleKind

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
@@ -41,16 +41,33 @@ def is_within(before: GPUJob, job: GPUJob, seen_bytes: int) -> bool:
     return other.memory_bytes <= max(one.memory_bytes, seen_bytes)
 
 
+def may_not_share(
+    job: GPUJob, others: Iterable[GPUJob], queues: Iterable[Mapping[str, Any]]
+) -> list[GPUJob]:
+    """Those of the others that are of another namespace and of another sharing group."""
+    groups = {
+        queue["metadata"]["name"]: queue["spec"].get("sharingGroup")
+        or f"alone {queue['metadata']['name']}"
+        for queue in queues
+    }
+    return [
+        other
+        for other in others
+        if other.metadata.namespace != job.metadata.namespace
+        and groups[other.spec.queue] != groups[job.spec.queue]
+    ]
+
+
 def used_bytes(
     gpu: Mapping[str, Any], workers: Mapping[str, tuple[str, int]]
-) -> Mapping[tuple[str, int, str], int]:
-    """What a reading shows of the GPU in use, by job UID, attempt and GPU. `workers` are the jobs
-    and attempts of pods, by the pods' UIDs."""
-    found: dict[tuple[str, int, str], int] = defaultdict(int)
+) -> Mapping[tuple[str, int], int]:
+    """What a reading shows of the GPU in use, by job UID and attempt. `workers` are the jobs and
+    attempts of pods, by the pods' UIDs."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
     for process in gpu.get("processes") or ():
         worker = workers.get(process.get("podUid") or "")
         if worker is not None:
-            found[(*worker, gpu["uuid"])] += process["memoryBytes"]
+            found[worker] += process["memoryBytes"]
     return found
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from gpujob_api.codec import format_time
+
 if TYPE_CHECKING:
+    from tests.simulation.agents import Lie
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan
 
@@ -40,6 +43,10 @@ class Machine:
     powered: bool = True
     connected: bool = True
     agent_runs: bool = True
+    # What its agent says instead of what it reads.
+    lie: Lie | None = None
+    # How far the node's clock is ahead, which its kubelet and its agent go by.
+    clock_error_seconds: float = 0.0
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
     gone: bool = False
     # Pods whose processes ended while the node was cut off: their kubelet knows how.
@@ -47,6 +54,10 @@ class Machine:
     # When each image is there that was ever asked for.
     images: dict[str, float] = field(default_factory=dict[str, float])
     published: tuple[float, object] = (float("-inf"), None)
+
+    def time(self, moment: datetime) -> str:
+        """A moment as the node's clock shows it."""
+        return format_time(moment + timedelta(seconds=self.clock_error_seconds))
 
     def image_at(self, name: str, now: float, pull_seconds: float) -> float:
         """When the image is there, whose pull begins now where nobody asked for it before."""

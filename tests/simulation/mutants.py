@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import (
     GPUJob,
@@ -18,6 +18,7 @@ from gpujob_operator.decide.model.plan import DeletePod, Plan, PlanItem, WriteSt
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 
+AGAIN = timedelta(seconds=20)
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 
 
@@ -168,15 +169,17 @@ def forgets_checkpoints(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 def writes_every_time(snapshot: Snapshot, now: datetime) -> Plan:
-    """I8: a status is written although nothing changed."""
+    """I8: a status is written although nothing changed, again after a while."""
     decided = plan(snapshot, now)
     written = {item.job.metadata.uid for item in decided.items if isinstance(item, WriteStatus)}
     more = tuple(
         WriteStatus(job, replace(job.status, observed_at=now))
         for job in snapshot.jobs
-        if job.finished and job.metadata.uid not in written
+        if job.finished
+        and job.metadata.uid not in written
+        and now - (job.status.observed_at or now) > AGAIN
     )
-    return replace(decided, items=(*decided.items, *more))
+    return replace(decided, items=(*decided.items, *more), next_seconds=AGAIN.total_seconds())
 
 
 def gives_up_after_an_interruption(snapshot: Snapshot, now: datetime) -> Plan:

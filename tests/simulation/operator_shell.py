@@ -1,45 +1,53 @@
 """One operator process: its real parts in a loop of virtual time, wired as in `run.py`.
 
-What is modelled: watch streams that lag, repeat, skip and break; reports without HTTP; a process
-that is paused, crashes and starts again. What is real: cache, planning, scheduling loop, executor
-with its retries, rendering, Lease, full lists.
+What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; a
+process that is paused, crashes and starts again. What is real: client, watches of pods and nodes,
+full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease, report
+server with its token reviews.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, cast
 
-from gpujob_api.gpujob import StopReason
-from gpujob_api.report import Report
+from aiohttp import web
+
 from gpujob_operator.act.backoff import Backoff
+from gpujob_operator.act.cluster_clock import ClusterClock
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import Manifest, ResourceType
 from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.tokens import TokenReviewer
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import ReceivedReport, Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.relist import Relist
+from gpujob_operator.handlers.watches import WATCHED, Watch
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.reports import ReportReceiver
+from gpujob_operator.run import _Tokens
 from tests.simulation.api_server import AnyKind, ApiServer
 from tests.simulation.clock import Clock
+from tests.simulation.connection import KINDS, Connection
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
-from tests.simulation.kube import KINDS, SimulatedKube
+from tests.simulation.kube import SimulatedKube
+from tests.simulation.posts import Post
 from tests.simulation.troubles import Troubles
-from tests.simulation.worker import Worker
 
 METRICS = Metrics()
-# Jobs first, pods last: see `handlers.relist`.
-LISTED = (Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE, Kind.NODE, Kind.POD)
+# Those that kopf watches.
+FRONT_KINDS = (Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
+Answered = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Parts:
     executor: type[Executor] = Executor
     cache: type[Cache] = Cache
     kube: type[SimulatedKube] = SimulatedKube
+    clock: type[ClusterClock] = ClusterClock
 
 
 class OperatorShell:
@@ -73,6 +82,7 @@ class OperatorShell:
         plan: PlanFunction,
         configuration: Configuration,
         parts: Parts,
+        clock_error_seconds: float = 0.0,
     ) -> None:
         self.name = name
         self._world = world
@@ -82,21 +92,38 @@ class OperatorShell:
         self._parts = parts
         self.alive = True
         self.cycles = 0
+        # How far its wall clock is ahead of the API server's.
+        self.clock_error_seconds = clock_error_seconds
+        self._leads = False
         self._fresh = False
-        self._listening_since = self._clock.moment
-        self._reports: dict[tuple[str, int], ReceivedReport] = {}
-        self._delivered: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
-        self._broken_until: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
+        self._time = parts.clock(
+            self._wall,
+            self._now,
+            is_set=lambda: self._leads,
+            moved=lambda by: self._cache.clock_moved(by),
+        )
+        self._listening_since = self._moment()
+        self._delivered: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
+        self._broken_until: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
         self._loop = VirtualLoop(self._clock, self._failed)
         self._stale = asyncio.Event()
         self._dirty = Dirty()
-        self._cache = parts.cache(self._dirty, METRICS, lambda: self._clock.moment)
-        self.kube = parts.kube(
-            name, self._clock, self._api, self._loop, self._faults, world.troubles, self._written
-        )
-        self._leadership = self._make_leadership()
+        self._cache = parts.cache(self._dirty, METRICS, self._moment)
+        # As in `run.py`, each has connections of its own.
+        self.kube, lease = self._client(), self._client(self._time.heard)
+        reviews, self._checks = self._client(), self._client()
+        self._leadership = self._make_leadership(lease)
+        self._receiver = self._make_receiver(reviews)
         self._api.watchers.append(self._watch)
         self._loop.call_soon(self._start)
+
+    def _client(self, heard: Callable[[str | None], None] = lambda date: None) -> SimulatedKube:
+        world = self._world
+        connection = Connection(
+            self.name, world.clock, world.api, self._loop, world.faults, world.troubles,
+            self._written,
+        )  # fmt: skip
+        return self._parts.kube(connection, heard)
 
     # -- being alive
 
@@ -107,6 +134,7 @@ class OperatorShell:
     def crash(self) -> None:
         self.alive = False
         self._loop.kill()
+        self.kube.cut()
         if self._watch in self._api.watchers:
             self._api.watchers.remove(self._watch)
 
@@ -119,13 +147,18 @@ class OperatorShell:
         self._loop.pause(seconds)
 
     def _start(self) -> None:
-        for kind in LISTED:
+        for kind in FRONT_KINDS:
             self._relist(kind)
-        retry = Retry(uniform=self._clock.random.uniform)
-        relist = Relist(self.kube, self._cache, silent=lambda: None, retry=retry)
+        uniform = self._clock.random.uniform
+        retry = Retry(uniform=uniform)
+        relist = Relist(self.kube, self._cache, silent=self._restart_front, retry=retry)
+        checks = Relist(self._checks, self._cache, silent=self._restart_front, retry=retry)
+        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in WATCHED]
         for part in (
+            *(watch.run() for watch in watches),
             self._leadership.keep(),
             self._keep_fresh(relist),
+            checks.run(),
             self._scheduling_loop().run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
@@ -148,19 +181,20 @@ class OperatorShell:
 
     # -- the Lease, and full lists
 
-    def _make_leadership(self) -> Leadership:
+    def _make_leadership(self, kube: SimulatedKube) -> Leadership:
         # With a Lease of their own both believe that they lead.
         lease = f"lease-{self.name}" if self._faults.split_brain else "lease"
 
         def changed(leads: bool) -> None:
+            self._leads = leads
             self._fresh = False
             if leads:
-                self._listening_since = self._clock.moment
+                self._listening_since = self._moment()
                 self._distrust_cache()
             self._dirty.mark()
 
         return Leadership(
-            self.kube,
+            kube,
             LeaseSettings("system", self.name, lease, LEASE_SECONDS),
             monotonic=self._now,
             changed=changed,
@@ -178,11 +212,11 @@ class OperatorShell:
         self._fresh = False
         self._stale.set()
 
-    # -- watches
+    # -- kopf
 
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         now = self._clock.now
-        if not isinstance(kind, Kind) or self._broken_until[kind] > now:
+        if kind not in FRONT_KINDS or self._broken_until[kind] > now:
             return
         if self._faults.breaks_watch(self._clock.random):
             self._break(kind)
@@ -206,6 +240,10 @@ class OperatorShell:
         self._broken_until[kind] = self._clock.now + seconds
         self._loop.call_later(seconds, self._relist, kind)
 
+    def _restart_front(self) -> None:
+        for kind in FRONT_KINDS:
+            self._loop.call_later(1.0, self._relist, kind)
+
     def _relist(self, kind: Kind) -> None:
         """Our own kinds come from a consistent read, taken at one moment."""
         try:
@@ -215,20 +253,27 @@ class OperatorShell:
 
     # -- reports
 
-    def receive(self, worker: Worker, report: Report) -> StopReason | None:
-        """A worker's report; the answer says whether it has to stop."""
-        pod = self._cache.pod(worker.pod_uid)
-        job = self._cache.job(worker.job_uid)
-        if not self.leads or self._loop.paused or pod is None or job is None:
-            return None
-        key = (pod.job_uid, pod.rank)
-        before = self._reports.get(key)
-        order = (report.attempt, report.sequence)
-        if before is None or (before.report.attempt, before.report.sequence) <= order:
-            report = Report.from_text(report.to_text())
-            self._reports[key] = ReceivedReport(*key, self._clock.moment, report)
-            self._dirty.mark(urgent=before is None or before.report.checkpoint != report.checkpoint)
-        return job.status.stop if pod.attempt == job.status.attempt else None
+    def _make_receiver(self, kube: SimulatedKube) -> ReportReceiver:
+        return ReportReceiver(
+            self._cache,
+            _Tokens(TokenReviewer(kube, self._now)),
+            self._dirty,
+            METRICS,
+            clock=self._moment,
+            monotonic=self._now,
+            interval_seconds=self._configuration.report_interval_seconds,
+            is_leader=lambda: self.leads,
+        )
+
+    def receive(self, post: Post, answered: Answered) -> None:
+        """A report arrives; `answered` is told the status and the body, unless the process ends."""
+
+        async def answer() -> None:
+            response = await self._receiver._post(cast("web.Request", post))
+            answered(response.status, response.text or "")
+
+        if self.alive:
+            self._loop.call_soon(lambda: self._loop.create_task(answer()))
 
     # -- the loop
 
@@ -239,8 +284,10 @@ class OperatorShell:
             executor=self._executor(),
             dirty=self._dirty,
             metrics=METRICS,
-            clock=lambda: self._clock.moment,
+            clock=self._moment,
             may_act=self._may_act,
+            # A cycle takes no virtual time, however busy the machine is: a seed can be replayed.
+            monotonic=self._now,
         )
 
     def _executor(self) -> Executor:
@@ -249,7 +296,7 @@ class OperatorShell:
             self.kube,
             Feedback(self._written_back, self._gone),
             configuration=self._configuration,
-            clock=lambda: self._clock.moment,
+            clock=self._moment,
             may_act=self._may_act,
             pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
@@ -265,6 +312,12 @@ class OperatorShell:
     def _now(self) -> float:
         return self._clock.now
 
+    def _wall(self) -> datetime:
+        return self._clock.moment + timedelta(seconds=self.clock_error_seconds)
+
+    def _moment(self) -> datetime:
+        return self._time.now()
+
     def _may_act(self) -> bool:
         return self.leads and self._fresh
 
@@ -279,9 +332,7 @@ class OperatorShell:
             self._cache.forget(kind, uid)
 
     def _snapshot(self) -> Snapshot:
-        known = self._cache.job
-        self._reports = {k: one for k, one in self._reports.items() if known(k[0]) is not None}
-        snapshot = self._cache.snapshot(tuple(self._reports.values()), self._configuration)
+        snapshot = self._cache.snapshot(self._receiver.newest(), self._configuration)
         return replace(snapshot, listening_since=self._listening_since)
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:

@@ -43,7 +43,8 @@ class PodStarts:
         """The pod's status after kube-scheduler looked at it."""
         refused = {"reason": "Unschedulable", "message": refusal} if refusal else {}
         status = "False" if refusal else "True"
-        return {"conditions": [self._condition(pod, "PodScheduled", status, **refused)]}
+        since = format_time(self._clock.moment)
+        return {"conditions": [self._condition(pod, "PodScheduled", status, since, **refused)]}
 
     def refusal(self, pod: Manifest) -> str:
         """Why kube-scheduler finds no node for the pod; empty where it does."""
@@ -62,34 +63,38 @@ class PodStarts:
         """What the kubelet says of a pod that it cannot start now; None where it starts."""
         workload = self._workload_of(pod)
         if not set(gpus_of(pod)) <= machine.gpus.keys():
-            return HeldUp(self._waiting(pod, "CreateContainerError", "unknown device"), None)
+            waiting = self._waiting(machine, pod, "CreateContainerError", "unknown device")
+            return HeldUp(waiting, None)
         now, image = self._clock.now, pod["metadata"]["labels"][LABEL_JOB]
         if machine.image_at(image, now, workload.pull_seconds) > now:
-            return HeldUp(self._waiting(pod, "ContainerCreating", ""))
+            return HeldUp(self._waiting(machine, pod, "ContainerCreating", ""))
         if workload.cannot_start and self._clock.now < workload.cannot_start_until:
-            return HeldUp(self._waiting(pod, workload.cannot_start, 'secret "keys" not found'))
+            words = workload.cannot_start, 'secret "keys" not found'
+            return HeldUp(self._waiting(machine, pod, *words))
         if not workload.has_executable:
             ended = {
                 "exitCode": 128,
                 "reason": "StartError",
                 "message": NO_EXECUTABLE,
                 "startedAt": "1970-01-01T00:00:00Z",
-                "finishedAt": format_time(self._clock.moment),
+                "finishedAt": machine.time(self._clock.moment),
             }
             containers = [worker_status({"terminated": ended})]
             return HeldUp({"phase": "Failed", "containerStatuses": containers}, None)
         return None
 
-    def _waiting(self, pod: Manifest, reason: str, message: str) -> Manifest:
+    def _waiting(self, machine: Machine, pod: Manifest, reason: str, message: str) -> Manifest:
         waiting = {"waiting": {"reason": reason, "message": message}}
         there = ("PodScheduled", "PodReadyToStartContainers")
+        since = machine.time(self._clock.moment)
         return {
-            "conditions": [self._condition(pod, kind, "True") for kind in there],
+            "conditions": [self._condition(pod, kind, "True", since) for kind in there],
             "containerStatuses": [worker_status(waiting)],
         }
 
-    def _condition(self, pod: Manifest, kind: str, status: str, **words: str) -> Manifest:
-        since = format_time(self._clock.moment)
+    def _condition(
+        self, pod: Manifest, kind: str, status: str, since: str, **words: str
+    ) -> Manifest:
         for before in pod["status"].get("conditions") or ():
             if (before["type"], before["status"]) == (kind, status):
                 since = before["lastTransitionTime"]

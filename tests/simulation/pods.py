@@ -1,11 +1,13 @@
-"""What the simulated kubelet and scheduler read off a pod."""
+"""What the simulated kubelet and scheduler, and the recorder, read off a pod."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.meta import ANNOTATION_GPUS
+from gpujob_api.settings import ENV_GRACE_SECONDS
 
 SIDECAR = "sidecar"
+FINAL = ("Succeeded", "Failed")
 
 
 def is_foreign(pod: Mapping[str, Any]) -> bool:
@@ -37,3 +39,21 @@ def worker_ended(pod: Mapping[str, Any]) -> dict[str, Any] | None:
         if container["name"] == "worker":
             return container["state"].get("terminated")
     return None
+
+
+def is_live(pod: Mapping[str, Any]) -> bool:
+    """Its worker may still be there, for all that the API knows."""
+    return pod["status"]["phase"] not in FINAL and worker_ended(pod) is None
+
+
+def attempt_of(pod: Mapping[str, Any]) -> tuple[str, int]:
+    """The UID of the job, and the attempt."""
+    labels = pod["metadata"]["labels"]
+    return labels["gpujob.dev/job-uid"], int(labels["gpujob.dev/attempt"])
+
+
+def told_grace(pod: Mapping[str, Any]) -> int:
+    """The seconds between SIGTERM and SIGKILL that the worker was told of."""
+    worker = next(one for one in pod["spec"]["containers"] if one["name"] == "worker")
+    found = [one["value"] for one in worker["env"] if one["name"] == ENV_GRACE_SECONDS]
+    return int(found[0])

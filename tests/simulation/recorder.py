@@ -4,32 +4,32 @@ It reads only what was committed and what the machines really did, never what an
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_api.settings import ENV_GRACE_SECONDS
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
     deleted,
     held,
     is_shrink,
     is_within,
+    may_not_share,
     now_text,
     reason,
     used_bytes,
     wants_all,
 )
-from tests.simulation.pods import worker_ended
+from tests.simulation.pods import attempt_of, is_live, told_grace, worker_ended
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
-FINAL = ("Succeeded", "Failed")
+# A GPU: its node, and its UUID.
+Place = tuple[str, str]
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0
 # From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
@@ -39,31 +39,11 @@ DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    invariant: str
-    at: float
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant} at {self.at:.2f} s: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
 class _Reading:
     at: float
     total_bytes: int
     driver_bytes: int
     unmanaged_bytes: int
-
-
-@dataclass(slots=True)
-class Story:
-    """What became of a job, and when."""
-
-    submitted_at: float
-    first_pod_at: float | None = None
-    ended_at: float | None = None
-    end: str = ""
 
 
 class Recorder:
@@ -77,6 +57,10 @@ class Recorder:
         self.stories: dict[str, Story] = {}
         # The pods that an operator created, by UID, with the job and the attempt they are of.
         self._ours: dict[str, tuple[str, int]] = {}
+        # When an attempt was over, by job UID and attempt.
+        self._over_at: dict[tuple[str, int], float] = {}
+        # Pods whose creation was asked for while their attempt was in force, and that came later.
+        self._late: set[str] = set()
         # How the workers of an attempt ended, by rank, as kubelets said.
         self._exits: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         self._deleted_at: dict[str, float] = {}
@@ -88,9 +72,10 @@ class Recorder:
         self._api = api
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}
-        self._readings: dict[str, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
-        # The peak that agents saw, by job UID, attempt and GPU.
-        self._seen_bytes: dict[tuple[str, int, str], int] = {}
+        # By node and UUID: what a node that lies calls its own is another GPU.
+        self._readings: dict[Place, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
+        # The peak that agents saw, by job UID, attempt and place.
+        self._seen_bytes: dict[tuple[str, int, Place], int] = {}
         api.recorders.append(self.observe)
 
     def observe(self, revision: Revision) -> None:
@@ -107,9 +92,11 @@ class Recorder:
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""
-        text = f"{what}: {type(error).__name__}: {str(error)[:200]}"
-        now = self._api.now
-        self.violations.append(Violation("I15", now, text))
+        self.fail("I15", f"{what}: {type(error).__name__}: {str(error)[:200]}")
+
+    def fail(self, invariant: str, message: str) -> None:
+        """Of what is so now, whoever brought it about."""
+        self.violations.append(Violation(invariant, self._api.now, message))
 
     def pods_of_ours(self) -> list[Manifest]:
         """The pods that there are and that an operator created."""
@@ -138,9 +125,11 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
-            for key, now_bytes in used_bytes(gpu, self._ours).items():
+            place = revision.object["metadata"]["name"], gpu["uuid"]
+            for (uid, attempt), now_bytes in used_bytes(gpu, self._ours).items():
+                key = uid, attempt, place
                 self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
-            self._readings[gpu["uuid"]].append(
+            self._readings[place].append(
                 _Reading(
                     revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
                 )
@@ -166,6 +155,8 @@ class Recorder:
         elif job.finished and not before.finished:
             self.stories[key].ended_at = revision.at
             self.stories[key].end = job.status.phase.value
+        if before is not None and holds_gpus(before) and not _is_attempt(job, before):
+            self._over_at[uid, before.status.attempt] = revision.at
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
@@ -217,7 +208,7 @@ class Recorder:
             pod for pod in self.pods_of_ours()
             if self._ours[pod["metadata"]["uid"]] == (job.metadata.uid, job.status.attempt)
         ]  # fmt: skip
-        told = max([_told_grace(pod) for pod in pods if is_live(pod)], default=left)
+        told = max([told_grace(pod) for pod in pods if is_live(pod)], default=left)
         # The workers of a gang are asked to agree on a step first, for half as long again.
         most = told * 1.5 if job.spec.workers > 1 else told
         fits = told - GRACE_SLACK_SECONDS <= left <= most + GRACE_SLACK_SECONDS
@@ -234,50 +225,60 @@ class Recorder:
         is_new = not holds_gpus(before) or before.status.attempt != job.status.attempt
         for worker in placement.workers:
             for uuid in worker.gpus:
-                self._check_room(revision, before, job, uuid)
-                self._check_alone(revision, job, uuid)
-                if is_new:
-                    self._check_telemetry(revision, job, worker.node, uuid)
+                place = worker.node, uuid
+                self._check_room(revision, before, job, place)
+                self._check_alone(revision, job, place)
+                if not is_new:
+                    continue
+                self._check_tenants(revision, job, place)
+                if not self._recent(place, revision.at):
+                    text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
+                    self._fail("I14", revision, text)
 
-    def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
+    def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, place: Place) -> None:
         """Over capacity in the light of every reading that the decision may have known. A job may
         reserve what an agent saw it use; a margin above that is a decision."""
-        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, uuid), 0)
+        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, place), 0)
         if is_shrink(before, job) or is_within(before, job, seen_bytes):
             return
         reserved = sum(
             other.status.reservation.memory_bytes
-            for other in self._tenants(uuid)
+            for other in self._tenants(place)
             if other.status.reservation is not None
         )
-        recent = self._recent(uuid, revision.at)
-        used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
-        if recent and min(used) > recent[0].total_bytes:
+        recent = self._recent(place, revision.at)
+        # Without what jobs hold; an agent that lies may say any size.
+        room_bytes = [one.total_bytes - one.driver_bytes - one.unmanaged_bytes for one in recent]
+        if recent and reserved > max(room_bytes):
             self._fail(
-                "I1", revision, f"{uuid}: {min(used)} of {recent[0].total_bytes} bytes after "
+                "I1", revision, f"{place[1]}: {reserved} of {max(room_bytes)} bytes after "
                 f"{job.metadata.name} took {job.status.reservation}",
             )  # fmt: skip
 
-    def _check_alone(self, revision: Revision, job: GPUJob, uuid: str) -> None:
-        tenants = self._tenants(uuid)
+    def _check_alone(self, revision: Revision, job: GPUJob, place: Place) -> None:
+        tenants = self._tenants(place)
         if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
-            self._fail("I2", revision, f"{uuid} is shared by {names}")
+            self._fail("I2", revision, f"{place[1]} is shared by {names}")
 
-    def _check_telemetry(self, revision: Revision, job: GPUJob, node: str, uuid: str) -> None:
-        if not self._recent(uuid, revision.at):
-            self._fail("I14", revision, f"{job.metadata.name} placed on unmeasured {uuid}, {node}")
+    def _check_tenants(self, revision: Revision, job: GPUJob, place: Place) -> None:
+        for other in may_not_share(job, self._tenants(place), self._api.list(Kind.QUEUE)):
+            text = f"{place[1]}: {job.metadata.key} beside {other.metadata.key}"
+            self._fail("I15", revision, text)
 
-    def _recent(self, uuid: str, now: float) -> list[_Reading]:
+    def _recent(self, place: Place, now: float) -> list[_Reading]:
         """The readings of the window, and the one before it that was still valid within it."""
-        return [r for r in self._readings[uuid] if r.at >= now - READING_WINDOW_SECONDS]
+        return [r for r in self._readings[place] if r.at >= now - READING_WINDOW_SECONDS]
 
-    def _tenants(self, uuid: str) -> list[GPUJob]:
+    def _tenants(self, place: Place) -> list[GPUJob]:
         return [
             job
             for job in self._jobs.values()
             if holds_gpus(job) and job.status.placement is not None
-            and any(uuid in worker.gpus for worker in job.status.placement.workers)
+            and any(
+                place == (worker.node, uuid)
+                for worker in job.status.placement.workers for uuid in worker.gpus
+            )
         ]  # fmt: skip
 
     # -- pods
@@ -285,7 +286,7 @@ class Recorder:
     def _pod(self, revision: Revision, *, ours: bool) -> None:
         uid = revision.object["metadata"]["uid"]
         if revision.type == "ADDED" and ours:
-            self._ours[uid] = _labels(revision.object)
+            self._ours[uid] = attempt_of(revision.object)
         if uid not in self._ours:
             if ours and not self._gave_itself_up(revision.object):
                 self._fail("I15", revision, f"{_name(revision)} is no pod of ours: {revision.type}")
@@ -328,9 +329,15 @@ class Recorder:
         self, revision: Revision, job: GPUJob | None, job_uid: str, attempt: int
     ) -> None:
         name = revision.object["metadata"]["name"]
-        of_job = [self._ours[pod["metadata"]["uid"]][1] for pod in self.live_pods(job_uid)]
-        if len(set(of_job)) > 1:
-            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(of_job))}")
+        uid = revision.object["metadata"]["uid"]
+        if revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0):
+            # Nobody can call it back. Its process asks before it begins: see `Processes`.
+            self._late.add(uid)
+            return
+        live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]
+        of_job = {self._ours[one][1] for one in live if one not in self._late}
+        if len(of_job) > 1:
+            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(of_job)}")
         if job is None:
             return
         story = self.stories[job.metadata.key]
@@ -351,7 +358,7 @@ class Recorder:
         given = pod["metadata"].get("deletionGracePeriodSeconds")
         if not live or given is None or revision.type == "DELETED":
             return
-        told, stop = _told_grace(pod), job.status.stop
+        told, stop = told_grace(pod), job.status.stop
         short = current and (stop is None or stop.reason not in DEADLINE_OF_OTHERS)
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
@@ -370,25 +377,14 @@ class Recorder:
             if late and kept:
                 name = kept[0]["metadata"]["name"]
                 text = f"{name} runs on, its job was deleted at {at:.0f} s"
-                self.violations.append(Violation("I7", self._api.now, text))
+                self.fail("I7", text)
 
 
-def is_live(pod: Mapping[str, Any]) -> bool:
-    """Its worker may still be there, for all that the API knows."""
-    return pod["status"]["phase"] not in FINAL and worker_ended(pod) is None
+def _is_attempt(job: GPUJob, before: GPUJob) -> bool:
+    """The attempt that held GPUs holds them still."""
+    return holds_gpus(job) and job.status.attempt == before.status.attempt
 
 
 def _name(revision: Revision) -> str:
     metadata = revision.object["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
-
-
-def _labels(pod: Mapping[str, Any]) -> tuple[str, int]:
-    labels = pod["metadata"]["labels"]
-    return labels["gpujob.dev/job-uid"], int(labels["gpujob.dev/attempt"])
-
-
-def _told_grace(pod: Mapping[str, Any]) -> int:
-    worker = next(one for one in pod["spec"]["containers"] if one["name"] == "worker")
-    found = [one["value"] for one in worker["env"] if one["name"] == ENV_GRACE_SECONDS]
-    return int(found[0])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.simulation.recorder import Story, Violation
+from tests.simulation.findings import Story, Violation
 
 
 @dataclass(slots=True)

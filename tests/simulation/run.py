@@ -16,6 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.simulation.result import Result
 from tests.simulation.simulation import run_seed
 
+# Of what the simulation raised, the innermost of these are printed.
+FRAMES = 3
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The number of seeds that failed, at most 1."""
@@ -67,7 +70,7 @@ def _guarded(seed: int) -> Result | str:
     try:
         return run_seed(seed)
     except Exception:
-        return traceback.format_exc()
+        return traceback.format_exc(limit=-FRAMES)
 
 
 def _failure(seed: int, result: Result | str, commit: str) -> str:

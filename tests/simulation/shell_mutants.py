@@ -1,7 +1,7 @@
 """Operators whose shell is wrong in one way each, to show that the checks can fail."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from tests.simulation.operator_shell import Parts
 from tests.simulation.pods import is_foreign, worker_ended
 from tests.simulation.troubles import Request
 
+Call = Callable[[], Awaitable[Manifest]]
 WATCHED = (JOBS, GPU_NODES, QUEUES, PROFILES, NODES, PODS)
 REPEATS = 40
 
@@ -158,9 +159,9 @@ def _is_refusal(error: ApiError) -> bool:
 class ListsAllWhenRefused(SimulatedKube):
     """I15: one refused write makes everything doubtful."""
 
-    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+    async def _ask(self, request: Request, call: Call) -> Manifest:
         try:
-            return await super()._ask(request, effect)
+            return await super()._ask(request, call)
         except ApiError as error:
             if _is_refusal(error):
                 for kind in WATCHED:
@@ -171,14 +172,14 @@ class ListsAllWhenRefused(SimulatedKube):
 class RepeatsWhatIsRefused(SimulatedKube):
     """I15: a refusal is answered with more of the same, without a pause that grows."""
 
-    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+    async def _ask(self, request: Request, call: Call) -> Manifest:
         for _ in range(REPEATS):
             try:
-                return await super()._ask(request, effect)
+                return await super()._ask(request, call)
             except ApiError as error:
                 if not _is_refusal(error):
                     raise
-        return await super()._ask(request, effect)
+        return await super()._ask(request, call)
 
 
 class OneWriteAtATime(SimulatedKube):
@@ -188,19 +189,19 @@ class OneWriteAtATime(SimulatedKube):
         super().__init__(*arguments)
         self._lock = asyncio.Lock()
 
-    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+    async def _ask(self, request: Request, call: Call) -> Manifest:
         if request.kind is OtherKind.LEASE or request.verb in ("get", "list"):
-            return await super()._ask(request, effect)
+            return await super()._ask(request, call)
         async with self._lock:
-            return await super()._ask(request, effect)
+            return await super()._ask(request, call)
 
 
 class TakesDoubtForNo(SimulatedKube):
     """I1, I3: a write without an answer counts as one that was not made."""
 
-    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+    async def _ask(self, request: Request, call: Call) -> Manifest:
         try:
-            return await super()._ask(request, effect)
+            return await super()._ask(request, call)
         except Unavailable as error:
             raise ApiError(422, "Invalid", error.message) from error
 

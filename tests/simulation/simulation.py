@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
+from http import HTTPStatus
 
-from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
-from gpujob_api.report import Report
+from gpujob_api.report import Reply, Report
 from gpujob_operator.act.kube import AlreadyExists, NotFound
-from gpujob_operator.decide.model.conditions import RUNNING, find
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -25,16 +26,21 @@ from tests.simulation.faults import (
     make_faults,
     make_incidents,
 )
+from tests.simulation.findings import Violation
+from tests.simulation.happenings import Happenings
 from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
-from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine
+from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
-from tests.simulation.pods import is_foreign, worker_ended
-from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
+from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
+from tests.simulation.posts import odd_posts, post_of
+from tests.simulation.processes import Processes
+from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
+from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
 from tests.simulation.worker import Disk, Worker
-from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload, make_scenario
+from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 END_SECONDS = 6000.0
@@ -60,13 +66,16 @@ class Simulation:
         self.seed = seed
         self.clock = Clock(seed)
         self.api = ApiServer(self.clock)
-        self.scenario = scenario or make_scenario(seed)
+        self.scenario = scenario or make_rough_scenario(seed)
         self.faults = make_faults(seed) if faults is None else faults
         names = [node.name for node in self.scenario.nodes]
-        self.incidents = make_incidents(seed, names) if incidents is None else incidents
+        if incidents is None:
+            incidents = [*make_incidents(seed, names), *make_rough_incidents(seed, names)]
+        self.incidents = incidents
         self.operator_names: set[str] = set()
         self.recorder = Recorder(self.api, self.operator_names)
         self.cluster = Cluster(self.clock, self.api, self._start_worker, self._workload_of)
+        self.processes = Processes(self.api, self.cluster.machines, self.recorder.fail)
         self.disks: dict[str, Disk] = {}
         self.shells: list[OperatorShell] = []
         self.cycles = 0
@@ -78,20 +87,21 @@ class Simulation:
         )
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
-        self._someone_reads = False
         self._is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
-        self.api.create(Kind.QUEUE, _queue(), "admin")
+        for queue in self.scenario.queues:
+            self.api.create(Kind.QUEUE, queue, "admin")
         for node in self.scenario.nodes:
             self.cluster.join(node)
         for _ in range(self._count):
             self._start_operator()
         for submission in self.scenario.submissions:
             self._submit(submission)
+        happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)
         for incident in self.incidents:
-            self.clock.after(incident.at, lambda incident=incident: self._happen(incident))
+            self.clock.after(incident.at, lambda incident=incident: happenings.happen(incident))
         for impostor in self.scenario.impostors:
             self.clock.after(impostor.at, lambda it=impostor: self._hostile.appear(it))
         self.clock.every(1.0, self._supervise)
@@ -130,7 +140,14 @@ class Simulation:
         name = f"operator-{len(self.operator_names)}"
         self.operator_names.add(name)
         self.shells.append(
-            OperatorShell(name, self._world, self._planner(), CONFIGURATION, self._parts)
+            OperatorShell(
+                name,
+                self._world,
+                self._planner(),
+                CONFIGURATION,
+                self._parts,
+                self.faults.operator_clock_error_seconds,
+            )
         )
 
     def _planner(self) -> PlanFunction:
@@ -139,6 +156,7 @@ class Simulation:
 
     def _supervise(self) -> bool:
         """Starts an operator for each that died, as its Deployment does."""
+        self.processes.check()
         self.recorder.check_deleted(FAULTS_END_SECONDS if self._is_rough else 0.0)
         for shell in [shell for shell in self.shells if not shell.alive]:
             self.shells.remove(shell)
@@ -187,7 +205,9 @@ class Simulation:
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
         disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], Disk())
         workload = self._workload_of(pod)
-        return Worker(cluster, machine, pod, workload, disk, self._peers_run, self._tell)
+        return Worker(
+            cluster, machine, pod, workload, disk, self._peers_run, self._tell, self.processes
+        )
 
     def _workload_of(self, pod: Manifest) -> Workload:
         key = f"{pod['metadata']['namespace']}/{pod['metadata']['labels']['gpujob.dev/job']}"
@@ -214,91 +234,20 @@ class Simulation:
         }
         return len(running | done) == wanted
 
-    def _tell(self, worker: Worker, report: Report) -> StopReason | None:
+    def _tell(self, worker: Worker, report: Report) -> None:
+        """Over the network to each operator: those that do not lead refuse it."""
         if self.clock.random.random() < self.faults.report_loss:
-            return None
-        answers = [shell.receive(worker, report) for shell in self.shells if shell.alive]
-        return next((answer for answer in answers if answer is not None), None)
+            return
+        body = report.to_text()
+        peers = [one for m in self.cluster.machines.values() for one in m.workers.values()]
+        for shell in [shell for shell in self.shells if shell.alive]:
+            for post in odd_posts(worker, body, peers) if worker.lie is not None else ():
+                shell.receive(post, lambda status, text: None)
+            shell.receive(post_of(worker, body), partial(self._answered, worker))
 
-    # -- incidents
-
-    def _happen(self, incident: Incident) -> None:
-        machine = self.cluster.machines[incident.node]
-        if incident.what == "pause":
-            self.shells[0].pause(min(incident.seconds, 40.0)) if self.shells else None
-        elif incident.what == "operator-killed":
-            for shell in self.shells:
-                shell.crash()
-        elif incident.what == "pod-deleted":
-            pods = self.api.list(Kind.POD)
-            if pods:
-                self.cluster.delete_pod(self.clock.random.choice(pods), "user")
-        elif incident.what == "owner-lost":
-            self._strip_owners()
-        elif incident.what == "collector-away":
-            self.cluster.collects = False
-        elif not machine.gone:
-            self._happen_to(machine, incident)
-
-    def _strip_owners(self) -> None:
-        """Somebody edits the pods: no garbage collector will ever know whose they are."""
-        for pod in self.api.list(Kind.POD):
-            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-            patch = {"metadata": {"ownerReferences": None}}
-            self.api.patch(Kind.POD, namespace, name, patch, "user", spec=True)
-        if not self._someone_reads:
-            self._someone_reads = True
-            self.clock.every(60.0, self._delete_what_is_in_the_way)
-
-    def _delete_what_is_in_the_way(self) -> bool:
-        """Somebody reads what the jobs say of pods that lost their owner before they were seen."""
-        for job in self.jobs():
-            found = find(job.status, RUNNING)
-            if found is None or found.reason != "PodNameTaken":
-                continue
-            for pod in self.api.list(Kind.POD):
-                metadata = pod["metadata"]
-                if f"{metadata['namespace']}/{metadata['name']}" in found.message:
-                    self.cluster.delete_pod(pod, "user")
-        return self.clock.now < self._end_seconds
-
-    def _happen_to(self, machine: Machine, incident: Incident) -> None:
-        seconds = incident.seconds
-        match incident.what:
-            case "power" | "partition":
-                if machine.connected:
-                    power_off = incident.what == "power"
-                    self.cluster.disconnect(machine, seconds, power_off=power_off)
-            case "reclaim" | "destroy":
-                if incident.what == "reclaim":
-                    self.cluster.reclaim(machine, seconds)
-                else:
-                    self.cluster.destroy(machine)
-                self.clock.after(seconds + 40, lambda: self._replace(machine))
-            case "agent":
-                machine.agent_runs = False
-                self.clock.after(seconds, lambda: setattr(machine, "agent_runs", True))
-            case _:
-                self._happen_to_gpu(machine, incident)
-
-    def _replace(self, machine: Machine) -> None:
-        """Another machine of that name, with other GPUs."""
-        if self.cluster.machines[machine.name] is machine and machine.gone:
-            self.cluster.join(machine.plan)
-
-    def _happen_to_gpu(self, machine: Machine, incident: Incident) -> None:
-        gpu = self.clock.random.choice(list(machine.gpus.values()))
-        if incident.what == "unmanaged":
-            gpu.unmanaged_bytes = min(8 * 1024**3, max(0, machine.free_bytes(gpu.uuid)))
-        elif incident.what == "unhealthy":
-            gpu.healthy = False
-        else:
-            gpu.misread = MISSING_GPU if incident.what == "missing" else ABSURD_GPU
-
-        def mend() -> None:
-            gpu.unmanaged_bytes, gpu.healthy, gpu.misread = 0, True, ""
-
-        self.clock.after(incident.seconds, mend)
+    def _answered(self, worker: Worker, status: int, text: str) -> None:
+        if status == HTTPStatus.OK:
+            worker.heard(Reply.from_text(text))
 
     # -- the end
 
@@ -393,7 +342,3 @@ def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
 def run_calm(seed: int) -> Result:
     """The jobs of the seed without any fault."""
     return Simulation(seed, faults=Faults(), incidents=[], operators=1).run()
-
-
-def _queue() -> Manifest:
-    return {"apiVersion": API_VERSION, "kind": "GPUQueue", "metadata": {"name": "default"}}

@@ -4,12 +4,14 @@ Each pair is one seed run twice, with and without the trouble; the scenes are sm
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.simulation import scenes
 from tests.simulation import shell_mutants as mutants
 from tests.simulation.faults import Faults
+from tests.simulation.findings import Violation
 from tests.simulation.hostile import Disguise
 from tests.simulation.isolation import (
     judge_isolation,
@@ -19,9 +21,6 @@ from tests.simulation.isolation import (
     with_trouble,
 )
 from tests.simulation.operator_shell import Parts
-from tests.simulation.recorder import Violation
-from tests.simulation.result import Result
-from tests.simulation.simulation import Simulation
 from tests.simulation.troubles import TroubleKind
 from tests.simulation.workloads import Scenario, make_crowded_scenario
 
@@ -74,24 +73,18 @@ def played(scene: Callable[[], Scenario]) -> Callable[[Parts], list[Violation]]:
     return lambda parts: scenes.run_calm_scene(scene(), parts=parts).violations
 
 
-def rough(parts: Parts) -> list[Violation]:
-    """Lost answers and slow events, until something is found."""
-    for seed in (21, 34):
-        faults = Faults(lost_answer=0.4, write_error=0.4, watch_delay_max=15.0)
-        result: Result = scenes.run_calm_scene(
-            make_crowded_scenario(seed), seed, parts, faults=faults
-        )
-        if result.violations:
-            return result.violations
-    return []
+def crowded(seed: int, faults: Faults) -> Callable[[Parts], list[Violation]]:
+    """Many jobs for two GPUs, under the weather."""
+
+    def play(parts: Parts) -> list[Violation]:
+        scenario, weather = make_crowded_scenario(seed), replace(faults)
+        return scenes.run_calm_scene(scenario, seed, parts, faults=weather).violations
+
+    return play
 
 
-def of_seeds(*seeds: int) -> Callable[[Parts], list[Violation]]:
-    """Whole simulations with the faults and incidents of these seeds."""
-    return lambda parts: [
-        one for seed in seeds for one in Simulation(seed, parts=parts).run().violations
-    ]
-
+LATE_EVENTS = Faults(watch_delay_max=15.0)
+LOST_ANSWERS = Faults(lost_answer=0.4, write_error=0.4, watch_delay_max=15.0)
 
 CAUGHT = (
     ("I15", mutants.BELIEVES_LABELS, paired(Disguise.LABELS)),
@@ -107,10 +100,10 @@ CAUGHT = (
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.DOUBTFUL_WRITTEN)),
     ("I15", mutants.REPEATS_WHAT_IS_REFUSED, paired(TroubleKind.WEBHOOK)),
     ("I15", mutants.ONE_WRITE_AT_A_TIME, paired(TroubleKind.SLOW)),
-    ("I1", mutants.TAKES_DOUBT_FOR_NO, rough),
+    ("I3", mutants.TAKES_DOUBT_FOR_NO, crowded(0, LOST_ANSWERS)),
     ("I15", mutants.BREAKS_ON_ODD_WORDS, played(scenes.odd_words)),
     ("I5", mutants.WAITS_FOR_EVERY_CONTAINER, played(scenes.sidecars)),
-    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, of_seeds(3)),
+    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(3, LATE_EVENTS)),
     ("I7", mutants.IGNORES_DELETION, played(scenes.finalizers)),
     ("I13", mutants.GIVES_LITTLE_GRACE, played(scenes.graces)),
     ("I13", mutants.GIVES_MUCH_GRACE, played(scenes.graces)),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpujob_api import settings as names
-from gpujob_api.gpujob import StopReason
 from gpujob_api.report import (
+    STOP_ATTEMPT_OVER,
     CheckpointReport,
     Failure,
     FailureClass,
+    Reply,
     Report,
     Timing,
     WorkerPhase,
@@ -23,6 +24,7 @@ from gpujob_api.settings import (
     EXIT_INTERRUPTED_UNSAVED,
     TunedSettings,
 )
+from tests.simulation.lies import WorkerLie, twisted
 
 if TYPE_CHECKING:
     from tests.simulation.api_server import Manifest
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 TICK_SECONDS = 3.0
 # Loading the model before the first step.
 WARM_UP_SECONDS = 2.0
+# Before its first step a worker asks whether its attempt is in force, so often and so long. An
+# operator that is away stops nobody.
+ASK_AGAIN_SECONDS = 2.0
+FENCE_SECONDS_MAX = 30.0
 START_BYTES = 300 * 1024**2
 
 
@@ -55,8 +61,18 @@ class Disk:
         return True
 
 
-# Gives the report to whoever leads; the answer is a request to stop, or None.
-Tell = Callable[["Worker", Report], StopReason | None]
+class Witness(Protocol):
+    """Sees what really happens on a node."""
+
+    def begins(self, worker: Worker) -> None:
+        """It takes its first step."""
+
+    def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
+        """A worker that wants so many bytes in all does not get them."""
+
+
+# Gives the report to whoever leads; `Worker.heard` gets the answer.
+Tell = Callable[["Worker", Report], None]
 
 
 class Worker:
@@ -64,10 +80,12 @@ class Worker:
 
     def __init__(
         self, cluster: Cluster, machine: Machine, pod: Manifest, workload: Workload, disk: Disk,
-        peers: Callable[[Worker], bool], tell: Tell,
+        peers: Callable[[Worker], bool], tell: Tell, witness: Witness,
     ) -> None:  # fmt: skip
         self.machine = machine
         self.pod_uid: str = pod["metadata"]["uid"]
+        self.name: str = pod["metadata"]["name"]
+        self.namespace: str = pod["metadata"]["namespace"]
         labels = pod["metadata"]["labels"]
         self.job_uid: str = labels["gpujob.dev/job-uid"]
         self.attempt = int(labels["gpujob.dev/attempt"])
@@ -83,6 +101,7 @@ class Worker:
         self._disk = disk
         self._peers = peers
         self._tell = tell
+        self._witness = witness
         self._started = self._clock.now
         self._used_bytes = START_BYTES
         self._resumed = disk.open(self.attempt)
@@ -91,7 +110,14 @@ class Worker:
         self._draining = False
         self.ended = False
         self.sigterm_at: float | None = None
-        self._clock.after(WARM_UP_SECONDS, self._tick)
+        self.begun = False
+        # Whether an operator that leads has answered it.
+        self.answered = False
+        self._clock.after(WARM_UP_SECONDS, self._ask)
+
+    @property
+    def lie(self) -> WorkerLie | None:
+        return self._workload.lie
 
     @property
     def utilization(self) -> float:
@@ -107,6 +133,25 @@ class Worker:
 
     # -- the work
 
+    def _ask(self) -> None:
+        """The fence before the first step: an attempt that was given up must not begin."""
+        if self.ended or self._draining or self.begun:
+            return
+        waited = self._clock.now - self._started - WARM_UP_SECONDS
+        if self._workload.is_silent or waited >= FENCE_SECONDS_MAX:
+            self._begin()
+            return
+        self._report(WorkerPhase.STARTING)
+        self._clock.after(ASK_AGAIN_SECONDS, self._ask)
+
+    def _begin(self) -> None:
+        if self._is_fenced_out:
+            self._end(EXIT_INTERRUPTED_UNSAVED)
+            return
+        self.begun = True
+        self._witness.begins(self)
+        self._tick()
+
     def _tick(self) -> None:
         if self.ended or self._draining:
             return
@@ -118,6 +163,8 @@ class Worker:
             return
         if not self._stands_still and self._peers(self):
             self._advance()
+            if self.ended:
+                return
         if self._workload.breaks_gpus:
             for uuid in self.gpus:
                 self.machine.gpus[uuid].healthy = False
@@ -131,14 +178,20 @@ class Worker:
     def _take_memory(self) -> bool:
         """False when neither the limit nor the GPU has room for what the job needs now."""
         leak = self._workload.leak_bytes_per_second * (self._clock.now - self._started)
-        wanted = int(self._workload.memory_bytes + leak)
+        wanted = int(self._needed_bytes() + leak)
         more = wanted - self._used_bytes
         if self._limit_bytes and wanted > self._limit_bytes:
             return False
-        if any(self.machine.free_bytes(uuid) < more for uuid in self.gpus):
-            return False
+        for uuid in self.gpus:
+            if self.machine.free_bytes(uuid) < more:
+                self._witness.gpu_is_full(self, uuid, wanted)
+                return False
         self._used_bytes = wanted
         return True
+
+    def _needed_bytes(self) -> int:
+        later = self._workload.later_bytes and self._step >= self._workload.later_at_step
+        return self._workload.later_bytes if later else self._workload.memory_bytes
 
     def _fails_now(self) -> bool:
         failing = self.attempt <= self._workload.failing_attempts
@@ -152,18 +205,23 @@ class Worker:
             self._step = min(self._step, max(before, float(self._workload.fail_at_step)))
         every = self._workload.checkpoint_steps
         due = int(self._step) // every * every
-        if due > int(before):
-            self._commit(due)
+        if due > int(before) and not self._commit(due):
+            self._end(EXIT_INTERRUPTED_UNSAVED)
 
     def _commit(self, step: int) -> bool:
         return self.rank != 0 or self._disk.commit(self.attempt, step)
+
+    @property
+    def _is_fenced_out(self) -> bool:
+        """A later attempt has opened the checkpoint store, which takes nothing of this one."""
+        return self.attempt < self._disk.attempt
 
     # -- what is said
 
     def report_now(self, phase: WorkerPhase, failure: Failure | None = None) -> Report:
         self._sequence += 1
         saved = CheckpointReport(self._disk.step, self._disk.bytes) if self._disk.step else None
-        return Report(
+        report = Report(
             attempt=self.attempt,
             phase=phase,
             rank=self.rank,
@@ -178,6 +236,7 @@ class Worker:
             failure=failure,
             torch_version="2.9",
         )
+        return report if self._workload.lie is None else twisted(self._workload.lie, report)
 
     def _timing(self, slowdown: float) -> Timing | None:
         """Known once the first steps were taken."""
@@ -188,9 +247,20 @@ class Worker:
     def _report(self, phase: WorkerPhase) -> None:
         if self._workload.is_silent or not self.machine.connected:
             return
-        stop = self._tell(self, self.report_now(phase))
-        if stop is not None and not self._workload.ignores_sigterm:
+        self._tell(self, self.report_now(phase))
+
+    def heard(self, reply: Reply) -> None:
+        """The answer to a report."""
+        if self.ended:
+            return
+        self.answered = True
+        stop = reply.stop
+        if stop is not None and stop.reason == STOP_ATTEMPT_OVER and not self.begun:
+            self._end(EXIT_INTERRUPTED_UNSAVED)
+        elif stop is not None and not self._workload.ignores_sigterm:
             self._drain()
+        elif not self.begun and not self._draining:
+            self._begin()
 
     # -- the end
 
@@ -217,6 +287,12 @@ class Worker:
             self.ended = True
             self._cluster.ended(self, {"exitCode": 137, "reason": "Error"}, "Failed")
 
+    def evict(self) -> None:
+        """The kubelet ends it for want of room on its node's disk."""
+        if not self.ended:
+            self.ended = True
+            self._cluster.ended(self, {"exitCode": 137, "reason": "Error"}, "Failed", "Evicted")
+
     def vanish(self) -> None:
         """The machine lost power, or nobody will ever hear of this process."""
         self.ended = True
@@ -226,6 +302,10 @@ class Worker:
             error = self._clock.moment, self.pod_uid, self._workload.failing_xid
             for uuid in self.gpus:
                 self.machine.gpus[uuid].program_errors.append(error)
+        if self._workload.host_out_of_memory:
+            self.ended = True
+            self._cluster.ended(self, {"exitCode": 137, "reason": "OOMKilled"}, "Failed")
+            return
         self._end(1, Failure(failure_class, f"failed at step {int(self._step)}"))
 
     def _end(self, exit_code: int, failure: Failure | None = None) -> None:

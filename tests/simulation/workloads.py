@@ -1,14 +1,16 @@
 """What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import FailureClass
 from tests.harness.builders import NAMESPACE
 from tests.simulation.faults import FAULTS_END_SECONDS
 from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES, Impostor, make_impostors
+from tests.simulation.lies import WorkerLie
 from tests.simulation.pods import SIDECAR
 from tests.simulation.troubles import Trouble, TroubleKind
 
@@ -35,6 +37,13 @@ class Workload:
     hang_at_step: int = 0
     hanging_attempts: int = 0
     leak_bytes_per_second: int = 0
+    # It needs more from this step on, as an evaluation does.
+    later_bytes: int = 0
+    later_at_step: int = 0
+    # The kernel kills it for memory of the host.
+    host_out_of_memory: bool = False
+    # What its worker says that is not so.
+    lie: WorkerLie | None = None
     # What its kernels bring about breaks every GPU that it runs on, at its first step.
     breaks_gpus: bool = False
     # The driver tells of this error when an attempt fails.
@@ -88,6 +97,7 @@ class Scenario:
     submissions: tuple[Submission, ...]
     troubles: tuple[Trouble, ...] = ()
     impostors: tuple[Impostor, ...] = ()
+    queues: tuple[dict[str, Any], ...] = field(default_factory=lambda: (make_queue("default"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,15 @@ class NodePlan:
     card_bytes: int = 24 * GIB
     driver_bytes: int = 300 * MIB
     cpu: int = 32
+
+
+def make_queue(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GPUQueue",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def make_spec(

@@ -26,6 +26,7 @@ from gpujob_api.bounds import (
 )
 from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
+from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import MIB, Memory
 from gpujob_api.report import (
     CheckpointReport,
@@ -38,7 +39,7 @@ from gpujob_api.report import (
     Timing,
     WaitPercent,
 )
-from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
+from gpujob_api.settings import TunedSettings
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 from gpujob_api.summary import Summary
 
@@ -123,49 +124,6 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSize:
-    """`total` is what one optimizer step learns from and never changes by itself.
-    `per_step` divides it and goes through the GPU at once; None is Auto."""
-
-    total: Annotated[int, Range(1, INT32_MAX)] | None = None
-    per_step: "PerStep | None" = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        per_step = self.per_step.samples if self.per_step else None
-        if self.total is not None and per_step is not None and self.total % per_step:
-            raise FieldError("total", f"{self.total} is not divisible by perStep {per_step}")
-
-
-@dataclass(frozen=True, slots=True)
-class PerStep:
-    """`Auto` or a number of samples."""
-
-    samples: int | None = None
-
-    @classmethod
-    def from_json(cls, value: object, path: str) -> "PerStep":
-        if value == "Auto":
-            return cls(None)
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX:
-            return cls(value)
-        raise FieldError(path, f"must be Auto or a number from 1 to {INT32_MAX}; got {value!r}")
-
-    def to_json(self) -> object:
-        return "Auto" if self.samples is None else self.samples
-
-
-@dataclass(frozen=True, slots=True)
-class Optimize:
-    mode: OptimizeMode = OptimizeMode.AUTO
-    precision: Precision = Precision.AUTO
-    batch_size: BatchSize = field(default_factory=BatchSize)
-    activation_checkpointing: Toggle = Toggle.AUTO
-    compile: Toggle = Toggle.AUTO
-    data_loading: Toggle = Toggle.AUTO
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Where and how often state is kept. Without a claim the job keeps it on the node only."""
 
@@ -209,6 +167,8 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class GPUJobSpec:
     template: Mapping[str, Any]
+    # Jobs of a namespace with the same name share what was measured. None: see `fingerprint`.
+    workload: Label | None = None
     queue: Label = "default"
     priority: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] = 0
     workers: Annotated[int, Range(1, WORKERS_MAX)] = 1

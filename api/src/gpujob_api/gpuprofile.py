@@ -8,6 +8,7 @@ from gpujob_api.bounds import (
     Count,
     GPUMemoryBytes,
     Items,
+    Label,
     Model,
     Percent,
     Range,
@@ -59,6 +60,8 @@ class GPUProfileSpec:
     command: Annotated[tuple[Annotated[str, Text(1024, clip=True)], ...], Items(64, clip=True)] = ()
     gpus_per_worker: Annotated[int, Range(1, GPUS_PER_WORKER_MAX)] = 1
     workers: Annotated[int, Range(1, WORKERS_MAX)] = 1
+    # The name that jobs give it, if they do: image and command are then those of the first one.
+    workload: Label | None = None
 
     def __post_init__(self) -> None:
         check(self)

@@ -41,12 +41,14 @@ class PriorityRange:
 
 @dataclass(frozen=True, slots=True)
 class GPUQueueSpec:
-    """`namespaces` are those whose jobs may use the queue; None: any."""
+    """`namespaces` are those whose jobs may use the queue; None: any. Queues of one `sharing_group`
+    let their jobs share GPUs; None: the queue is a group of its own."""
 
     weight: Annotated[int, Range(1, 1_000_000)] = 1
     parent: Label | None = None
     namespaces: Annotated[tuple[Label, ...], Items(NAMESPACES_MAX, unique=True)] | None = None
     priority: PriorityRange | None = None
+    sharing_group: Label | None = None
     nominal: Quota = field(default_factory=Quota)
     borrowing_limit: Quota = field(default_factory=Quota)
 

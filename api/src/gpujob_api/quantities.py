@@ -49,6 +49,8 @@ def quantity(value: object, per_unit: int = 1) -> int | None:
     """
     if value is None:
         return 0
+    if type(value) is str:
+        return _amount(value, per_unit)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if not isinstance(value, str):

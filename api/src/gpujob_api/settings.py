@@ -42,7 +42,6 @@ class Precision(Enum):
     TF32 = "tf32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
-    FLOAT8 = "float8"
 
 
 class AttentionKernel(Enum):

@@ -52,13 +52,15 @@ class SchedulingLoop:
         dump_every: bool = False,
         pace: Pace | None = None,
         settled: Callable[[], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._snapshot = snapshot
         self._plan = plan
         self._executor = executor
         self._dirty = dirty
         self._metrics = metrics
-        self._gauges = Gauges(metrics, time.monotonic)
+        self._gauges = Gauges(metrics, monotonic)
         self._clock = clock
         self._may_act = may_act
         self._dumps = dumps
@@ -68,7 +70,7 @@ class SchedulingLoop:
         # Called once, after the first cycle.
         self._settled = settled
         self._failures = 0
-        self.last_cycle_at: float = time.monotonic()
+        self.last_cycle_at: float = monotonic()
         # Duration of the last cycle.
         self.cycle_seconds = 0.0
         self.stopping = False
@@ -102,7 +104,7 @@ class SchedulingLoop:
         """Runs one cycle. Returns the maximum wait before the next."""
         self._dirty.take()
         if not self._may_act():
-            self.last_cycle_at = time.monotonic()
+            self.last_cycle_at = self._monotonic()
             return self._pace.resync
         try:
             wait_seconds = self._cycle()
@@ -117,7 +119,7 @@ class SchedulingLoop:
 
     def _cycle(self) -> float:
         """Plans and starts the writes. The snapshot includes the writes that are under way."""
-        started = time.monotonic()
+        started = self._monotonic()
         snapshot, now = self._executor.assume(self._snapshot()), self._clock()
         plan = self._decide(snapshot, now)
         submission = self._executor.submit(plan)
@@ -154,13 +156,13 @@ class SchedulingLoop:
             )
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        started = time.monotonic()
+        started = self._monotonic()
         try:
             plan = self._plan(snapshot, now)
         except Exception:
             self._dump(snapshot, now, None)
             raise
-        self._metrics.plan_seconds.observe(time.monotonic() - started)
+        self._metrics.plan_seconds.observe(self._monotonic() - started)
         if self._dump_next or (self._dump_every and plan.items):
             self._dump_next = False
             self._dump(snapshot, now, plan)
@@ -173,7 +175,7 @@ class SchedulingLoop:
             log.info("cycle dumped", path=str(self._dumps.write(snapshot, now, plan)))
 
     def _measure(self, snapshot: Snapshot, now: datetime, started: float) -> None:
-        self.last_cycle_at = time.monotonic()
+        self.last_cycle_at = self._monotonic()
         self.cycle_seconds = self.last_cycle_at - started
         self._metrics.cycle_seconds.observe(self.cycle_seconds)
         self._metrics.last_cycle.set(time.time())

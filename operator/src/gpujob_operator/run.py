@@ -137,7 +137,12 @@ class Operator:
         self._stale = asyncio.Event()
         self._took_lead = asyncio.Event()
         self._leads = False
-        self._clock = ClusterClock(utc_now, time.monotonic, lambda: self._leads)
+        self._clock = ClusterClock(
+            utc_now,
+            time.monotonic,
+            is_set=lambda: self._leads,
+            moved=lambda by: self._cache.clock_moved(by),
+        )
         self._listening_since = self._clock.now()
         self._fresh = False
         scope = Scope(options.watch_namespaces)

@@ -15,6 +15,7 @@ Json = dict[str, Any]
 WORKER = "template.spec.containers.0"
 RICH: dict[str, Any] = {
     "gpu": {"memory": "20Gi", "models": ["H100"]},
+    "workload": "resnet",
     "optimize.batchSize.total": 256,
     "checkpoint.volumeClaimName": "ckpt",
     f"{WORKER}.args": ["--epochs", "3"],
@@ -38,6 +39,7 @@ IMMUTABLE: list[tuple[str, Any, str]] = [
     ("template.spec.nodeSelector", {"region": "a"}, "spec.template"),
     ("template.spec.affinity", {"nodeAffinity": {}}, "spec.template"),
     ("template.metadata.labels", {"crew": "vision"}, "spec.template"),
+    ("workload", "other", "spec.workload"),
     ("workers", 2, "spec.workers"),
     ("gpusPerWorker", 2, "spec.gpusPerWorker"),
     ("gpu.memory", "30Gi", "spec.gpu"),
@@ -102,7 +104,9 @@ def test_a_renamed_field_of_the_template_is_seen(
     assert "spec.template: Invalid value" in refusal
 
 
-@pytest.mark.parametrize("field", ["optimize.batchSize.total", "checkpoint.volumeClaimName"])
+@pytest.mark.parametrize(
+    "field", ["workload", "optimize.batchSize.total", "checkpoint.volumeClaimName"]
+)
 def test_taking_away_is_an_edit_too(
     control_plane: RunningControlPlane, path: str, field: str
 ) -> None:

@@ -89,7 +89,7 @@ def test_the_columns_fit_into_a_terminal(
         made = running(make_job())
         seen = replace(measured(int(memory_gib * GIB), step=step), steps_total=total)
         status = with_status(made, measurement=seen).status
-        summary = encode(summarize(made, status, ()))
+        summary = encode(summarize(made, status, status, ()))
         wide = {"reason": "NoRoom: " + "of 64 GPUs 40 are too full; " * 6}
         body = {"phase": phase, "attempt": 3, "summary": {**summary, **wide}}
         client.merge(f"{collection}/{name}/status", {"status": body})

@@ -39,6 +39,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"sharing.mode": "Both"}, "spec.sharing.mode", '"Auto", "Shared", "Exclusive"'),
     ({"optimize.mode": "off"}, "spec.optimize.mode", '"Auto", "Recommend", "Off"'),
     ({"optimize.precision": "int4"}, "spec.optimize.precision", '"bfloat16"'),
+    ({"optimize.precision": "float8"}, "spec.optimize.precision", '"bfloat16"'),
     ({"optimize.compile": "maybe"}, "spec.optimize.compile", '"Auto", "On", "Off"'),
     ({"checkpoint.interval": "10"}, "spec.checkpoint.interval", "should match"),
     (
@@ -63,6 +64,11 @@ REFUSED: list[tuple[Json, str, str]] = [
         "named worker",
     ),
     ({"template.spec.containers": []}, "spec.template.spec.containers", "at least 1 items"),
+    (
+        {"template.spec.automountServiceAccountToken": True},
+        "spec.template.spec.automountServiceAccountToken",
+        "no access to the API server",
+    ),
     ({"template.spec.restartPolicy": "Always"}, "spec.template.spec.restartPolicy", '"Never"'),
     (
         {f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1}}},
@@ -192,6 +198,7 @@ BAD_CLUSTER_OBJECTS: list[tuple[str, Json, str]] = [
     ("GPUQueue", {"parent": "itself"}, "spec.parent"),
     ("GPUQueue", {"namespaces": ["Team A"]}, "spec.namespaces[0]"),
     ("GPUQueue", {"priority": {"minimum": 2, "maximum": 1}}, "spec.priority.minimum"),
+    ("GPUQueue", {"sharingGroup": "Lab 1"}, "spec.sharingGroup"),
     ("GPUQueue", {"nominal": {"gpus": -1}}, "spec.nominal.gpus"),
     ("GPUQueue", {"nominal": {"gpuMemory": "16GB"}}, "spec.nominal.gpuMemory"),
     ("GPUNode", {"pricePerGpuHour": -1}, "spec.pricePerGpuHour"),

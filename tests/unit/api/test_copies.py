@@ -1,6 +1,6 @@
 """Copies with some fields changed."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -34,3 +34,29 @@ def test_the_original_stays() -> None:
 def test_a_field_that_there_is_not() -> None:
     with pytest.raises(KeyError, match="phaze"):
         changed(GPUJobStatus(), phaze=JobPhase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    lowest: int
+    highest: int
+
+    def __post_init__(self) -> None:
+        if self.lowest > self.highest:
+            raise ValueError(f"{self.lowest} is more than {self.highest}")
+
+
+def test_a_noun_that_checks_itself_is_checked() -> None:
+    assert changed(Checked(1, 2), highest=3) == Checked(1, 3)
+    with pytest.raises(ValueError, match="4 is more than 2"):
+        changed(Checked(1, 2), lowest=4)
+
+
+@dataclass(frozen=True)
+class WithoutSlots:
+    first: int
+    second: int
+
+
+def test_a_noun_without_slots() -> None:
+    assert changed(WithoutSlots(1, 2), second=3) == WithoutSlots(1, 3)

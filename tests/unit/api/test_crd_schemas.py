@@ -13,9 +13,10 @@ import yaml
 from gpujob_api import settings
 from gpujob_api.bounds import Bound, Items, Range, Text
 from gpujob_api.codec import bounded_fields, camel_case, encode
-from gpujob_api.gpujob import JOB_NAME_CHARACTERS_MAX, GPUJob, PerStep
+from gpujob_api.gpujob import JOB_NAME_CHARACTERS_MAX, GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import RESOURCES
+from gpujob_api.optimize import PerStep
 from gpujob_api.quantities import QUANTITY_PATTERN, FleetMemory, Memory
 from gpujob_api.settings import Precision, TunedSettings
 from tests.harness.crds import KINDS, Schema, crd_of, schema_of, version_of, walk

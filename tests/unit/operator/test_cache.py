@@ -15,6 +15,7 @@ from gpujob_operator.observe.dirty import Dirty
 from tests.harness.builders import make_gpu, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (
+    Manifest,
     gpu_node_manifest,
     job_manifest,
     node_manifest,
@@ -63,6 +64,26 @@ def test_everything_is_in_the_snapshot(cache: Cache) -> None:
     assert [node.name for node in snapshot.nodes] == ["n0"]
     assert [node.metadata.name for node in snapshot.gpu_nodes] == ["n0"]
     assert [one.spec for one in snapshot.queues] == [make_queue().spec]
+
+
+@pytest.mark.parametrize(
+    "impostor",
+    [
+        pytest.param(pod_manifest(name="job-1-0", uid="other", namespace="team"), id="no owner"),
+        pytest.param(pod_manifest(JOB, uid="other", namespace="elsewhere"), id="another namespace"),
+        pytest.param(pod_manifest(JOB, 7, uid="other"), id="a rank that the job has not"),
+    ],
+)
+def test_a_pod_that_is_no_worker_uses_nothing_in_a_jobs_name(
+    cache: Cache, impostor: Manifest
+) -> None:
+    cache.apply(Kind.JOB, "ADDED", job_manifest(placed(JOB)))
+    cache.apply(Kind.POD, "ADDED", impostor)
+    pod = cache.pod("other")
+    assert pod is not None
+    assert cache.job_of(pod) is None
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", make_gpu(ours=[("other", GIB)])))
+    assert _snapshot(cache).usage == {}
 
 
 def test_free_is_what_bound_live_pods_leave(cache: Cache) -> None:

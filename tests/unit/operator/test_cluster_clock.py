@@ -18,7 +18,10 @@ class Machine:
         self.wrong = wrong
         self.seconds = 0.0
         self.leads = False
-        self.clock = ClusterClock(self.wall, lambda: self.seconds, lambda: self.leads)
+        self.moved: list[timedelta] = []
+        self.clock = ClusterClock(
+            self.wall, lambda: self.seconds, lambda: self.leads, self.moved.append
+        )
 
     def truth(self) -> datetime:
         return T0 + timedelta(seconds=self.seconds)
@@ -77,3 +80,13 @@ def test_a_header_that_cannot_be_read_changes_nothing(text: str | None) -> None:
     machine = Machine()
     machine.clock.heard(text)
     assert machine.clock.now() == T0
+
+
+@pytest.mark.parametrize("wrong", [-HOUR, HOUR])
+def test_by_how_much_it_was_set_is_told_once(wrong: timedelta) -> None:
+    machine = Machine(wrong)
+    machine.hear()
+    assert [round(by.total_seconds()) for by in machine.moved] == [-wrong.total_seconds()]
+    machine.seconds += 5
+    machine.hear()
+    assert len(machine.moved) == 1, "it was right"

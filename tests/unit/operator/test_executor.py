@@ -1,5 +1,6 @@
 """Plans are written in order, once, with preconditions, and never half believed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
     PODS,
+    PROFILES,
     QUEUES,
     SERVICES,
     Throttled,
@@ -23,6 +25,7 @@ from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.plan import (
     DeleteJob,
     DeletePod,
+    DeleteProfile,
     EventNote,
     SaveProfile,
     WriteQueueStatus,
@@ -249,6 +252,24 @@ async def test_a_finished_job_is_deleted_as_it_was_decided(bench: ExecutorBench)
     assert bench.kube.names(JOBS) == []
     assert bench.gone == ["uid-job"]
     assert await bench.run(DeleteJob(edited)) == {WriteResult.GONE: 1}
+
+
+async def test_an_unused_profile_is_deleted_as_it_was_decided(bench: ExecutorBench) -> None:
+    """One that a job has been measured for meanwhile stays."""
+    profile = GPUProfile(Metadata("p", "team", uid="uid-p"), GPUProfileSpec("f", "image"))
+    metadata = {"name": "p", "namespace": "team", "uid": "uid-p"}
+    stored = bench.kube.put(PROFILES, {"metadata": metadata})
+
+    def seen(version: str) -> DeleteProfile:
+        then = replace(profile.metadata, resource_version=version)
+        return DeleteProfile(replace(profile, metadata=then))
+
+    assert await bench.run(seen("0")) == {WriteResult.CONFLICT: 1}
+    assert bench.written == [("gpuprofiles", "p")]
+    current = stored["metadata"]["resourceVersion"]
+    assert await bench.run(seen(current)) == {WriteResult.DONE: 1}
+    assert (bench.kube.names(PROFILES), bench.gone) == ([], ["uid-p"])
+    assert await bench.run(seen(current)) == {WriteResult.GONE: 1}
 
 
 async def test_one_job_that_cannot_be_rendered_does_not_stop_the_others(

@@ -8,7 +8,7 @@ from gpujob_operator.observe.program_faults import PODS_REMEMBERED_MAX, ProgramF
 from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, running
 
 POD = make_pod(running(make_job("a")))
-FAULT = ProgramFault("GPU-0", 31, POD.job_uid, POD.namespace)
+FAULT = ProgramFault("n0", "GPU-0", 31, POD.job_uid, POD.namespace)
 
 
 def _node(*events: XIDEvent, name: str = "n0") -> GPUNode:

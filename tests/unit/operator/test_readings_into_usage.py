@@ -285,3 +285,17 @@ def test_until_something_changes_all_is_the_same_object() -> None:
     assert usage.usage() != first
     usage.keep_only(set(), {"n0"})
     assert usage.usage() == {}
+
+
+@pytest.mark.parametrize("wrong", [timedelta(hours=-1), timedelta(hours=1)])
+def test_readings_that_a_wrong_clock_received_close_no_node(wrong: timedelta) -> None:
+    """I14: an operator starts with a wall clock that is wrong, and learns the time a moment later:
+    the next reading is as new as it is."""
+    freshness = Freshness()
+    freshness.arrived("n0", START, START + wrong + timedelta(seconds=1), START)
+    freshness.clock_moved(-wrong)
+    seconds = timedelta(seconds=20)
+    now = START + seconds + timedelta(seconds=1)
+    found = freshness.arrived("n0", START + seconds, now, START + seconds)
+    assert found is not None
+    assert timedelta(0) <= now - found <= timedelta(seconds=2)

@@ -95,6 +95,16 @@ def test_nodes_that_are_not_spot_are_not_watched() -> None:
     assert story.pools() == []
 
 
+def test_a_node_that_is_no_spot_node_any_more_is_watched_no_longer() -> None:
+    story = Story()
+    story.is_there()
+    story.hours = 3
+    story.is_there(spot=False)
+    story.hours = 5
+    story.goes()
+    assert story.pools() == [("g5/a", 3, 0)]
+
+
 def test_a_name_that_comes_again_is_another_node() -> None:
     story = Story()
     notice = (Taint(TAINT_RECLAIM, "NoSchedule", "1"),)

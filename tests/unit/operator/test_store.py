@@ -63,6 +63,16 @@ def test_what_is_gone_for_good_does_not_come_back() -> None:
     assert not store.upsert(_object("a", 99))
 
 
+def test_a_deletion_from_before_the_newest_state_removes_nothing() -> None:
+    """A watch that selects by label tells of an object that has come back since."""
+    store = _store()
+    store.upsert(_object("a", 5))
+    assert not store.remove("a", 4)
+    assert store.views == ("a@5",)
+    assert store.by_name("a") == "a@5"
+    assert store.upsert(_object("a", 6)), "nothing is buried either"
+
+
 def test_same_view_is_no_news() -> None:
     store = _store()
     store.upsert(_object("a", 1, "same"))

@@ -75,6 +75,27 @@ def test_a_job_that_may_use_spot_nodes_tolerates_their_taints() -> None:
     assert not taints & keys(SpotPolicy.NEVER)
 
 
+def test_autoscalers_are_told_the_node_by_its_label() -> None:
+    """Karpenter reads no names of nodes when it considers where else a pod could run."""
+
+    def terms(hostname: str | None, affinity: dict[str, Any]) -> Any:
+        job = placed(make_job("train", template=make_template(affinity=affinity)))
+        pod = worker_pod(CreatePod(job, 0, Settings(), hostname), CONFIGURATION)
+        rule = "requiredDuringSchedulingIgnoredDuringExecution"
+        return pod["spec"]["affinity"]["nodeAffinity"][rule]["nodeSelectorTerms"]
+
+    name = {"key": "metadata.name", "operator": "In", "values": ["n0"]}
+    label = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["host-7"]}
+    assert terms("host-7", {}) == [{"matchFields": [name], "matchExpressions": [label]}]
+    assert terms(None, {}) == [{"matchFields": [name]}]
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    own = {"key": "zone", "operator": "Exists"}
+    wanted = {"nodeSelectorTerms": [{"matchExpressions": [own]}]}
+    assert terms("host-7", {"nodeAffinity": {rule: wanted}}) == [
+        {"matchFields": [name], "matchExpressions": [own, label]}
+    ]
+
+
 def test_the_worker_is_told_its_gpu_and_all_of_the_contract() -> None:
     known = environment(pod_of(placed(make_job("train"))))
     assert known["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
@@ -160,6 +181,18 @@ def test_the_pod_passes_pod_security_restricted_and_has_no_api_token() -> None:
 def worker_mounts(spec: Any) -> dict[str, str]:
     worker = next(c for c in spec["containers"] if c["name"] == "worker")
     return {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
+
+
+def test_a_large_volume_is_not_walked_at_each_start() -> None:
+    """The kubelet looks at the volume's root alone, unless the template says otherwise."""
+
+    def policy(**security: Any) -> str:
+        template = make_template(securityContext=security)
+        create = CreatePod(placed(make_job(template=template)), 0, Settings())
+        return worker_pod(create, Configuration())["spec"]["securityContext"]["fsGroupChangePolicy"]
+
+    assert policy() == "OnRootMismatch"
+    assert policy(fsGroupChangePolicy="Always") == "Always"
 
 
 def test_the_worker_has_room_for_shared_memory() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_worker.checkpoint.errors import CorruptError, FencedError, UnsavableError
+from gpujob_worker.checkpoint.manifest import write_durably
 from gpujob_worker.checkpoint.store import Store
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 
@@ -159,6 +160,43 @@ def test_no_flipped_byte_or_cut_file_is_ever_loaded(tmp_path: Path) -> None:
     loaded = store.load()
     assert loaded is not None
     assert loaded.step == 2
+
+
+def test_a_checkpoint_under_another_name_is_not_that_step(tmp_path: Path) -> None:
+    """Somebody renamed or copied the folder: the run would go on from a step that it never had."""
+    store = Store(tmp_path, attempt=1)
+    store.save(3, state_of(3))
+    store.save(5, state_of(5))
+    (tmp_path / "step-5").rename(tmp_path / "step-9")
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.step == 3
+    assert list(tmp_path.glob("step-9.corrupt-*"))
+
+
+@pytest.mark.parametrize("linked", ["rank-0", "rank-0/state.safetensors"])
+def test_a_link_is_not_followed(tmp_path: Path, linked: str) -> None:
+    """What it leads to may change after the hash was taken, and may be anybody's."""
+    directory, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    store = Store(directory, attempt=1)
+    store.save(3, state_of(3))
+    store.save(5, state_of(5))
+    (directory / "step-5" / linked).rename(elsewhere)
+    (directory / "step-5" / linked).symlink_to(elsewhere)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.step == 3
+
+
+def test_a_small_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
+    """Who stops in the middle leaves the old file, and so does who reads meanwhile."""
+    path, same_file = tmp_path / "FENCE", tmp_path / "the same file"
+    write_durably(path, b"the old text")
+    same_file.hardlink_to(path)
+    write_durably(path, b"the new text")
+    assert path.read_bytes() == b"the new text"
+    assert same_file.read_bytes() == b"the old text"
+    assert sorted(tmp_path.iterdir()) == [path, same_file]
 
 
 @pytest.mark.parametrize("missing", FILES)

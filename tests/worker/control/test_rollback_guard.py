@@ -60,6 +60,27 @@ def in_force() -> AppliedSettings:
     return found
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+def test_what_modules_beside_took_over_is_rolled_back_too(limit: int | None) -> None:
+    """But for what keeps a memory limit."""
+    session = Session(Environment(settings=Settings(), memory_limit_bytes=limit))
+    modules = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    roots = [Root(module, lambda _: None) for module in modules]
+    for root in roots:
+        root.install()
+    found = AppliedSettings(session, ScriptFacts(), roots)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    plan = RootPlan(autocast=torch.bfloat16, rows_per_step=2)
+    found.tuner.applied = Applied(plan)
+    beside = found.find_beside(roots[1])
+    beside.tuner.applied = Applied(plan)
+    found.apply()
+    assert [root.plan for root in roots] == [plan, plan]
+    found.roll_back("why")
+    kept = plan.memory_only() if limit is not None else RootPlan()
+    assert [root.plan for root in roots] == [kept, kept]
+
+
 def test_a_roll_back_takes_everything_back_for_good(in_force: AppliedSettings) -> None:
     root, optimizer, tuner = in_force.roots[0], in_force.facts.optimizers[0], in_force.tuner
     assert root.plan.autocast is torch.bfloat16

@@ -51,6 +51,7 @@ def train(folder: Path, **settings: Any) -> tuple[list[list[float]], list[str]]:
 
 
 def test_sharded_training_stays_as_written(tmp_path: Path) -> None:
+    """Bit for bit, also where settings are asked for; what is left out is said."""
     plain, _ = train(tmp_path / "plain", mode="Off")
     tuned, said = train(tmp_path / "tuned", mode="Auto")
     assert plain[0] == plain[1] == tuned[0] == tuned[1]
@@ -58,3 +59,29 @@ def test_sharded_training_stays_as_written(tmp_path: Path) -> None:
         assert "everything skipped" not in text, text
         assert " applied: " not in text, text
         assert "fused optimizer skipped: 2 processes could measure and decide differently" in text
+    asked, said = train(
+        tmp_path / "asked",
+        precision="bfloat16",
+        compile="On",
+        activationCheckpointing="On",
+        batchPerStep=8,
+    )
+    assert asked == plain
+    for text in said:
+        for item in ("precision", "attention kernel", "channels_last", "compile"):
+            assert f"{item} skipped: FSDPModule is left as it is" in text
+        for item in ("batch split", "activation checkpointing"):
+            assert f"{item} skipped: FSDPModule owns the gradients" in text
+
+
+def test_the_optimizers_kernel_of_an_earlier_run_is_applied_in_all(tmp_path: Path) -> None:
+    """Each process steps its own part: nothing else follows from the kernel."""
+    known = {"fusedOptimizer": True, "precision": "bfloat16", "compile": True}
+    plain, _ = train(tmp_path / "plain", mode="Off")
+    tuned, said = train(tmp_path / "tuned", mode="Auto", tuned=known)
+    assert tuned[0] == tuned[1]
+    assert tuned[0] == pytest.approx(plain[0], abs=1e-5)
+    for text in said:
+        assert "fused optimizer applied: from an earlier run" in text
+        assert "precision skipped: FSDPModule is left as it is" in text
+        assert "compile skipped: FSDPModule is left as it is" in text

@@ -20,6 +20,7 @@ from gpujob_worker.inject.data_loader import (
     remove_workers,
 )
 from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune import data_loader_policy
 from gpujob_worker.tune.applied import Applied
@@ -177,6 +178,8 @@ class Training:
         self.policy = LoaderPolicy(self.session)
         self.loader = self.new_loader()
         self.applied = Applied()
+        # Another program is given the machine for a while in every fourth step.
+        self.turns = False
 
     def new_loader(self) -> DataLoader[Any]:
         return DataLoader(Numbers(), batch_size=1, shuffle=True)
@@ -213,6 +216,8 @@ class Training:
             self.policy.waited(waiting)
             seen.append(batch.item())
             self.now += seconds
+            if self.turns and self.session.meter.steps % 4 == 0:
+                self.now += 0.6
             self.session.meter.step_done()
         return seen
 
@@ -239,6 +244,30 @@ def test_workers_that_shorten_the_wait_and_the_steps_stay(training: Training) ->
     assert training.loader.num_workers == 2
     assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert "steps take 0.0120 s with workers, 0.0000 s of it waiting" in training.said
+
+
+def test_a_machine_that_is_taken_in_turns_does_not_speak_against_workers(
+    training: Training,
+) -> None:
+    """Steps were four times as long with workers as without, and none of it was their doing."""
+    training.passes(1, 0.02, 0.008)
+    training.tuned()
+    training.passes(1, 0.02, 0.008)
+    training.turns = True
+    training.passes(4, 0.013, 0.001)
+    assert training.loader.num_workers == 2
+    assert "steps take 0.0130 s with workers, 0.0010 s of it waiting" in training.said
+
+
+def test_steps_that_wait_are_never_left_out(training: Training) -> None:
+    """A few workers that are too slow give several batches at once, and then nothing for long."""
+    meter = training.session.meter
+    for number in range(21):
+        meter.waited(0.08 if number % 4 == 0 else 0.0)
+        training.now += 0.09 if number % 4 == 0 else 0.01
+        meter.step_done()
+    assert meter.undisturbed(Timed()) == (pytest.approx(0.03), pytest.approx(0.02))
+    assert meter.undisturbed(meter.timed) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Net(nn.Module):
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), 1e-2)
 x, y = torch.randn(32, 16), torch.randint(4, (32,))
+x = helper(x) if "before" in sys.argv else x
 
 @torch.compile(backend="eager")
 def whole(x):
@@ -47,7 +48,7 @@ OF_THE_MODEL = "the script compiles its model itself"
 
 @pytest.mark.parametrize(
     ("place", "of_the_model"),
-    [("unused", False), ("outside", False), ("inside", True), ("whole", True)],
+    [("unused", False), ("before", False), ("outside", False), ("inside", True), ("whole", True)],
 )
 def test_a_compiled_function_counts_where_the_model_is_in_it_or_around_it(
     place: str, of_the_model: bool, tmp_path: Path

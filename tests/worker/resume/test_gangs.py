@@ -11,9 +11,11 @@ import pytest
 
 from tests.harness.gangs import committed, manifest, start_gang
 from tests.harness.unmodified_scripts import (
+    ACCELERATE_GROUP,
     HUGGING_FACE_GROUP,
     LIGHTNING_GROUP,
     REPLICAS,
+    SHARDS,
 )
 from tests.harness.worker_process import WorkerRun
 
@@ -85,6 +87,34 @@ def test_replicas_of_a_trainer_resume_bit_for_bit(tmp_path: Path) -> None:
     assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
 
 
+@pytest.mark.slow
+@pytest.mark.trainers
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replicas_of_accelerate_resume_bit_for_bit(tmp_path: Path, workers: int) -> None:
+    """In the second epoch: the generator of its order is in a sampler inside another one."""
+    source = ACCELERATE_GROUP
+    whole = start_gang(tmp_path / "whole", 1, source, workers, 1, 0, 0).results()
+    stopped = start_gang(tmp_path / "stopped", 1, source, workers, 1, 8, 1)
+    assert stopped.wait() == [143, 143], stopped.errors
+    assert committed(tmp_path / "stopped") == [9]
+    end = start_gang(tmp_path / "stopped", 2, source, workers, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
+
+
+def test_shards_stop_at_the_same_step_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    """FSDP2: each process saves its own part of weights and optimizer, of one manifest."""
+    whole = start_gang(tmp_path / "whole", 1, SHARDS, 0, 1, 0, 0, mode="Off").results()
+    assert whole[0] != whole[1], "each process has a part of its own"
+    stopped = start_gang(tmp_path / "stopped", 1, SHARDS, 0, 1, 8, 1)
+    assert stopped.wait() == [143, 143], stopped.errors
+    assert committed(tmp_path / "stopped") == [9]
+    assert list(manifest(tmp_path / "stopped", 9)["ranks"]) == ["rank-0", "rank-1"]
+    end = start_gang(tmp_path / "stopped", 2, SHARDS, 0, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
+
+
 def step_of(run: WorkerRun) -> int:
     lines = run.output.splitlines() if (run.folder / "stdout").exists() else []
     steps = [line.split()[1] for line in lines if line.startswith("step ")]
@@ -92,13 +122,14 @@ def step_of(run: WorkerRun) -> int:
 
 
 @pytest.mark.slow
-def test_sigkill_of_all_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [REPLICAS, SHARDS], ids=["replicas", "shards"])
+def test_sigkill_of_all_at_random_moments(tmp_path: Path, source: str) -> None:
     """First one of them and then the rest, as by a node that is lost, in the middle of writes."""
-    whole = start_gang(tmp_path / "whole", 1, REPLICAS, 0, 1, 0, 0).results()
+    whole = start_gang(tmp_path / "whole", 1, source, 0, 1, 0, 0).results()
     folder, rng = tmp_path / "killed", random.Random(7)
     durable = 0
     for attempt in (1, 2):
-        gang = start_gang(folder, attempt, REPLICAS, 0, 1, 0, 0, checkpointIntervalSeconds=0)
+        gang = start_gang(folder, attempt, source, 0, 1, 0, 0, checkpointIntervalSeconds=0)
         first, second = rng.sample(gang.runs, 2)
         until = rng.randint(5, 7)
         first.wait_until(lambda run=first, until=until: step_of(run) >= until)
@@ -110,7 +141,7 @@ def test_sigkill_of_all_at_random_moments(tmp_path: Path) -> None:
         assert steps[-1] > durable, "nothing was committed although every step is due"
         durable = steps[-1]
         assert list(manifest(folder, durable)["ranks"]) == ["rank-0", "rank-1"]
-    end = start_gang(folder, 3, REPLICAS, 0, 1, 0, 0)
+    end = start_gang(folder, 3, source, 0, 1, 0, 0)
     assert end.results() == whole
     assert [report["resumedFromStep"] for report in end.reports] == [durable] * 2
 

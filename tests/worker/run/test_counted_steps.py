@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.declared_batch import compare_with_declared
 from tests.harness.worker_process import run_worker
 
 ACCUMULATES = """
@@ -52,13 +54,15 @@ print(loss.item(), scaler.get_scale())
 MEASURED_ONLY = {"mode": "Recommend", "compile": "Off"}
 
 
-def report_of(folder: Path, script: str, *arguments: str) -> dict[str, Any]:
+def report_of(
+    folder: Path, script: str, *arguments: str, batch_total: int | None = None
+) -> dict[str, Any]:
     folder.mkdir()
     (folder / "train.py").write_text(script)
     code, run = run_worker(
         folder,
         [str(folder / "train.py"), *arguments],
-        settings=MEASURED_ONLY,
+        settings={**MEASURED_ONLY, "batchTotal": batch_total},
         options=("--explain", "--tuning-seconds", "1"),
     )
     assert code == 0, run.errors
@@ -68,6 +72,33 @@ def report_of(folder: Path, script: str, *arguments: str) -> dict[str, Any]:
 def samples(report: dict[str, Any]) -> float:
     timing = report["baseline"]
     return timing["samplesPerSecond"] * timing["stepSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "line"),
+    [
+        (64, "batch size 64 samples in a step, as declared"),
+        (
+            256,
+            "batch size differs: a step takes 64 samples (the script), and "
+            "spec.optimize.batchSize.total declares 256; nothing is changed",
+        ),
+        (None, None),
+    ],
+)
+def test_a_declared_batch_is_compared_with_the_first_step(
+    tmp_path: Path, declared: int | None, line: str | None
+) -> None:
+    report = report_of(tmp_path / "run", ACCUMULATES, "8", batch_total=declared)
+    about = [one for one in report["explain"] if one.startswith("batch size")]
+    assert about == ([] if line is None else [line])
+
+
+def test_the_declared_batch_is_that_of_all_processes() -> None:
+    explanation = DecisionLog()
+    compare_with_declared(64, 16, 4, explanation)
+    compare_with_declared(64, 3, 4, explanation)  # the last batch of a pass is smaller
+    assert explanation.lines == ("batch size 64 samples in a step, as declared",)
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:

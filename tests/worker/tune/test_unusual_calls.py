@@ -89,13 +89,13 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
         in_force.facts.saw(optimizer)
     assert in_force.tuner is not None
     tuning = TuningRun(session, in_force, optimizers[0])
-    tuning.among_others(root, "Critic", "2 modules are trained")
+    tuning.run_several("Critic", "2 modules are trained")
     line = session.explanation.line
     assert line("batch split") == "batch split skipped: 2 modules are trained"
     assert line("fused optimizer") == "fused optimizer skipped: 2 optimizers step; one is needed"
     fit: Any = KnownFit(in_force.tuner.applied)
     in_force.fit = fit
-    tuning.among_others(root, "Critic", "2 modules are trained")
+    tuning.run_several("Critic", "2 modules are trained")
     assert fit.asked == [("judged", 77)]
     root.recorded = call
     tuning.among_others(root, "Critic", "again")
@@ -103,7 +103,8 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     assert line("memory model").endswith("is of Model; what steps took is of all (Model, Critic)")
     # The split of the limit is in force and is not said to be refused.
     assert line("batch split") == "batch split skipped: 2 modules are trained"
-    assert line("precision") == "precision skipped: again"
+    assert line("precision") == "precision skipped: 2 modules are trained"
+    assert root.recorded is call, "speed is tuned on it"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,6 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
     TuningRun(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
     assert [name for name, _ in fits[0].asked] == asked
-    assert other.recorded is None
     put = "Critic" in asked and settles[1]
     assert other.plan == (RootPlan(rows_per_step=3) if put else RootPlan())
 

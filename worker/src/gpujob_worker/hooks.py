@@ -21,14 +21,16 @@ from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
 from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.presence import meet_others, require_all
 from gpujob_worker.control.rollback_guard import RollbackGuard
 from gpujob_worker.control.schedule import TuningSchedule
+from gpujob_worker.control.script_compiling import ScriptCompiling
 from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
-from gpujob_worker.inject.ddp import watch_process_group
+from gpujob_worker.inject.ddp import is_wrapped, watch_process_group, watch_wrappers
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.inject.fused_optimizer import device_of, pickle_as_written
@@ -78,6 +80,7 @@ class Hooks:
         self._loaders = LoaderPolicy(session)
         self._tuning = TuningSchedule(session, self._in_force, self._loaders)
         self._guardian = RollbackGuard(session, self._in_force)
+        self._loss_check = LossCheck(session, self._in_force, self._guardian.loss_changed)
         self._discovery = self._new_discovery(())
         self._later = SubsequentModels(session, self._in_force)
         # The step after which the model in training began, and steps made since roots are watched.
@@ -111,6 +114,7 @@ class Hooks:
         )
         watch_backward(guard(self._on_loss))
         watch_process_group(guard(self._on_group))
+        watch_wrappers()
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
             # A process that only imports torch does not say it; one that trains does at its end.
@@ -120,7 +124,8 @@ class Hooks:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
-        watch_compile(guard(self._on_compile), guard(self._on_compile_start))
+        compiling = ScriptCompiling(self._in_force, lambda: self._discovery, lambda: self._inside)
+        watch_compile(guard(compiling.module), guard(compiling.starts), guard(compiling.ends))
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
@@ -210,33 +215,22 @@ class Hooks:
         """The processes that train together have found each other."""
         meet_others(self._session, self._facts)
 
-    def _on_loss(self, loss: torch.Tensor) -> None:
+    def _on_loss(self, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
         if self._in_child:
             self._train_in_child()
         if not self._inside:
             self._losses += 1
-            self._session.state.saw_loss(loss)
-
-    def _on_compile(self) -> None:
-        if not self._inside:
-            self._facts.compiles = True
-            self._discovery.finish()
-
-    def _on_compile_start(self) -> None:
-        """A function that the script compiles is called: what it computes may be the model's call,
-        or a part of it. Once models are known, a loss or a helper outside of them is neither."""
-        compiles_ours = any(root.plan.compiles for root in self._roots)
-        if self._inside or self._facts.compiles or compiles_ours:
-            return
-        if not self._roots or any(root.inside for root in self._roots):
-            self._on_compile()
+            self._session.state.saw_pass(unscaled)
+            self._loss_check.saw_loss(loss)
 
     def _new_discovery(self, known: Sequence[Root]) -> Discovery:
         return Discovery(self._net.guard(self._on_root), known)
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
-        if self._inside:
+        if self._inside or is_wrapped(module):
             return None
+        if not module.training and not self._later.steps(module):
+            return None  # a teacher that is not frozen
         self._session.start()
         if not self._roots:
             require_all(self._session)
@@ -261,6 +255,7 @@ class Hooks:
         self._discovery.forget()
         self._preparation.again()
         self._guardian.again()
+        self._loss_check.again()
         self._began_at = self._session.meter.steps
         self._losses = 0
 
@@ -297,7 +292,7 @@ class Hooks:
             return
         if self._in_force.optimizer is not None:
             return
-        if self._facts.compiles:
+        if self._in_force.script_compiles:
             self._later.unseen()
         if self._later.suits(optimizer):
             self._preparation.before_first_step(optimizer)
@@ -318,7 +313,8 @@ class Hooks:
             self._session.meter.optimizer_ends()
         self._inside = True
         try:
-            with self._session.meter.paused():
+            # A script may step its optimizer in inference mode, in which no graph is made.
+            with self._session.meter.paused(), torch.inference_mode(mode=False):
                 self._advance(optimizer)
         finally:
             self._inside = False
@@ -367,7 +363,8 @@ class Hooks:
     def _count_samples(self) -> None:
         state, first = self._session.state, self._roots[0] if self._roots else None
         alone = first is not None and len(self._roots) == 1
-        state.takes_samples(first.samples(self._losses if alone else 0) if first else None)
+        samples = first.samples(self._losses if alone else 0) if first else None
+        self._session.takes_samples(samples)
         state.makes_calls(first.calls_as_large if first is not None and alone else 1.0)
 
     def _drop_what_is_over(self, steps: int) -> None:
@@ -386,12 +383,11 @@ class Hooks:
             self._guardian.first_steps()
         if since > 0:
             self._guardian.step(since)
+            self._loss_check.step(since)
             self._tuning.compile_when_due()
         elif self._session.state.known_tuned is not None:
             self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:
-            self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
-            for beside in self._in_force.beside:
-                beside.root.recording = beside.fit is not None
+            self._in_force.record()
         elif since == 0:
             self._tuning.run(optimizer)

@@ -14,8 +14,10 @@ from gpujob_api.settings import OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.device.cpu_cores import keep_to_cores
+from gpujob_worker.launch import accelerate_launch, elastic_agent
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.first_process import is_first_process, is_started_by_first_process
+from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.resume_flags import adapt_resume
 from gpujob_worker.options import Options, options_of_run
 from gpujob_worker.run.decision_log import DecisionLog
@@ -134,7 +136,11 @@ class Process:
 
         if session.is_first and session.listens_to_stops:
             session.listen_for_stop()
+            when_imported(accelerate_launch.MODULE, self._net.guard(accelerate_launch.adapt))
         Hooks(session, self._net, self._again_in_child).install()
+        if session.listens_to_stops:
+            adapt_agent = self._net.guard(lambda: elastic_agent.adapt(session))
+            when_imported(elastic_agent.MODULE, adapt_agent)
         if session.is_first or is_started_by_first_process():
             # Others would write into the same folder.
             self._net.guard(lambda: watch(session))()

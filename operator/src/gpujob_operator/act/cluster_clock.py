@@ -20,18 +20,24 @@ TOLERANCE_SECONDS = 5.0
 
 
 class ClusterClock:
-    """`now` is cheap, and never goes back while this process leads."""
+    """`now` is cheap, and never goes back while this process leads.
+
+    `moved` gets by how much the clock was set where that is more than the tolerance: what was
+    measured by the clock before was measured wrongly.
+    """
 
     def __init__(
         self,
         wall: Callable[[], datetime],
         monotonic: Callable[[], float],
         is_set: Callable[[], bool] = lambda: False,
+        moved: Callable[[timedelta], None] = lambda by: None,
     ) -> None:
         self._wall = wall
         self._monotonic = monotonic
         # True while the clock must not be set: this process leads.
         self._is_set = is_set
+        self._moved = moved
         self._at, self._since = wall(), monotonic()
 
     def now(self) -> datetime:
@@ -42,12 +48,15 @@ class ClusterClock:
         served = _time(date)
         if served is None or self._is_set():
             return
-        wall = self._wall()
+        before, wall = self.now(), self._wall()
         wrong_seconds = (wall - served).total_seconds()
         if abs(wrong_seconds) > TOLERANCE_SECONDS:
             log.warning("wall clock differs from the API server's", seconds=round(wrong_seconds))
         self._at = served if abs(wrong_seconds) > TOLERANCE_SECONDS else wall
         self._since = self._monotonic()
+        by = self.now() - before
+        if abs(by.total_seconds()) > TOLERANCE_SECONDS:
+            self._moved(by)
 
 
 def _time(date: str | None) -> datetime | None:

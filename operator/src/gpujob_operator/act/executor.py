@@ -25,6 +25,7 @@ from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    DeleteProfile,
     Plan,
     PlanItem,
     RejectJob,
@@ -230,7 +231,7 @@ def _lane(item: PlanItem) -> str:
             return item.job.metadata.uid
         case DeletePod():
             return item.pod.job_uid
-        case SaveProfile():
+        case SaveProfile() | DeleteProfile():
             return f"profile {item.profile.metadata.key}"
         case WriteQueueStatus():
             return f"queue {item.queue.metadata.name}"

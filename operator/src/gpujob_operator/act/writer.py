@@ -34,6 +34,7 @@ from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    DeleteProfile,
     EventNote,
     PlanItem,
     RejectJob,
@@ -139,7 +140,9 @@ class Writer:
             case DeletePod():
                 await self._delete_pod(item)
             case DeleteJob():
-                await self._delete_job(item.job)
+                await self._delete(JOBS, item.job.metadata)
+            case DeleteProfile():
+                await self._delete(PROFILES, item.profile.metadata)
             case SaveProfile():
                 await self._save_profile(item)
 
@@ -180,6 +183,9 @@ class Writer:
             case DeleteJob():
                 metadata = item.job.metadata
                 await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
+            case DeleteProfile():
+                metadata = item.profile.metadata
+                await self._refresh(PROFILES, metadata.name, metadata.namespace, metadata.uid)
             case WriteStatus() | RejectJob():
                 return await self._confirm_status(JOBS, item.job.metadata)
             case WriteQueueStatus():
@@ -201,7 +207,7 @@ class Writer:
                 self._feedback.gone(JOBS, item.job.metadata.uid)
             case WriteQueueStatus():
                 self._feedback.gone(QUEUES, item.queue.metadata.uid)
-            case SaveProfile():
+            case SaveProfile() | DeleteProfile():
                 self._feedback.gone(PROFILES, item.profile.metadata.uid)
             case CreatePod() | DeletePod():
                 return
@@ -284,25 +290,26 @@ class Writer:
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._feedback.written(PODS, answer)
 
-    async def _delete_job(self, job: GPUJob) -> None:
-        metadata = job.metadata
+    async def _delete(self, kind: ResourceType, metadata: Metadata) -> None:
+        """A finished job or an unused profile, as it was decided."""
+        name, namespace = metadata.name, metadata.namespace
         try:
             answer = await self._as_leader().delete(
-                JOBS,
-                metadata.name,
-                metadata.namespace,
+                kind,
+                name,
+                namespace,
                 uid=metadata.uid,
                 resource_version=metadata.resource_version,
             )
         except Conflict:
-            await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
+            await self._refresh(kind, name, namespace, metadata.uid)
             raise
-        log.info("finished job deleted", job=metadata.key)
+        log.info("deleted as no longer used", kind=kind.plural, name=metadata.key)
         if (answer.get("metadata") or {}).get("deletionTimestamp"):
             # Somebody's finalizer keeps it for a while.
-            self._feedback.written(JOBS, answer)
+            self._feedback.written(kind, answer)
         else:
-            self._feedback.gone(JOBS, metadata.uid)
+            self._feedback.gone(kind, metadata.uid)
 
     async def _save_profile(self, item: SaveProfile) -> None:
         metadata = item.profile.metadata
@@ -327,7 +334,7 @@ def namespace_of(item: PlanItem) -> str:
             return item.job.metadata.namespace
         case DeletePod():
             return item.pod.namespace
-        case SaveProfile():
+        case SaveProfile() | DeleteProfile():
             return item.profile.metadata.namespace
         case WriteQueueStatus():
             return ""
@@ -347,6 +354,8 @@ def target_of(item: PlanItem) -> Target:
             return "delete", PODS.plural, namespace, item.pod.name
         case SaveProfile():
             return "patch", PROFILES.plural, namespace, item.profile.metadata.name
+        case DeleteProfile():
+            return "delete", PROFILES.plural, namespace, item.profile.metadata.name
         case WriteQueueStatus():
             return "patch", QUEUES.plural, "", item.queue.metadata.name
 

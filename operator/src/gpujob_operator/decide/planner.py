@@ -25,6 +25,7 @@ from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     DeleteJob,
+    DeleteProfile,
     NextStep,
     Plan,
     PlanItem,
@@ -65,6 +66,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
+    items += [DeleteProfile(profile) for profile in cache.expired_profiles(now)]
     items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 

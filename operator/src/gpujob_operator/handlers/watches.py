@@ -54,12 +54,14 @@ class Watch:
         watched: WatchedKind,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._kube = kube
         self._cache = cache
         self._metrics = metrics
         self._watched = watched
         self._sleep = sleep
+        self._uniform = uniform
         self._failures = 0
         self.alive_at = time.monotonic()
         self.listed = False
@@ -124,8 +126,7 @@ class Watch:
         server asks. Jitter keeps clients out of step.
         """
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
-        jittered = random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
-        await self._sleep(jittered + asked_seconds(failure))
+        await self._sleep(self._uniform(ceiling / 2, ceiling) + asked_seconds(failure))
 
 
 def _resource_version(manifest: object) -> str:

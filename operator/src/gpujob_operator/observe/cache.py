@@ -281,6 +281,10 @@ class Cache:
         )
         return replace(node, status=replace(node.status, observed_at=arrived))
 
+    def clock_moved(self, by: timedelta) -> None:
+        """The clock was set. Readings that are known already become right with the next list."""
+        self._freshness.clock_moved(by)
+
     def _worker(self, uid: str) -> PodView | None:
         """The worker pod with this UID. Use by other pods is not attributed to the job."""
         pod = self.pod(uid)

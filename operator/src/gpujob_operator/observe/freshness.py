@@ -57,6 +57,12 @@ class Freshness:
             known.moment = min(observed_at + min(known.delays), now)
         return known.moment
 
+    def clock_moved(self, by: timedelta) -> None:
+        """The operator's clock was set: all delays so far were measured by a clock that was wrong."""
+        for known in self._nodes.values():
+            known.delays = deque((delay + by for delay in known.delays), DELAYS_MAX)
+            known.moment = None if known.moment is None else known.moment + by
+
     def forget(self, node: str) -> None:
         self._nodes.pop(node, None)
 

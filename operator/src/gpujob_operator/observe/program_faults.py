@@ -32,7 +32,7 @@ class ProgramFaults:
                 owner = self._owner(event.pod_uid or "", pod_of)
                 # An agent may speak for the pods of its node only.
                 if owner is not None and owner[0] == node.metadata.name:
-                    found.append(ProgramFault(gpu.uuid, event.xid, *owner[1:]))
+                    found.append(ProgramFault(owner[0], gpu.uuid, event.xid, *owner[1:]))
         self._put(node.metadata.name, tuple(found))
 
     def remember(self, pod: PodView) -> None:

@@ -51,8 +51,13 @@ class SpotHistory:
         """Handles a node that was added, changed or deleted."""
         if before is not None and (after is None or after.name != before.name):
             self._gone(before.name)
-        if after is not None and after.spot:
+        if after is None:
+            return
+        if after.spot:
             self._seen(after)
+        elif after.name in self._watched:
+            # Somebody took its label away: what becomes of it says nothing of spot nodes.
+            self._end(after.name, interrupted=False, pool="")
 
     def pools(self) -> tuple[SpotPool, ...]:
         """The counts so far, in whole node-hours, by name."""

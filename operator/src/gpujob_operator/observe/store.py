@@ -180,9 +180,8 @@ class Store(Generic[ViewT]):
             changed |= self.upsert(manifest)
         limit = version_number(resource_version)
         self._see(limit)
-        for uid, entry in list(self._entries.items()):
-            if uid not in listed and entry.version <= limit:
-                changed |= self.remove(uid, limit)
+        for uid in [uid for uid in self._entries if uid not in listed]:
+            changed |= self.remove(uid, limit)
         return changed
 
     def _is_of_another_history(self, resource_version: str, mark: Mark | None) -> bool:

@@ -55,6 +55,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "retryBackoffSeconds": _POSITIVE_SECONDS,
     "retryBackoffMaxSeconds": _POSITIVE_SECONDS,
     "reportIntervalSeconds": _POSITIVE_SECONDS,
+    "profileUnusedDays": Bounds(high=36_500),
 }
 PATTERNS: Mapping[str, str] = {
     "reportUrl": r"^(https?://.*)?$",

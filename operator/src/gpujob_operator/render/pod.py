@@ -26,6 +26,7 @@ from gpujob_operator.decide.model.configuration import Configuration, DeviceAcce
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 from gpujob_operator.decide.model.workers import worker_name
 from gpujob_operator.render.package import add_package, brings_package, hook_folder
 from gpujob_operator.render.service import (
@@ -62,7 +63,7 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     worker = next(worker for worker in placement.workers if worker.rank == create.rank)
     template = copy.deepcopy(dict(job.spec.template))
     spec: dict[str, Any] = template.get("spec") or {}
-    _complete_spec(spec, job, worker, configuration)
+    _complete_spec(spec, create, worker, configuration)
     if len(spec["containers"]) == 1:
         # Whatever the only container is called in the template.
         spec["containers"][0]["name"] = WORKER_CONTAINER
@@ -111,10 +112,11 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
 
 
 def _complete_spec(
-    spec: dict[str, Any], job: GPUJob, worker: WorkerPlacement, configuration: Configuration
+    spec: dict[str, Any], create: CreatePod, worker: WorkerPlacement, configuration: Configuration
 ) -> None:
+    job = create.job
     spec["restartPolicy"] = "Never"
-    spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node)
+    spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node, create.hostname)
     spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
     spec["terminationGracePeriodSeconds"] = grace_seconds(job, configuration)
     # The worker has no access to the API: its only token has the audience of the report endpoint
@@ -129,16 +131,21 @@ def _complete_spec(
     security.setdefault("runAsNonRoot", True)
     # This makes volumes writable for a worker that is not root.
     security.setdefault("fsGroup", WORKER_GROUP)
+    # Walking all files of a large volume at each start would take minutes.
+    security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 
 
-def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod.
+def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> dict[str, Any]:
+    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod. The node's
+    name alone decides; its label says the same to autoscalers, which do not read the name.
 
     Raises `FieldError` for an affinity that cannot be narrowed.
     """
     match = {"key": "metadata.name", "operator": "In", "values": [node]}
+    label = {"key": LABEL_HOSTNAME, "operator": "In", "values": [hostname]}
+    expressions = [label] if hostname is not None else []
     terms: list[Mapping[str, Any]] = [{}]
     path = "spec.template.spec.affinity.nodeAffinity"
     node_affinity = _object(affinity.get("nodeAffinity"), path)
@@ -149,12 +156,19 @@ def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
         terms = [_object(term, f"{path}[{number}]") for number, term in enumerate(listed)]
         if not terms:
             raise FieldError(path, "must have at least one term")
-    narrowed = [
-        {**term, "matchFields": [*_list(term.get("matchFields"), f"{path}[]"), match]}
-        for term in terms
-    ]
+    narrowed = [_narrowed(term, match, expressions, f"{path}[]") for term in terms]
     required = {"nodeSelectorTerms": narrowed}
     return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: required}}
+
+
+def _narrowed(
+    term: Mapping[str, Any], match: object, expressions: list[dict[str, Any]], path: str
+) -> dict[str, Any]:
+    """The term with the node's name among its fields and with more expressions."""
+    found = {**term, "matchFields": [*_list(term.get("matchFields"), path), match]}
+    if expressions:
+        found["matchExpressions"] = [*_list(term.get("matchExpressions"), path), *expressions]
+    return found
 
 
 def _object(value: object, path: str) -> Mapping[str, Any]:

@@ -76,9 +76,9 @@ def nothing(
 
 
 def slowed(job: GPUJob, *, now: bool) -> GPUJob:
-    writer = ConditionWriter(job, T0)
-    status = writer.set(job.status, conditions.SLOWED, now, "CoTenants", "")
-    return replace(job, status=status)
+    writer = ConditionWriter(job, job.status, T0)
+    writer.set(conditions.SLOWED, now, "CoTenants", "")
+    return replace(job, status=writer.status())
 
 
 def test_one_more_of_whom_all_is_said_already() -> None:

@@ -96,7 +96,7 @@ def test_an_unhealthy_gpu_is_left() -> None:
 
 
 def test_a_gpu_that_programs_failed_on_is_kept_by_the_job_that_runs_there() -> None:
-    told = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("uid-x", "uid-y"))
+    told = tuple(ProgramFault("n0", "GPU-0", 31, uid, "team") for uid in ("uid-x", "uid-y"))
     assert found(A, program_faults=told) is None
     seen = capacity(make_snapshot(A, program_faults=told)).gpu("n0", "GPU-0")
     assert seen is not None

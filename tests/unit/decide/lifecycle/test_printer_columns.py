@@ -34,7 +34,7 @@ def job(mode: OptimizeMode, speedup: Speedup | None) -> GPUJob:
 )
 def test_the_speed_column(mode: OptimizeMode, speedup: Speedup | None, text: str) -> None:
     found = job(mode, speedup)
-    assert summarize(found, found.status, ()).speed == text
+    assert summarize(found, found.status, found.status, ()).speed == text
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_the_progress_column(step: int, total: int | None, text: str) -> None:
     made = running(make_job())
     seen = replace(measured(GIB, step=step), steps_total=total)
     found = with_status(made, measurement=seen)
-    assert summarize(found, found.status, ()).progress == text
+    assert summarize(found, found.status, found.status, ()).progress == text
 
 
 def test_a_job_that_was_not_measured_has_no_progress() -> None:
     found = make_job()
-    assert summarize(found, found.status, ()).progress == ""
+    assert summarize(found, found.status, found.status, ()).progress == ""

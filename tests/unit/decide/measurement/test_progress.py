@@ -109,6 +109,16 @@ def peak_bytes(seen: int, said: int, held: Reservation | None) -> int:
     return joined.memory_peak_bytes
 
 
+def test_the_first_version_that_a_job_names_stays() -> None:
+    """Its profile has an entry for each version: one job writes one of them."""
+    status = JOB.status
+    for number in range(5):
+        report = make_report(step=6 + number, torch_version=f"2.{number}")
+        status = with_measurement(status, report, used(GIB))
+        assert status.measurement is not None
+        assert status.measurement.torch_version == "2.0"
+
+
 def test_the_worker_sees_peaks_that_the_agent_misses() -> None:
     assert peak_bytes(8 * GIB, 9 * GIB, reserve(8 * GIB)) == 9 * GIB
     assert joined_usage(None, make_report(), None) is None

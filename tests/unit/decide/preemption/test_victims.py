@@ -185,7 +185,7 @@ def _with_steps(world: World, name: str, total: int) -> Any:
 
 
 def queue(name: str, gpus: int | None, borrow: int | None = None, parent: str = "") -> GPUQueue:
-    fields = {} if gpus is None else {"gpus": gpus}
+    fields: dict[str, Any] = {} if gpus is None else {"gpus": gpus}
     return make_queue(name, borrow=borrow, parent=parent, **fields)
 
 

@@ -62,6 +62,16 @@ def test_a_job_that_has_not_run_takes_as_long_as_runs_of_its_workload_did() -> N
     assert first_of(*history, large, small) == "small"
 
 
+def test_a_run_of_the_workload_with_more_epochs_takes_longer() -> None:
+    history = (
+        finished("past1", 600.0, "train", "--lr", "1", "--epochs", "1"),
+        finished("past2", 90_000.0, "train", "--lr", "1", "--epochs", "150"),
+    )
+    large = pending("large", 0, "train", "--lr", "2", "--epochs", "150")
+    small = pending("small", 10, "train", "--lr", "2", "--epochs", "1")
+    assert first_of(*history, large, small) == "small"
+
+
 def test_without_such_runs_it_takes_as_long_as_runs_of_its_family_did() -> None:
     """The same program, whatever its options."""
     history = (finished("past", 600.0, "python", "small.py", "--lr", "0.1"),)

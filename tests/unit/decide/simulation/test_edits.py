@@ -9,11 +9,10 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import SharingMode
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, Snapshot, Taint
 from gpujob_operator.decide.simulation.comparison import differences
 from gpujob_operator.decide.simulation.edits import (
     ADDED_JOBS_MAX,
-    HOSTNAME,
     Edits,
     MoreNodes,
     edited,
@@ -41,7 +40,7 @@ def picture() -> Snapshot:
     job = running(make_job("first", sharing=SharingMode.EXCLUSIVE))
     gpu = make_gpu(ours=[("uid-first-1-0", GIB)], driver=GIB, healthy=False)
     node = make_node(
-        labels={HOSTNAME: "n0", "pool": "a"},
+        labels={LABEL_HOSTNAME: "n0", "pool": "a"},
         taints=(Taint("gpujob.dev/reclaim", "NoSchedule", "1"), Taint("keep", "NoSchedule")),
         cpu_milli_free=1,
         memory_bytes_free=2,
@@ -58,7 +57,7 @@ def test_more_nodes_are_alike_and_idle() -> None:
     assert [node.name for node in seen.nodes] == ["n0", "n0-what-if-0", "n0-what-if-1"]
     view, gpu_node = seen.nodes[1], seen.gpu_nodes[1]
     assert (view.ready, view.unschedulable, view.not_ready_since) == (True, False, None)
-    assert view.labels == {HOSTNAME: "n0-what-if-0", "pool": "a"}
+    assert view.labels == {LABEL_HOSTNAME: "n0-what-if-0", "pool": "a"}
     assert [taint.key for taint in view.taints] == ["keep"]
     assert view.cpu_milli_free == view.cpu_milli_allocatable > 1
     assert view.memory_bytes_free == view.memory_bytes_allocatable > 2

@@ -7,7 +7,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import Consensus
-from gpujob_worker.control.secondary_modules import SecondaryModule
+from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
 from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -16,7 +16,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import apply_settings, keep_only, tuned
+from gpujob_worker.tune.registry import apply_settings, keep_only, setting_called, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
@@ -60,6 +60,11 @@ class AppliedSettings:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer that the settings apply to; None if the script has dropped it."""
         return self._tuned() if self._tuned is not None else None
+
+    @property
+    def script_compiles(self) -> bool:
+        """True if the script compiles its model, or functions and no model was called outside."""
+        return self.facts.compiles or (self.facts.compiles_functions and not self.roots)
 
     @property
     def fits(self) -> list[MemoryFit]:
@@ -154,6 +159,28 @@ class AppliedSettings:
         if self.tuner is not None and self.first_shape:
             self.session.settings_are(self.tuner.tuned())
 
+    def record(self) -> None:
+        """Calls are kept from now on: under a memory limit of modules that have a memory model."""
+        modelled = [other.root for other in self.beside if other.fit is not None]
+        for index, root in enumerate(self.roots):
+            alone = index == 0 and (len(self.roots) == 1 or self.fit is not None)
+            limited = self.session.environment.memory_limit_bytes is not None
+            root.recording = alone or not limited or any(root is known for known in modelled)
+
+    def lead(self, root: Root) -> None:
+        """Makes this root the first one, whose settings are reported."""
+        self.roots.remove(root)
+        self.roots.insert(0, root)
+
+    def find_beside(self, root: Root) -> SecondaryModule:
+        """What is chosen for a root other than the first; nothing yet when first asked."""
+        found = next((other for other in self.beside if other.root is root), None)
+        if found is None:
+            before = self.roots[: self.roots.index(root)]
+            found = secondary_module(root, before, self.session, self.facts, self.whose)
+            self.beside.append(found)
+        return found
+
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
             self.drop(root)
@@ -185,6 +212,8 @@ class AppliedSettings:
             self.tunes(optimizer)
         optimizer = self.optimizer
         apply_settings(self._first_root, optimizer, self.applied)
+        for other in self.beside:
+            other.put()
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
 
@@ -207,6 +236,24 @@ class AppliedSettings:
         if offload is not None and offload.optimizer is optimizer:
             offload.step_ends()
 
+    def roll_back_setting(self, name: str, why: str) -> None:
+        """Ends one setting for the rest of the run, and compiled code, which was made with it."""
+        logs = [(self.applied, self.session.explanation)]
+        logs += [(other.tuner.applied, other.explanation) for other in self.beside]
+        for setting in (setting_called(name), setting_called("compile")):
+            for applied, said in logs:
+                if setting.chosen(applied):
+                    setting.drop(applied)
+                    for item in said.applied_items(setting.ITEM):
+                        said.skipped(item, f"rolled back{self.whose}: {why}")
+        self.session.state.scale_losses(self.applied.plan.loss_scale)
+        apply_settings(self._first_root, self.optimizer, self.applied)
+        for other in self.beside:
+            other.put()
+        if self.first_shape:
+            self.session.settings_are(tuned(self.applied))
+        self.session.meter.new_window()
+
     def roll_back(self, why: str) -> None:
         """Returns to plain settings for the rest of the run. Nothing is tried again.
 
@@ -224,6 +271,8 @@ class AppliedSettings:
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)
         apply_settings(self._first_root, self.optimizer, self.applied)
+        for other in self.beside:
+            other.roll_back(limited=limited)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))

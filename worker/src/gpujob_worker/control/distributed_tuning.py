@@ -4,7 +4,7 @@ Each process checks whether the measured settings are safe for its own batch and
 settings that all found safe are applied (`consensus`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,6 +25,7 @@ from gpujob_worker.inject.ddp import (
 )
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short
 from gpujob_worker.tune.tuner import Tuner
@@ -101,7 +102,11 @@ class FollowingTuner(SharedTuner):
         self.compile_items(root, recorded).adopt(self.proposed)
 
     def gain(
-        self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
+        self,
+        root: Root,
+        recorded: RecordedCall,
+        optimizer: torch.optim.Optimizer | None,
+        beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> None:
         """The first process measures and reports."""
 

@@ -11,6 +11,7 @@ from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
+from gpujob_worker.inject.process_flags import Tf32
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors
 from gpujob_worker.run.session import Session
@@ -101,6 +102,15 @@ class RollbackGuard:
         if scale.hopeless:
             # The check of this very step comes after this.
             self._roll_back(f"gradients overflow, {scale}", self._since + 1)
+
+    def loss_changed(self, why: str) -> None:
+        """The settings in force change the loss. Of these a lower precision does it most likely."""
+        plan = self._applied.plan
+        lower = plan.autocast is not None or plan.setting(Tf32) is not None
+        if lower and self._in_force.agreement is None:
+            self._in_force.roll_back_setting("precision", why)
+        else:
+            self._roll_back(why, self._since + 1)
 
     def call_failed(self, error: Exception) -> None:
         """A call failed with the settings and succeeded without them."""

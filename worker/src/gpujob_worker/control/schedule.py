@@ -12,11 +12,14 @@ from gpujob_api.report import WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
+from gpujob_worker.control.secondary_modules import SECONDARY_MAX, names_of
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import names_of
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
 
@@ -76,30 +79,65 @@ class TuningSchedule:
         tuning = TuningRun(self._session, in_force, optimizer)
         for root in roots:
             root.stop_recording()
-        reason = self._no_single_root()
-        if reason is None:
-            self._compile_due = tuning.run(roots[0])
-        elif in_force.run_refusal is None and len(roots) > 1 and not in_force.facts.compiles:
-            tuning.among_others(roots[0], names_of(roots[1:]), reason)
-        else:
+        reason = self._no_root()
+        if reason is not None:
             tuning.without_root(reason)
+        elif len(roots) == 1:
+            self._compile_due = tuning.run(roots[0])
+        else:
+            text = f"{len(roots)} modules are trained from outside, one is needed"
+            others = names_of(roots[1:])
+            self._compile_due = tuning.run_several(others, f"{text}: {names_of(roots)}")
 
-    def _no_single_root(self) -> str | None:
-        """Why no root can be tuned; None if there is one."""
+    def _no_root(self) -> str | None:
+        """Why no root can be tuned; None if one can."""
         in_force, roots = self._in_force, self._in_force.roots
-        if in_force.facts.compiles:
+        if in_force.script_compiles:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
-            return "no module in training mode was called from outside all others, with gradients"
-        if len(roots) > 1:
-            count, names = len(roots), names_of(roots)
-            return f"{count} modules are trained from outside, one is needed: {names}"
-        root = roots[0]
-        if root.recorded is None:
+            return "no module in training was called from outside all others, with gradients"
+        if len(roots) > 1 and (in_force.agreement is not None or in_force.run_refusal is not None):
+            names = names_of(roots)
+            return f"{len(roots)} modules are trained from outside, one is needed: {names}"
+        if all(root.recorded is None for root in roots):
             return "no call of the module was seen"
         if in_force.run_refusal is None and in_force.agreement is None:
-            in_force.refuse_runs(trace_refusal(root, root.recorded, whole=True))
+            refused = self._leave_out_unsafe()
+            none_left = all(root.recorded is None for root in roots)
+            in_force.refuse_runs(refused[0][1] if none_left else None)
+            if not none_left and len(roots) > 1:
+                self._choose_first()
+                self._say(refused)
         return in_force.run_refusal
+
+    def _leave_out_unsafe(self) -> list[tuple[Root, str]]:
+        """Forgets calls that must not be made for a measurement, and says why."""
+        refused: list[tuple[Root, str]] = []
+        for root in self._in_force.roots:
+            call = root.recorded
+            refusal = trace_refusal(root, call, whole=True) if call is not None else None
+            if refusal is not None:
+                root.recorded = None
+                refused.append((root, refusal))
+        return refused
+
+    def _choose_first(self) -> None:
+        """The module whose calls take longest is the first one, unless a limit is kept for another
+        one as the first.
+        """
+        in_force = self._in_force
+        if in_force.fit is not None:
+            return
+        known = [(_seconds(root), root) for root in in_force.roots if root.recorded is not None]
+        known.sort(key=lambda pair: -pair[0])
+        for _, root in known[1 + SECONDARY_MAX :]:
+            root.recorded = None
+        in_force.lead(known[0][1])
+
+    def _say(self, refused: list[tuple[Root, str]]) -> None:
+        for root, why in refused[:SECONDARY_MAX]:
+            if root is not self._in_force.roots[0]:
+                self._in_force.find_beside(root).explanation.skipped("settings for speed", why)
 
     def _compile(self) -> None:
         session, tuner, root = self._session, self._in_force.tuner, self._in_force.roots[0]
@@ -121,3 +159,13 @@ class TuningSchedule:
         self._in_force.apply()
         self._in_force.report()
         session.meter.new_window()
+
+
+def _seconds(root: Root) -> float:
+    """What the calls of a step take, forward and backward."""
+    assert root.recorded is not None
+    probe = RootProbe(root, root.recorded)
+    with no_trace(root.module):
+        # The first one also sets up what libraries keep.
+        seconds = min(probe.seconds(RootPlan()) for _ in range(2))
+    return seconds * root.calls_as_large

@@ -14,7 +14,7 @@ from gpujob_api.settings import TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, tuner_for
-from gpujob_worker.control.secondary_modules import SecondaryModule, name_beside
+from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
@@ -23,7 +23,6 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
-from gpujob_worker.tune.tuner import Tuner
 
 # Calls of a root before which the limit is checked; a loop may make many in one step.
 LOOKS_MAX = 64
@@ -52,6 +51,8 @@ class Startup:
         in_force = self._in_force
         again, self._done = self._done, True
         limited = self._session.environment.memory_limit_bytes is not None
+        if again and not limited and root is not in_force.roots[0]:
+            self._start_beside(root)
         if again and (not limited or self._looks >= LOOKS_MAX):
             return
         self._looks += 1
@@ -147,6 +148,28 @@ class Startup:
         session.state.needs(fit.needed_bytes)
         session.meter.memory.reset_peak()
 
+    def _start_beside(self, root: Root) -> None:
+        """Applies known settings to a root other than the first, before its first call."""
+        known, recorded = self._session.state.known_tuned, root.recorded
+        if known is None or recorded is None or self._in_force.agreement is not None:
+            return
+        if len(self._in_force.beside) >= SECONDARY_MAX:
+            return
+        found = self._in_force.find_beside(root)
+        with self._session.meter.paused(), measuring("settings for speed", found.explanation):
+            refusal = trace_refusal(root, recorded, whole=False)
+            if refusal is None:
+                self._take_over(found, recorded)
+            else:
+                found.explanation.skipped("settings for speed", refusal)
+        found.put()
+
+    def _take_over(self, found: SecondaryModule, recorded: RecordedCall) -> None:
+        """The call may be run."""
+        known = self._session.state.known_tuned
+        if known is not None:
+            found.take_over(recorded, known, self._in_force.applied.plan.loss_scale)
+
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
         """Handles a root other than the first: split and recomputed by its own memory model."""
         session, in_force = self._session, self._in_force
@@ -169,21 +192,14 @@ class Startup:
         session, in_force = self._session, self._in_force
         limit = session.environment.memory_limit_bytes
         assert limit is not None
-        said = session.explanation.about(name_beside(root, in_force.roots) + in_force.whose)
-        tuner = Tuner(
-            session.environment.settings,
-            session.features,
-            said,
-            session.tuning_budget_seconds,
-            in_force.facts,
-        )
-        found = SecondaryModule(root, tuner, None, said)
-        in_force.beside.append(found)
+        found = in_force.find_beside(root)
+        said = found.explanation
         reason = self._beside_refusal(root, recorded)
         if reason is not None:
             said.skipped("memory limit", f"nothing was measured: {reason}")
             return found
-        found.fit = fit = MemoryFit(session.meter.memory, said, tuner, limit)
+        self._take_over(found, recorded)
+        found.fit = fit = MemoryFit(session.meter.memory, said, found.tuner, limit)
         fit.others = lambda: [other for other in in_force.fits if other is not fit]
         with measuring("memory limit", said):
             fit.fit(root, recorded, self._others_bytes(root))

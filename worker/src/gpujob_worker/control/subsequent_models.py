@@ -136,6 +136,11 @@ class SubsequentModels:
     def made(self, optimizer: torch.optim.Optimizer) -> None:
         self._made.add(optimizer)
 
+    def steps(self, module: torch.nn.Module) -> bool:
+        """True if an optimizer was made for parameters of the module."""
+        theirs = {id(parameter) for parameter in module.parameters()}
+        return any(id(p) in theirs for optimizer in self._made for p in parameters_of(optimizer))
+
     def suits(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if a new optimizer, after the previous one is gone, gets the settings of
         that one.

@@ -1,12 +1,14 @@
 """The tuning of a run, between two of its steps: memory first, then settings for speed."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
+from gpujob_worker.control.secondary_modules import SecondaryModule, names_of
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import forced_float32, step_flop
@@ -14,6 +16,8 @@ from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
+# Settings for memory.
+MEMORY = ("batch_split", "activation_checkpointing", "offload")
 
 
 class TuningRun:
@@ -29,34 +33,41 @@ class TuningRun:
         self._optimizer = optimizer
         self._explain = session.explanation
 
-    def without_root(self, reason: str, *, judged: bool = False) -> None:
+    def without_root(self, reason: str) -> None:
+        self._without_memory(reason)
+        for setting in SETTINGS:
+            if setting.SAID_WITHOUT_ROOT and setting.NAME not in MEMORY:
+                self._explain.skipped(setting.ITEM, reason)
+        self._fused_optimizer()
+
+    def _without_memory(self, reason: str, *, judged: bool = False) -> None:
         """`judged`: the check of the memory limit was logged already."""
         keeps_limit = False
         for setting in SETTINGS:
-            if not setting.SAID_WITHOUT_ROOT:
+            if setting.NAME not in MEMORY or not setting.SAID_WITHOUT_ROOT:
                 continue
             # What keeps a limit since the first step stays.
             if setting.chosen(self._tuner.applied):
                 keeps_limit = True
             else:
                 self._explain.skipped(setting.ITEM, reason)
-        self._fused_optimizer()
         if self._in_force.fit is not None and not (keeps_limit or judged):
             self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
-        """For several modules in training. Each has a memory model; their total is measured."""
+        """The memory of several modules in training. Each has a memory model; their total is
+        measured.
+        """
         fit, recorded = self._in_force.fit, root.recorded
         if fit is None or recorded is None:
-            self.without_root(reason)
+            self._without_memory(reason)
             return
-        root.recorded = None
         name = type(root.module).__name__
         modelled = [other.root for other in self._in_force.beside if other.fit is not None]
         text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
         self._explain.note("memory model", text)
         self._correct_all(fit, root, recorded)
-        self.without_root(reason, judged=True)
+        self._without_memory(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
         """Makes as many modules as needed take less; if none can, the run may end."""
@@ -65,7 +76,6 @@ class TuningRun:
         enough = settled and fit.chose_finer
         for other in beside:
             if enough:
-                other.root.recorded = None
                 continue
             settled = other.correct(observed) or settled
             enough = other.fit is not None and other.fit.chose_finer
@@ -83,19 +93,51 @@ class TuningRun:
         self._session.state.computes_in_float32(forced_float32(root))
         self._session.state.counted(step_flop(root, recorded))
         self._memory(root, recorded)
+        return self._speed(root, recorded, ())
+
+    def run_several(self, others: str, reason: str) -> float | None:
+        """For several modules in training: the first one is measured, and the others take over
+        what is close on their own calls. `reason` is why nothing else is done about memory.
+        """
+        roots, in_force = self._in_force.roots, self._in_force
+        first, recorded = roots[0], roots[0].recorded
+        if recorded is None:
+            self.without_root(reason)
+            return None
+        self.among_others(first, others, reason)
+        beside = [in_force.find_beside(root) for root in roots[1:] if root.recorded is not None]
+        flop = [step_flop(root, root.recorded) for root in roots if root.recorded is not None]
+        times = [root.calls_as_large for root in roots if root.recorded is not None]
+        known = [count * one for count, one in zip(times, flop, strict=True) if one is not None]
+        self._session.state.computes_in_float32(all(map(forced_float32, roots)))
+        self._session.state.counted(sum(known) if len(known) == len(roots) else None)
+        return self._speed(first, recorded, beside)
+
+    def _speed(
+        self, root: Root, recorded: RecordedCall, beside: Sequence[SecondaryModule]
+    ) -> float | None:
         apply_settings(root, None, self._tuner.applied)
+        calls = [(other, other.root.recorded) for other in beside]
+        present = [(other, call) for other, call in calls if call is not None]
         try:
             # On copies of parameters: it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
             self._fused_optimizer()
             self._tuner.speed(root, recorded)
-            due = self._compile(root, recorded)
-            gain = self._tuner.gain(root, recorded, self._optimizer)
+            due = self._compile(root, recorded, alone=not beside)
+            scale, chosen = self._tuner.applied.plan.loss_scale, self._tuner.tuned()
+            for other, call in present:
+                other.take_over(call, chosen, scale)
+            parts = [(other.root, call, other.tuner.applied) for other, call in present]
+            gain = self._tuner.gain(root, recorded, self._optimizer, parts)
             self._session.state.gained(self._tuner.tuned(), gain)
             return due
         finally:
             apply_settings(root, None, self._in_force.applied)
             root.recorded = None
+            for other, _ in present:
+                other.put()
+                other.root.recorded = None
 
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
         fit = self._in_force.fit
@@ -136,11 +178,14 @@ class TuningRun:
             free_bytes = max(0, limit - self._session.meter.memory.current_bytes())
         self._tuner.fused_optimizer(self._optimizer, free_bytes)
 
-    def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
+    def _compile(self, root: Root, recorded: RecordedCall, *, alone: bool) -> float | None:
         wanted = self._session.environment.settings.compile
         if wanted is Toggle.AUTO and self._in_force.agreement is not None:
             why = "the others would wait for it; several processes have to ask for it"
             self._explain.skipped("compile", why)
+            return None
+        if wanted is Toggle.AUTO and not alone:
+            self._explain.skipped("compile", "where several modules train it has to be asked for")
             return None
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"

@@ -31,6 +31,7 @@ class AttentionWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self.types: set[torch.dtype] = set()
         self.drops = False
         self.chosen = False
         # Before the contexts of the script around the call are entered.
@@ -46,10 +47,11 @@ class AttentionWatch(TorchDispatchMode):
         del types
         keywords = kwargs or {}
         name = str(func)
+        self.chosen = self.chosen or _enabled() != self._outside
         if name.startswith("aten._scaled_dot_product_") and "backward" not in name:
             self.calls += 1
+            self.types.add(args[0].dtype)
             self.drops = self.drops or dropout_of(func, args, keywords) > 0
-            self.chosen = self.chosen or _enabled() != self._outside
         return func(*args, **keywords)
 
     def refusal(self) -> str | None:
@@ -79,11 +81,16 @@ class AttentionChoice(CallSetting):
         return attention_kernel(self.kernel)
 
 
-def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
-    """Kernels that torch would not choose by itself, the most promising first."""
-    if device_type == "cuda":
-        return (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
-    return (AttentionKernel.MATH,)
+def candidates(device_type: str, types: set[torch.dtype]) -> tuple[AttentionKernel, ...]:
+    """Kernels that torch would not choose by itself, the most promising first.
+
+    Of those of a GPU only one takes float32, and torch chooses it.
+    """
+    if device_type != "cuda":
+        return (AttentionKernel.MATH,)
+    if not types & {torch.bfloat16, torch.float16}:
+        return ()
+    return (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ each of them once, for the whole batch, as written. `torch.autograd.grad` exchan
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 _WRAPPER = "DistributedDataParallel"
+# Modules that were put into such a wrapper.
+_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def inside(module: nn.Module) -> nn.Module | None:
@@ -22,6 +25,24 @@ def inside(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     own = kind.__module__ == "torch.nn.parallel.distributed" and kind.__name__ == _WRAPPER
     return getattr(module, "module", None) if own else None
+
+
+def watch_wrappers() -> None:
+    """Remembers from now on which modules are put into a DistributedDataParallel."""
+    kind = nn.parallel.DistributedDataParallel
+    plain: Any = kind.__init__
+
+    @functools.wraps(plain)
+    def __init__(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        _wrapped.add(module)
+        plain(self, module, *args, **kwargs)
+
+    kind.__init__ = __init__
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether the module trains inside a wrapper: a call past it may be of one process alone."""
+    return module in _wrapped
 
 
 def process_group() -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
-"""Finds the root modules: modules that are called from outside any module, in training mode, and
-have trainable parameters.
+"""Finds the root modules: modules that are called from outside any module, with gradients, and
+have trainable parameters. Some are trained in evaluation mode, so that statistics stay as they are;
+whether an optimizer steps such a module is for `on_root` to say.
 
 In the first steps a class-wide `_compiled_call_impl` sees every call of every module. Then the root
 gets its own replacement, and the class is restored.
@@ -27,18 +28,28 @@ class Discovery:
         self._roots = list(known)
 
     def start(self) -> None:
+        self.active = True
+        self.resume()
+
+    def resume(self) -> None:
+        """Sees calls again after `pause`, unless finished meanwhile."""
+        if not self.active:
+            return
         discovery = self
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return discovery.call(module, args, kwargs)
 
-        self.active = True
         torch.nn.Module._compiled_call_impl = call  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def finish(self) -> None:
         if self.active:
             self.active = False
-            torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            self.pause()
+
+    def pause(self) -> None:
+        """Leaves calls as they are while torch compiles, which would trace what sees them."""
+        torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def forget(self) -> None:
         self._roots.clear()
@@ -58,7 +69,7 @@ class Discovery:
             self._depth -= 1
 
     def _root(self, module: torch.nn.Module) -> Root | None:
-        if id(module) in self._seen or not module.training or not torch.is_grad_enabled():
+        if id(module) in self._seen or not torch.is_grad_enabled():
             return None
         if transforms():
             return None
@@ -66,8 +77,9 @@ class Discovery:
             return None  # a recomputation inside backward, ours or the script's own
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return None  # nothing to learn, or frozen: a teacher, the features a loss compares
-        self._seen.add(id(module))
         root = self._on_root(module)
         if root is not None:
             self._roots.append(root)
+        if root is not None or module.training:
+            self._seen.add(id(module))
         return root

@@ -66,8 +66,6 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
                 owner = name or type(layer).__name__
                 return f"module {owner} has hooks of the script, which would run in probes too"
     for name, parameter in module.named_parameters():
-        if parameter._backward_hooks:
-            return f"parameter {name} has hooks of the script, which would run in probes too"
         if torch.nn.parameter.is_lazy(parameter):
             return f"parameter {name} is made in the first call"
     return None

@@ -15,7 +15,8 @@ class Tf32(CallSetting):
     """float32 matrix products in TF32. Used only if it is off in the script."""
 
     def switch(self, on: bool) -> None:
-        torch.set_float32_matmul_precision("high" if on else "highest")
+        if on or float32_products() == "high":
+            torch.set_float32_matmul_precision("high" if on else "highest")
 
 
 @dataclass(frozen=True, slots=True)

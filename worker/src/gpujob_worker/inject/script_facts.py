@@ -26,7 +26,10 @@ class ScriptFacts:
     # Number of processes that must come to the same decision separately; 1 if they decide together.
     processes: int = 1
     memory_limited: bool = False
+    # A module, or a function that is called in the model or has it inside.
     compiles: bool = False
+    # Any function.
+    compiles_functions: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
     # The model is called inside the optimizer's step, as LBFGS and Lightning do.
@@ -60,15 +63,17 @@ def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
     torch.optim.Optimizer.__init__ = __init__
 
 
-def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:
-    """Calls `on_loss` with each scalar from which the script starts a backward pass."""
+def watch_backward(on_loss: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    """Calls `on_loss` with each scalar from which the script starts a backward pass, and with that
+    scalar as it was before a GradScaler multiplied it.
+    """
     plain, scaled = torch.Tensor.backward, _watch_scaled_losses()
 
     @functools.wraps(plain)
     def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self.numel() == 1:
             unscaled = next((loss for product, loss in scaled if product() is self), self)
-            on_loss(unscaled.detach())
+            on_loss(self.detach(), unscaled.detach())
         plain(self, *args, **kwargs)
 
     torch.Tensor.backward = backward  # pyright: ignore[reportAttributeAccessIssue]
@@ -90,9 +95,11 @@ def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tens
     return scaled
 
 
-def watch_compile(on_compile: Callable[[], None], on_start: Callable[[], None]) -> None:
-    """Calls `on_compile` when the script asks for a compiled module, and `on_start` whenever torch
-    begins to compile a function that the script asked for, in the function's call.
+def watch_compile(
+    on_compile: Callable[[], None], on_start: Callable[[], None], on_end: Callable[[], None]
+) -> None:
+    """Calls `on_compile` when the script asks for a compiled module, and `on_start` and `on_end`
+    around each compilation of a function that the script asked for, in the function's call.
     """
     starts: list[object] = []
 
@@ -100,10 +107,15 @@ def watch_compile(on_compile: Callable[[], None], on_start: Callable[[], None]) 
         del details
         on_start()
 
+    def ends(*details: object) -> None:
+        del details
+        on_end()
+
     def listen() -> None:
         if not starts:
             callbacks: Any = sys.modules["torch._dynamo.callback"]
             starts.append(callbacks.on_compile_start(begins))
+            callbacks.on_compile_end(ends)
 
     for owner in (torch, torch.nn.Module):
         plain = owner.compile

@@ -5,7 +5,7 @@ A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replac
 """
 
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, 
 from gpujob_worker.inject.call_settings import CallSetting, around, switch
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.ddp import compiled_as_one
+from gpujob_worker.inject.float32_tail import as_float32
 from gpujob_worker.inject.functional import (
     called_with_other_parameters,
     is_traced,
@@ -28,7 +29,6 @@ from gpujob_worker.inject.surroundings import Surroundings
 from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16
-NAMED_MAX = 4
 
 Kind = TypeVar("Kind", bound=CallSetting)
 
@@ -75,6 +75,12 @@ class RootPlan:
             keeps_chunk=self.keeps_chunk,
             activations_on_host=self.activations_on_host,
         )
+
+    def arithmetic(self) -> "RootPlan":
+        """What decides about digits: a split and compiled code do what the whole and eager code do,
+        but for the order of sums.
+        """
+        return RootPlan(autocast=self.autocast, settings=self.settings)
 
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None, keeps_chunk=True)
@@ -140,6 +146,7 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self._module: Callable[[], torch.nn.Module | None] = lambda: module
+        self.evaluates = not module.training  # no call of it was in training mode
         self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
         self._plan = self.running = _PLAIN
         # What a call that fails is made again with; None where that would be the same.
@@ -155,6 +162,9 @@ class Root:
         # Called after a call that failed under the plan and not without it.
         self.failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
+        # Is shown the inputs of the next call; says whether that call is made as written, and what
+        # is shown its output.
+        self.check: Callable[[CallInputs], tuple[bool, Callable[[Any], None]] | None] | None = None
         self.inside = False
         self.called = True  # since somebody asked; a model that is over is called no more
         self.settled = False  # no discovery is watching any more what runs inside
@@ -216,9 +226,11 @@ class Root:
         self.called = True
         if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        seen = self.module.training and torch.is_grad_enabled() and not transforms()
-        if self.inside or not seen or is_traced(args, kwargs):
+        if self.inside or transforms() or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.evaluates = self.evaluates and not self.module.training
+        if not (torch.is_grad_enabled() and (self.module.training or self.evaluates)):
+            return self._call_without_gradients(args, kwargs)
         self.inside = True
         try:
             inputs = CallInputs.of(args, kwargs)
@@ -236,7 +248,7 @@ class Root:
                 self._before_call(self)
                 # A batch that is kept without need would count as the script's own memory.
                 self.recorded = self.recorded if self.recording else None
-            output = self._run_or_fall_back(inputs)
+            output = self._call_and_check(inputs)
             if records and self.recording:
                 self._record_gradients(output)
             if self.seen is not None:
@@ -260,15 +272,39 @@ class Root:
             surroundings=Surroundings.now(self.device.type),
         )
 
-    def _run_or_fall_back(self, inputs: CallInputs) -> Any:
+    def _call_and_check(self, inputs: CallInputs) -> Any:
+        check, self.check = self.check, None
+        found = check(inputs) if check is not None else None
+        if found is None:
+            return self._run_or_fall_back(inputs, self._plan)
+        as_written, watch = found
+        plan = self._plan.memory_only() if as_written else self._plan
+        output = self._run_or_fall_back(inputs, plan)
+        watch(output)
+        return output
+
+    def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A model in training mode computes alike with gradients and without: a script compares
+        both, as probabilities before and after an update. An evaluation is the script's own.
+        """
+        plan = self._plan.arithmetic()
+        if plan == _PLAIN or not self.module.training:
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.inside = True
+        try:
+            return self._run_or_fall_back(CallInputs.of(args, kwargs), plan)
+        finally:
+            self.inside = False
+
+    def _run_or_fall_back(self, inputs: CallInputs, plan: RootPlan) -> Any:
         """Runs the call, and repeats it without the plan if it fails: the script may take a path
         that no probe saw.
         """
         plain = self._fallback
         if plain is None:
-            return self.run(self._plan, inputs)
+            return self.run(plan, inputs)
         try:
-            return self.run(self._plan, inputs)
+            return self.run(plan, inputs)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -324,7 +360,8 @@ class Root:
             # The next replay overwrites this one's outputs.
             output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
-            output = map_tensors(_as_float32, output)
+            # The script's loss continues in the type it was written for.
+            output = map_tensors(as_float32, output)
         for setting in reversed(settings):
             output = setting.after(output)
         return output
@@ -361,15 +398,3 @@ def hide_from_script_compiler() -> None:
     names: list[str] = torch.jit._recursive.ignored_attributes  # pyright: ignore
     if "_compiled_call_impl" not in names:
         names.append("_compiled_call_impl")
-
-
-def names_of(roots: Sequence[Root]) -> str:
-    """The classes of the modules, for people."""
-    names = [type(root.module).__name__ for root in roots]
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return ", ".join(names[:NAMED_MAX]) + more
-
-
-def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    # The script's loss continues in the type it was written for.
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -43,25 +43,38 @@ class RandomStates:
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
 
+    @property
+    def drawn(self) -> bool:
+        """True if torch's generators have drawn numbers since."""
+        now = RandomStates()
+        pairs = zip((self.torch, *self.cuda), (now.torch, *now.cuda), strict=True)
+        return not all(torch.equal(one, other) for one, other in pairs)
+
 
 @contextlib.contextmanager
 def no_trace(module: torch.nn.Module) -> Generator[None]:
     """Forward and backward runs inside leave the process unchanged, also if they raise.
 
-    Gradients must be taken with `torch.autograd.grad`; `.grad` is not restored.
+    Hooks that the script put on parameters do not run. Gradients must be taken with
+    `torch.autograd.grad`; `.grad` is not restored.
     """
     states, generators = RandomStates(), OwnGenerators.of_module(module)
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
     contents = [pair for _, values in attributes for pair in _contents(values)]
     tensors = [*module.buffers(), *_plain_tensors([values for _, values in attributes])]
     buffers = [(buffer, buffer.detach().clone()) for buffer in tensors]
+    hooks = [(found, dict(found)) for found in map(_hooks, module.parameters()) if found]
     silence, logged = io.StringIO(), logging.root.manager.disable
     # A handler writes to the stream that it was made with, past any redirection.
     logging.disable(max(logged, logging.CRITICAL))
+    for found, _ in hooks:
+        found.clear()
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             yield
     finally:
+        for found, before in hooks:
+            found.update(before)
         for buffer, value in buffers:
             put_back(buffer, value)
         for layer, values in attributes:
@@ -71,6 +84,11 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
         states.restore()
         generators.restore()
         logging.disable(logged)
+
+
+def _hooks(parameter: torch.Tensor) -> dict[int, Any] | None:
+    """Called with each gradient, if only asked for too; the very dict that torch reads."""
+    return parameter._backward_hooks
 
 
 def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:

@@ -31,7 +31,11 @@ from gpujob_worker.checkpoint.staging import NoRoomError, StagingBuffer
 from gpujob_worker.checkpoint.store import Commit, Store
 from gpujob_worker.checkpoint.tree import encode_tree
 from gpujob_worker.resume.lockstep import Alone, Order, Pace, Wish
-from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted
+from gpujob_worker.run.graceful_stop import (
+    EXIT_MARGIN_SECONDS,
+    Interrupted,
+    leave_unsaved,
+)
 from gpujob_worker.run.session import Session
 
 _ITEM = "checkpoint"
@@ -106,7 +110,9 @@ class Checkpointer:
         saved = self.save_last() if saved is None else saved
         self._session.state.enter(WorkerPhase.DRAINING)
         self._wait_until_known()
-        raise Interrupted(saved=saved)
+        if not saved:
+            leave_unsaved()
+        raise Interrupted(saved=True)
 
     def _wait_until_known(self) -> None:
         left = self._session.stop.remaining_seconds() - EXIT_MARGIN_SECONDS

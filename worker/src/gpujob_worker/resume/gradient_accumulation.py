@@ -38,7 +38,7 @@ class SplitStep:
     def step(self, batch: Any, loss_of: Callable[[Any], Any]) -> torch.Tensor:
         self._optimizer.zero_grad(set_to_none=True)
         pieces, rows = self._pieces(batch)
-        self._session.state.takes_samples(sum(rows))
+        self._session.takes_samples(sum(rows))
         if self._reduction == "token":
             loss = self._backward_tokens(pieces, loss_of)
         else:

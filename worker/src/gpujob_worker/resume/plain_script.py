@@ -136,7 +136,7 @@ class PlainScript:
             return
         spread = self._objects.spread()
         if spread is not None:
-            self._refuse(f"{spread} over the processes, which is not saved yet")
+            self._refuse(f"{spread}, which is not saved yet")
             return
         self._loader = weakref.ref(loader)
         self._begin()

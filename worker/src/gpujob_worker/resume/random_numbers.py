@@ -27,6 +27,10 @@ def restore_random(saved: dict[str, Any]) -> None:
     states.restore()
 
 
+# A sampler that deals out another one's batches is in few others.
+_SAMPLERS_DEEP_MAX = 8
+
+
 class Generators:
     """States of the loader's own generators (`generator=` of the loader and its samplers).
 
@@ -34,14 +38,13 @@ class Generators:
     """
 
     def __init__(self, loader: Any) -> None:
-        batches = loader.batch_sampler
-        self._owners = (loader, loader.sampler, batches, getattr(batches, "sampler", None))
+        self._owners = (loader, loader.sampler, *_nested(loader.batch_sampler))
 
     def states(self) -> list[Any]:
         return [None if found is None else found.get_state() for found in self._generators()]
 
     def restore(self, states: list[Any]) -> None:
-        for generator, state in zip(self._generators(), states, strict=True):
+        for generator, state in zip(self._generators(), states, strict=False):
             if generator is not None and state is not None:
                 generator.set_state(state)
 
@@ -55,10 +58,23 @@ class Generators:
 
         Lightning begins the pass that it resumes before it tells its samplers the epoch.
         """
-        for owner, epoch in zip(self._owners[1:], epochs, strict=True):
+        for owner, epoch in zip(self._owners[1:], epochs, strict=False):
             tell = getattr(owner, "set_epoch", None)
             if epoch is not None and tell is not None:
                 tell(epoch)
 
     def _generators(self) -> list[Any]:
         return [getattr(owner, "generator", None) for owner in self._owners]
+
+
+def _nested(batches: Any) -> list[Any]:
+    """A loader's sampler of batches, and the samplers in it, the outermost first.
+
+    Accelerate deals the batches of a sampler out to several processes by another one around it, and
+    the generator from which the order is drawn is that of the innermost.
+    """
+    found: list[Any] = []
+    while batches is not None and len(found) < _SAMPLERS_DEEP_MAX:
+        found += [batches, getattr(batches, "sampler", None)]
+        batches = getattr(batches, "batch_sampler", None)
+    return found

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 
 from gpujob_worker.checkpoint.errors import MismatchError
-
-# Sharded data parallel training, of either generation.
-_SPREAD = {"FSDPModule", "FullyShardedDataParallel"}
+from gpujob_worker.resume.sharded import (
+    joined_module,
+    joined_optimizer,
+    shape_of,
+    sharding_refusal,
+    with_own_parts,
+)
 
 
 class ScriptObjects:
@@ -50,20 +54,20 @@ class ScriptObjects:
         ]
 
     def spread(self) -> str | None:
-        """Why this process alone has only a part of them; None where it has them whole."""
+        """Why the part that this process has of them cannot be saved; None where it can."""
         for found in self.all():
-            if not isinstance(found, torch.nn.Module):
-                continue
-            for part in found.modules():
-                names = {kind.__name__ for kind in type(part).__mro__}
-                if names & _SPREAD:
-                    return f"{_kind(found)}: {', '.join(sorted(names & _SPREAD))} spreads its state"
-            if any(type(parameter).__name__ == "DTensor" for parameter in found.parameters()):
-                return f"{_kind(found)}: DTensor spreads its parameters"
+            if isinstance(found, torch.nn.Module):
+                refusal = sharding_refusal(found)
+                if refusal is not None:
+                    return f"{_kind(found)}: {refusal}"
         return None
 
     def states(self) -> list[dict[str, Any]]:
-        return [{"kind": _kind(found), "state": found.state_dict()} for found in self.all()]
+        """Of tensors that are spread over processes, the part that this process has."""
+        return [
+            {"kind": _kind(found), "state": with_own_parts(found.state_dict())}
+            for found in self.all()
+        ]
 
     def mismatch(self, saved: list[dict[str, Any]]) -> str | None:
         """How the objects differ from those that were saved; None where they are alike."""
@@ -86,7 +90,7 @@ class ScriptObjects:
         for found, state in zip(self.all(), saved, strict=True):
             try:
                 # An optimizer takes the tensors that it is given, and steps change them.
-                found.load_state_dict(copy.deepcopy(state["state"]))
+                found.load_state_dict(_joined(copy.deepcopy(state["state"]), found))
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise MismatchError(f"{_kind(found)}: {error}") from None
 
@@ -95,8 +99,16 @@ def _kind(found: Any) -> str:
     return type(found).__name__
 
 
+def _joined(saved: dict[str, Any], found: Any) -> dict[str, Any]:
+    if isinstance(found, torch.nn.Module):
+        return joined_module(saved, found)
+    if isinstance(found, torch.optim.Optimizer):
+        return joined_optimizer(saved, found)
+    return saved
+
+
 def _shapes(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, getattr(value, "shape", None)) for name, value in state.items()]
+    return [(name, shape_of(value)) for name, value in state.items()]
 
 
 def _after(kind: Any, method: str, call: Callable[[Any], None]) -> None:

@@ -86,6 +86,14 @@ class DecisionLog:
         """
         return DecisionLog(within=self, addition=f" of {whose}")
 
+    def applied_items(self, item: str) -> tuple[str, ...]:
+        """The item and parts of it (`precision tf32` of `precision`) that are applied."""
+        return tuple(
+            name
+            for name, decision in self._decisions.items()
+            if decision.verdict is Verdict.APPLIED and f"{name} ".startswith(f"{item} ")
+        )
+
     @property
     def skips(self) -> tuple[Decision, ...]:
         return tuple(d for d in self._decisions.values() if d.verdict is Verdict.SKIPPED)

@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_worker.run.keyboard_interrupt import caught_by_script
 
 # Time for the final report and the exit; a killed process has neither.
 EXIT_MARGIN_SECONDS = 0.5
@@ -31,6 +32,22 @@ class Interrupted(SystemExit):
         super().__init__(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
         self.saved = saved
         Interrupted.latest = self
+
+
+def is_launchers_stop(error: BaseException | None) -> bool:
+    """Whether the error is how torchrun learns of SIGTERM."""
+    signaled = type(error).__name__ == "SignalException"
+    return signaled and getattr(error, "sigval", None) == signal.SIGTERM
+
+
+class InterruptedAsFromKeyboard(Interrupted, KeyboardInterrupt):
+    """The script's own `except KeyboardInterrupt` catches it, and saves what it has."""
+
+
+def leave_unsaved() -> NoReturn:
+    """Leaves the training loop with nothing saved by us."""
+    caught = caught_by_script(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+    raise (InterruptedAsFromKeyboard if caught else Interrupted)(saved=False)
 
 
 def _tell_children() -> None:

@@ -25,6 +25,8 @@ APART_STEPS = 5
 PENDING_STEPS_MAX = 1024
 # Pauses, or waits for data, that are recorded for one step: an evaluation has thousands of them.
 SPANS_MAX = 64
+# A step that computed so many times as long as usual was disturbed: an evaluation, a co-tenant.
+DISTURBED_TIMES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Meter:
         self.steps = 0
         # Of all steps that were timed, in whatever window.
         self.timed = Timed()
+        # Seconds, and seconds of waiting, of the latest ones.
+        self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW_STEPS_MAX)
         self.window = Window()
         self.gpu: GPUMeter | None = None
         self.clock = clock or time.perf_counter
@@ -218,8 +222,21 @@ class Meter:
         window.seconds.append(seconds)
         window.total_seconds += seconds
         window.wait_seconds += wait
+        self._latest.append((seconds, wait))
         before = self.timed
         self.timed = Timed(before.steps + 1, before.seconds + seconds, before.wait_seconds + wait)
+
+    def undisturbed(self, since: Timed) -> tuple[float, float]:
+        """Seconds and seconds of waiting of one step since then, of the latest two hundred at most;
+        without the steps that computed far longer than usual. Nothing is left out for waiting.
+        """
+        number = min(self.timed.steps - since.steps, len(self._latest))
+        steps = list(self._latest)[len(self._latest) - number :]
+        if not steps:
+            return 0.0, 0.0
+        usual = statistics.median(seconds - wait for seconds, wait in steps)
+        kept = [step for step in steps if step[0] - step[1] <= DISTURBED_TIMES * usual]
+        return sum(s for s, _ in kept) / len(kept), sum(w for _, w in kept) / len(kept)
 
     def read_memory(self) -> None:
         self._memory_read = self.clock()

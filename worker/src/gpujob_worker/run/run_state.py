@@ -37,6 +37,8 @@ class RunState:
     device: str = ""
     torch_version: str = ""
     loss_tensor: Any = None
+    # The step under way when the last backward pass began.
+    _loss_step: int = -1
     skipped_steps: int | None = None
     # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
@@ -119,6 +121,15 @@ class RunState:
     def saw_loss(self, loss: Any) -> None:
         """Stores the loss. None drops the last one, with the graph that it may reference."""
         self.loss_tensor = loss
+
+    def saw_pass(self, loss: Any) -> None:
+        """Adds the loss of a backward pass to that of the step: each pass may be of a part of the
+        batch.
+        """
+        step, known = self.meter.steps, self.loss_tensor
+        again = self._loss_step == step and known is not None and known.device == loss.device
+        self._loss_step = step
+        self.saw_loss(known + loss if again else loss)
 
     def takes_samples(self, samples: int | None) -> None:
         """Sets the number of samples in each step."""

@@ -20,11 +20,18 @@ from gpujob_api.report import (
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
 from gpujob_worker.run.features import Features
-from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
+from gpujob_worker.run.graceful_stop import (
+    EXIT_MARGIN_SECONDS,
+    Interrupted,
+    Stop,
+    is_launchers_stop,
+    leave_unsaved,
+)
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
@@ -129,6 +136,12 @@ class Session:
     def joins(self, rank: int, world_size: int) -> None:
         """The process group that it trains in."""
         self.rank, self.world_size = rank, world_size
+
+    def takes_samples(self, samples: int | None) -> None:
+        """The samples of a step of this process; None where nobody can count them."""
+        self.state.takes_samples(samples)
+        declared = self.environment.settings.batch_total
+        compare_with_declared(declared, samples, self.world_size, self.explanation)
 
     @property
     def tuning_budget_seconds(self) -> float:
@@ -238,7 +251,7 @@ class Session:
         """Leaves without a checkpoint after a stop request, for scripts without a `Job`."""
         if self.stop.requested and self._owns_safe_points:
             self.state.enter(WorkerPhase.DRAINING)
-            raise Interrupted(saved=False)
+            leave_unsaved()
 
     def _final_report(self) -> None:
         self.state.enter(WorkerPhase.DRAINING)
@@ -255,6 +268,9 @@ class Session:
         self.stop.end()
         self.launches = launches
         if isinstance(error, Interrupted):
+            self.state.enter(WorkerPhase.DRAINING)
+        elif is_launchers_stop(error):
+            self.explanation.note("stop", "the launcher was asked to stop")
             self.state.enter(WorkerPhase.DRAINING)
         elif error is None or (isinstance(error, SystemExit) and not error.code):
             self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)

@@ -17,7 +17,7 @@ from gpujob_worker.inject.data_loader import (
     remove_workers,
 )
 from gpujob_worker.inject.loader_workers import loaded, workers_wanted
-from gpujob_worker.run.meter import Timed
+from gpujob_worker.run.meter import Meter, Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.pinned_memory import PinnedMemory
@@ -70,7 +70,7 @@ class LoaderPolicy:
             return
         if self._workers is None or id(loader) in self._seen:
             return
-        if self._trial is not None and not self._trial.may_start(session.meter.timed):
+        if self._trial is not None and not self._trial.may_start():
             return
         self._seen[id(loader)] = loader
         if self._workers < 1:
@@ -83,7 +83,7 @@ class LoaderPolicy:
         add_workers(loader, self._workers)
         self._given[id(loader)] = loader
         if self._trial is not None:
-            self._trial.starts(session.meter.timed)
+            self._trial.starts()
         if not self._judged:
             text = f"{self._workers} worker processes, new ones for each pass"
             session.explanation.applied(_ITEM, text)
@@ -104,7 +104,7 @@ class LoaderPolicy:
         meter = self._session.meter
         meter.waited(seconds)
         trial = self._trial
-        verdict = trial.verdict(meter.timed) if trial is not None else None
+        verdict = trial.verdict() if trial is not None else None
         if verdict is None:
             return
         self._trial = None
@@ -159,7 +159,7 @@ class LoaderPolicy:
             return
         self._workers = applied.loader_workers = workers
         self._applied = applied
-        self._trial = _Trial(session.meter.timed)
+        self._trial = _Trial(session.meter)
         text = f"waiting takes {wait_percent:.0f} %: {workers} workers from the next pass, on trial"
         session.explanation.note(_ITEM, text)
 
@@ -167,8 +167,8 @@ class LoaderPolicy:
 class _Verdict:
     """Seconds of a step, and of waiting in it, without and with workers."""
 
-    def __init__(self, before: Timed, after: Timed) -> None:
-        self._before, self._after = before.per_step(), after.per_step()
+    def __init__(self, before: tuple[float, float], after: tuple[float, float]) -> None:
+        self._before, self._after = before, after
 
     @property
     def shorter(self) -> bool:
@@ -185,26 +185,32 @@ class _Verdict:
 class _Trial:
     """Compares the steps after tuning with those after the workers were added."""
 
-    def __init__(self, tuned_at: Timed) -> None:
-        self._tuned_at = tuned_at
-        self._before = Timed()
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._tuned_at = meter.timed
+        self._before = (0.0, 0.0)
         self._settled: Timed | None = None
         self._started: Timed | None = None
 
-    def may_start(self, now: Timed) -> bool:
-        return self._started is not None or now.since(self._tuned_at).steps >= BEFORE_STEPS
+    def may_start(self) -> bool:
+        return self._started is not None or self._steps_since(self._tuned_at) >= BEFORE_STEPS
 
-    def starts(self, now: Timed) -> None:
+    def starts(self) -> None:
         if self._started is None:
-            self._started, self._before = now, now.since(self._tuned_at)
+            self._started = self._meter.timed
+            self._before = self._meter.undisturbed(self._tuned_at)
 
-    def verdict(self, now: Timed) -> _Verdict | None:
+    def verdict(self) -> _Verdict | None:
         """None until enough steps were observed."""
         if self._started is None:
             return None
         if self._settled is None:
-            if now.since(self._started).steps >= SETTLE_STEPS:
-                self._settled = now
+            if self._steps_since(self._started) >= SETTLE_STEPS:
+                self._settled = self._meter.timed
             return None
-        after = now.since(self._settled)
-        return _Verdict(self._before, after) if after.steps >= TRIAL_STEPS else None
+        if self._steps_since(self._settled) < TRIAL_STEPS:
+            return None
+        return _Verdict(self._before, self._meter.undisturbed(self._settled))
+
+    def _steps_since(self, then: Timed) -> int:
+        return self._meter.timed.since(then).steps

@@ -5,6 +5,9 @@ Each setting was chosen by a measurement that ended once it was clear, and the m
 measurement is biased upwards. Here the number of pairs is fixed before the first one runs.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from gpujob_api.report import Speedup
@@ -22,45 +25,51 @@ GAIN_SECONDS = 5.0
 GAIN_FRACTION = 0.4
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A call of a module in a step, with the two ways of making it that are compared."""
+
+    root: Root
+    recorded: RecordedCall
+    plain: Applied
+    chosen: Applied
+
+
 class _Side:
-    """One variant of forward and backward, and of the optimizer's step if the variants differ in
-    it.
+    """One way of making the calls of a step forward and backward, and the optimizer's step if the
+    ways differ in it.
     """
 
     def __init__(
-        self, root: Root, recorded: RecordedCall, applied: Applied, copy: OptimizerCopy | None
+        self, parts: Sequence[tuple[Root, RecordedCall, Applied]], copy: OptimizerCopy | None
     ) -> None:
-        self._root = root
-        self._probe = RootProbe(root, recorded)
-        self._applied = applied
+        self._parts = [(root, RootProbe(root, call), way) for root, call, way in parts]
         self._copy = copy
 
     def seconds(self) -> float:
-        apply_settings(self._root, None, self._applied)
-        seconds = self._probe.seconds(self._applied.plan)
-        return seconds if self._copy is None else seconds + self._copy.step_seconds()
+        seconds = 0.0 if self._copy is None else self._copy.step_seconds()
+        for root, probe, applied in self._parts:
+            apply_settings(root, None, applied)
+            seconds += probe.seconds(applied.plan)
+        return seconds
 
 
 def measure_gain(
-    root: Root,
-    recorded: RecordedCall,
-    optimizer: torch.optim.Optimizer | None,
-    ways: tuple[Applied, Applied],
-    seconds: float,
+    parts: Sequence[Part], optimizer: torch.optim.Optimizer | None, seconds: float
 ) -> Speedup | None:
-    """The speed-up of the second variant; None if the measurement would take more than `seconds`.
+    """The speed-up of the chosen way; None if the measurement would take more than `seconds`. The
+    optimizer's kernel is that of the first part.
 
-    Leaves the variant applied that ran last.
+    Leaves the way applied that ran last.
     """
     copies: list[OptimizerCopy | None] = [None, None]
-    if ways[1].fused and optimizer is not None:
+    if parts[0].chosen.fused and optimizer is not None:
         copies = [OptimizerCopy(optimizer), OptimizerCopy(optimizer)]
-        for copy, way in zip(copies, ways, strict=True):
+        for copy, way in zip(copies, (parts[0].plain, parts[0].chosen), strict=True):
             assert copy is not None
             use_fused(copy.optimizer, way.fused)
-    plain, chosen = (
-        _Side(root, recorded, way, copy) for way, copy in zip(ways, copies, strict=True)
-    )
+    plain = _Side([(part.root, part.recorded, part.plain) for part in parts], copies[0])
+    chosen = _Side([(part.root, part.recorded, part.chosen) for part in parts], copies[1])
     # Libraries initialize themselves in a first run.
     chosen.seconds()
     plain.seconds()

@@ -86,7 +86,7 @@ class PinnedMemory:
         done = self._session.meter.timed.since(self._began)
         if self._phase not in _STEPS or done.steps < _STEPS[self._phase]:
             return
-        seconds, _ = done.per_step()
+        seconds, _ = self._session.meter.undisturbed(self._began)
         if self._phase is _Phase.MEASURING_WITHOUT:
             self._without = seconds
             self._enter(_Phase.SETTLING)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -92,6 +92,15 @@ class RootProbe:
             if plan.loss_scale is not None and scaling is not None:
                 plan.loss_scale.restore(scaling)
 
+    def outputs(self, plan: RootPlan) -> list[torch.Tensor]:
+        """All tensors that a call without a graph returns."""
+        self._states.restore()
+        self._own.restore()
+        plan = replace(plan, loss_scale=None)
+        settings = switched(self._root.plan.settings, plan.settings)
+        with settings, self._recorded.around(), torch.no_grad():
+            return tensor_leaves(self._root.run(plan, self._recorded.inputs.detached()))
+
     def compare(self, present: RootPlan, plan: RootPlan) -> tuple[Closeness, Closeness]:
         """How close outputs and gradients are to those of `present`, with nothing dropped."""
         with without_dropout():
@@ -100,9 +109,7 @@ class RootProbe:
     def draws(self, plan: RootPlan) -> bool:
         """True if a run draws torch's random numbers, for dropout or anything else."""
         self.run(plan)
-        before, now = self._states, RandomStates()
-        pairs = zip((before.torch, *before.cuda), (now.torch, *now.cuda), strict=True)
-        return not all(torch.equal(one, other) for one, other in pairs)
+        return self._states.drawn
 
     def seconds(self, plan: RootPlan) -> float:
         self._synchronize()

@@ -4,6 +4,8 @@ Order: memory first (split, then activation checkpointing), then speed (precisio
 memory format, convolutions, compile, the optimizer's kernel).
 """
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -29,7 +31,7 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile_choice import CompileItems
-from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, measure_gain
+from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, Part, measure_gain
 from gpujob_worker.tune.registry import setting_called, tuned
 from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.speed import SpeedItems
@@ -235,24 +237,36 @@ class Tuner:
             self.applied.fused = True
 
     def gain(
-        self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
+        self,
+        root: Root,
+        recorded: RecordedCall,
+        optimizer: torch.optim.Optimizer | None,
+        beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
         """The gain of the choices, in turns with the script's own settings; None if it cannot be
-        measured.
+        measured. `beside`: calls of other modules in the same step, with what was chosen for them.
         """
-        chosen, plain = self.applied, Applied(loader_workers=self.applied.loader_workers)
-        if self._facts.memory_limited:
-            plain = chosen.memory_only()
-        if self.recommends or chosen == plain:
+        ways = [self._ways(applied) for applied in (self.applied, *(way for *_, way in beside))]
+        if self.recommends or all(plain == chosen for plain, chosen in ways):
             return None
+        calls = [(root, recorded), *((other, call) for other, call, _ in beside)]
+        parts = [Part(*call, *way) for call, way in zip(calls, ways, strict=True)]
         granted = GAIN_FRACTION * self._decision.budget_seconds
         seconds = max(GAIN_SECONDS, granted, self._decision.seconds_left())
         try:
-            with no_trace(root.module):
-                return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)
+            with ExitStack() as stack:
+                for part in parts:
+                    stack.enter_context(no_trace(part.root.module))
+                return measure_gain(parts, optimizer, seconds)
         except Exception as error:
             self._explain.skipped("speed-up", f"measuring failed: {short(error)}")
             return None
+
+    def _ways(self, chosen: Applied) -> tuple[Applied, Applied]:
+        """The script's own settings, but for what keeps a memory limit, and the chosen ones."""
+        limited = self._facts.memory_limited
+        own = Applied(loader_workers=chosen.loader_workers)
+        return chosen.memory_only() if limited else own, chosen
 
     def adopt(
         self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, keeps_chunk: bool = True
@@ -270,6 +284,10 @@ class Tuner:
             self._activation_offload(root, recorded, self._decision.source)
         if tuned.optimizer_offload:
             self._optimizer_offload(root, recorded, self._decision.source)
+        self.adopt_speed(root, recorded, tuned)
+
+    def adopt_speed(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
+        """Adopts settings for speed that are close on this call."""
         self.speed_items(root, recorded).adopt(tuned)
         self.compile_items(root, recorded).adopt(tuned)
 

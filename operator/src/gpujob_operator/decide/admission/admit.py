@@ -14,6 +14,7 @@ from math import inf
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.new_nodes import nodes_may_come
 from gpujob_operator.decide.admission.pending_status import (
     PendingStatusWriter,
     Wait,
@@ -97,21 +98,28 @@ class Admission:
     def admit(self, lines: OrderedQueues) -> None:
         """Decides every pending job in order. All workers of a job are placed or none (I11)."""
         line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
-        state = self._state()
+        before = self._state()
         for entry in line:
-            if self._is_still_refused(entry, state):
+            refused = self._refused.get(entry.equivalence_class)
+            if refused is not None and self._is_still_refused(entry, refused):
                 self._position += 1
-            else:
-                self.steps[entry.job.metadata.uid] = self._step(entry)
-                state = self._state()
+                continue
+            self.steps[entry.job.metadata.uid] = self._step(entry)
+            state = self._state()
+            if state != before:
+                # Another state never becomes an earlier one again.
+                self._refused = {
+                    key: one for key, one in self._refused.items() if one.state == state
+                }
+                before = state
 
-    def _is_still_refused(self, entry: Pending, state: tuple[int, ...]) -> bool:
-        """True if an equivalent job was refused in this same state and this job already shows that
-        reason. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
-        last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
-        if last_reason is None or refused is None or self.now >= last_reason.until:
+    def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
+        """True if this job already shows the reason for which an equivalent job was refused in this
+        same state. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
+        last_reason = entry.last_reason
+        if last_reason is None or self.now >= last_reason.until:
             return False
-        if refused.reason != last_reason.reason or refused.state != state:
+        if refused.reason != last_reason.reason:
             return False
         if self.now >= last_reason.starved_at and not self._starvation_is_idle(
             entry.job, refused.reason
@@ -199,7 +207,9 @@ class Admission:
         )
         found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            return Wait(PendingReason.IMPOSSIBLE, found)
+            may_come = nodes_may_come(self.assumed, self.configuration)
+            reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.IMPOSSIBLE
+            return Wait(reason, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = (

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
@@ -22,6 +21,8 @@ from gpujob_operator.decide.queue.quota import QuotaState
 # continues.
 EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
+# The job has no pod yet by which an autoscaler would see it.
+NEW_NODE = "only a new node could hold the job, and no autoscaler is asked for one: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Wait:
 
     @property
     def message(self) -> str:
-        return self.text if isinstance(self.text, str) else self.text.message
+        text = self.text if isinstance(self.text, str) else self.text.message
+        return NEW_NODE + text if self.reason is PendingReason.NEEDS_NEW_NODE else text
 
 
 def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:
@@ -78,8 +80,11 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
         f"attempt {job.status.attempt + 1} on {where} ({gpus}), reserves {held} on each GPU "
         f"({reservation.source.value}{', spot' if placement.spot else ''})"
     )
-    status = changed(
-        job.status,
+    writer = ConditionWriter(job, job.status, now)
+    writer.set(conditions.SCHEDULED, True, "Placed", text)
+    # The same condition as while the pods are being created, which saves a write.
+    writer.set(conditions.RUNNING, False, "Starting", "creating pods")
+    status = writer.status(
         phase=JobPhase.STARTING,
         attempt=job.status.attempt + 1,
         placement=placement,
@@ -90,10 +95,6 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
         stop=None,
         failure=None,
     )
-    writer = ConditionWriter(job, now)
-    status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
-    # The same condition as while the pods are being created, which saves a write.
-    status = writer.set(status, conditions.RUNNING, False, "Starting", "creating pods")
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
 
 
@@ -122,10 +123,9 @@ class PendingStatusWriter:
         if wait.position:
             message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait)
-        status = changed(job.status, phase=JobPhase.PENDING)
-        status = ConditionWriter(job, self.now).set(
-            status, conditions.SCHEDULED, False, wait.reason.value, message
-        )
+        writer = ConditionWriter(job, job.status, self.now)
+        writer.set(conditions.SCHEDULED, False, wait.reason.value, message)
+        status = writer.status(phase=JobPhase.PENDING)
         events = (EventNote(wait.reason.value, message),) if is_new else ()
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 

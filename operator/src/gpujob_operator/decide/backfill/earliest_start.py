@@ -130,7 +130,9 @@ def _departures_needed(
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
     enough = (stay.memory_bytes <= usable_bytes) & ~stay.whole_gpu
-    enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
+    namespace, group = request.requirements.party
+    joins = (stay.namespace == namespace) | (stay.sharing_group == group)
+    enough &= nobody | ((total_percent <= limits[stay.slowdown_percent]) & joins)
     return enough.argmax(axis=1), enough.any(axis=1)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, NodeCapacity, Tenant
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+from gpujob_operator.decide.packing.party import SEVERAL
 
 SLOWDOWN_PERCENT_MAX = 100
 
@@ -24,6 +25,9 @@ class RemainingTenancy:
     # The least slowdown that any of them allows.
     slowdown_percent: Integers
     whole_gpu: Booleans
+    # What they have in common, as in `Party`.
+    namespace: Integers
+    sharing_group: Integers
     # When the last of the departed tenants has left, in seconds since 1970.
     since: Floats
     # Columns of the tenants, in the order in which they leave.
@@ -67,3 +71,13 @@ def least_left(values: Integers) -> Integers:
     """For each row, the minimum over the remaining tenants; the maximum value if none remain."""
     found = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
     return np.pad(found, ((0, 0), (0, 1)), constant_values=SLOWDOWN_PERCENT_MAX)
+
+
+def common_left(names: Integers) -> Integers:
+    """The name that all remaining tenants have, `SEVERAL` where they differ. Columns of nobody are
+    below 0."""
+    greatest = np.maximum.accumulate(names[:, ::-1], axis=1)
+    of_somebody = np.where(names < 0, np.iinfo(np.int64).max, names)
+    least = np.minimum.accumulate(of_somebody[:, ::-1], axis=1)
+    common = np.where(greatest == least, greatest, SEVERAL)[:, ::-1]
+    return np.pad(common, ((0, 0), (0, 1)), constant_values=SEVERAL)

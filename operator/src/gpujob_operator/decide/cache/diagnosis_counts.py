@@ -39,10 +39,12 @@ class DiagnosisCounts:
         ordered = list(nodes.values())
         for row in self._changed(ordered, nominated_on):
             node = ordered[row]
-            self._count(self._diagnoses[row], -1)
+            before = self._diagnoses[row]
             found = diagnose(node, nominated_on.get(node.node.name, NO_GPUS))
             self._diagnoses[row] = found
-            self._count(found, 1)
+            if found.counts != before.counts:
+                self._count(before, -1)
+                self._count(found, 1)
         self._nodes, self._nominated_on = ordered, nominated_on
 
     @property

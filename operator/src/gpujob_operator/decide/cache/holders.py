@@ -10,6 +10,9 @@ from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
 
+# A node and a GPU of it.
+Place = tuple[str, str]
+
 
 @dataclass(slots=True)
 class Holders:
@@ -19,16 +22,16 @@ class Holders:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
-    # The nodes that a job's placement names and those where its GPUs are; and jobs by node.
-    _nodes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    # By the node that a placement names, and by node and GPU.
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
+    _on_gpu: Groups[Place] = field(default_factory=lambda: Groups[Place]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
     # By queue and priority.
     _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
-    def add(self, job: GPUJob, nodes: frozenset[str]) -> None:
+    def add(self, job: GPUJob) -> None:
         uid = job.metadata.uid
         self.jobs[uid] = job
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
@@ -37,9 +40,10 @@ class Holders:
             self._being_preempted.add(uid)
         if is_slowed(job.status):
             self.slowed.add(uid)
-        self._nodes[uid] = nodes
-        for name in nodes:
+        for name in _nodes_of(job):
             self._on_node.add(name, uid)
+        for gpu in _gpus_of(job):
+            self._on_gpu.add(gpu, uid)
 
     def remove(self, job: GPUJob) -> None:
         uid = job.metadata.uid
@@ -48,30 +52,17 @@ class Holders:
         self._priorities[job.spec.queue, job.spec.priority] -= 1
         self._being_preempted.discard(uid)
         self.slowed.discard(uid)
-        for name in self._nodes.pop(uid):
+        for name in _nodes_of(job):
             self._on_node.discard(name, uid)
-
-    def move(self, uid: str, nodes: frozenset[str]) -> None:
-        """The job's GPUs were found on these nodes."""
-        before = self._nodes[uid]
-        for name in before - nodes:
-            self._on_node.discard(name, uid)
-        for name in nodes - before:
-            self._on_node.add(name, uid)
-        self._nodes[uid] = nodes
+        for gpu in _gpus_of(job):
+            self._on_gpu.discard(gpu, uid)
 
     def on_node(self, name: str) -> Set[str]:
         return self._on_node.of(name)
 
-    def on_gpus(self, gpus: Set[str], uids: Iterable[str] | None = None) -> set[str]:
-        """Jobs that have any of these GPUs: of the given ones, or of all."""
-        found = set[str]()
-        for uid in self.jobs if uids is None else uids:
-            placement = self.jobs[uid].status.placement
-            for worker in placement.workers if placement is not None else ():
-                if not gpus.isdisjoint(worker.gpus):
-                    found.add(uid)
-        return found
+    def on_gpus(self, node: str, gpus: Iterable[str]) -> set[str]:
+        """Jobs that have any of these GPUs of the node."""
+        return set[str]().union(*(self._on_gpu.of((node, gpu)) for gpu in gpus))
 
     def use(self) -> dict[str, QueueUse]:
         """What each queue's jobs hold, free to be changed."""
@@ -89,3 +80,14 @@ class Holders:
     @property
     def preemption_in_flight(self) -> bool:
         return bool(self._being_preempted)
+
+
+def _nodes_of(job: GPUJob) -> set[str]:
+    placement = job.status.placement
+    return {worker.node for worker in placement.workers} if placement is not None else set()
+
+
+def _gpus_of(job: GPUJob) -> set[Place]:
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    return {(worker.node, gpu) for worker in workers for gpu in worker.gpus}

@@ -22,6 +22,8 @@ class JobEntry:
     job: GPUJob
     requests: PodRequests
     profile_key: ProfileKey
+    # Runs that are expected to take as long as this one.
+    runs_key: tuple[str, str]
     held: bool
     job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None

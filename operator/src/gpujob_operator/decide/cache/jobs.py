@@ -10,7 +10,7 @@ from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import holds_gpus
-from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
+from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name, runs_key
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, job_pods_of
@@ -31,6 +31,10 @@ class Jobs:
     changed: set[str] = field(default_factory=set[str])
     # Of them those whose profile says something else to placement.
     reprofiled: set[str] = field(default_factory=set[str])
+    # Profiles that came, changed or went (None) with the last `take`.
+    changed_profiles: dict[ProfileKey, GPUProfile | None] = field(
+        default_factory=dict[ProfileKey, GPUProfile | None]
+    )
     # Jobs of which a report or measured use is not the same.
     measured: set[str] = field(default_factory=set[str])
     _pods: Pods = field(default_factory=Pods)
@@ -59,6 +63,11 @@ class Jobs:
             entry.job_pods = job_pods_of(entry.job, self._pods.namesakes(entry.job))
         return replaced
 
+    def unused_profile(self, key: ProfileKey) -> GPUProfile | None:
+        """The profile, unless a job that has not finished may use it."""
+        users = (self.entries[uid].job for uid in self._by_profile.of(key))
+        return self._profiles.get(key) if all(job.finished for job in users) else None
+
     def orphans(self, uid: str) -> tuple[PodView, ...]:
         """Pods whose controller owner is the job of this UID, if there is no such job."""
         return self._pods.owned(uid) if uid not in self.entries else ()
@@ -77,12 +86,13 @@ class Jobs:
     def _put(self, job: GPUJob, before: JobEntry | None) -> JobEntry:
         uid = job.metadata.uid
         if before is not None and spec_version(before.job) == spec_version(job):
-            requests, key = before.requests, before.profile_key
+            requests, key, runs = before.requests, before.profile_key, before.runs_key
         else:
-            requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
+            requests, name = host_requests(job), profile_name(job)
+            key, runs = (job.metadata.namespace, name), runs_key(job, name)
         if before is not None:
             self._by_profile.discard(before.profile_key, uid)
-        entry = JobEntry(job, requests, key, holds_gpus(job), profile=self._profiles.get(key))
+        entry = JobEntry(job, requests, key, runs, holds_gpus(job), profile=self._profiles.get(key))
         self.entries[uid] = entry
         self._by_name.add(_name_of(job), uid)
         self._by_profile.add(key, uid)
@@ -98,15 +108,17 @@ class Jobs:
 
     def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
         new, gone = self._profile_diff.take(profiles)
+        self.changed_profiles = {}
         changed = {(one.metadata.namespace, one.metadata.name): one for one in new}
         for one in gone:
             key = (one.metadata.namespace, one.metadata.name)
             if self._profiles.get(key) is one and key not in changed:
                 del self._profiles[key]
+                self.changed_profiles[key] = None
                 self._renew_users(key, one)
         for key, profile in changed.items():
             before = self._profiles.get(key)
-            self._profiles[key] = profile
+            self._profiles[key] = self.changed_profiles[key] = profile
             self._renew_users(key, before)
 
     def _renew_users(self, key: ProfileKey, before: GPUProfile | None) -> None:

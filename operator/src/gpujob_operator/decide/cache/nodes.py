@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import zip_longest
 
-from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.diff import ListDiff
+from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
@@ -18,7 +18,6 @@ from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
     NodeCapacity,
     capacity_of,
-    holds_gpus,
     sizes,
 )
 from gpujob_operator.decide.capacity.prices import rates
@@ -46,7 +45,8 @@ class Nodes:
     _seen_views: ListDiff[NodeView] = field(default_factory=lambda: ListDiff[NodeView]())
     _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
     _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
-    _node_of_gpu: dict[str, str] = field(default_factory=dict[str, str])
+    # More than one where an agent calls another node's GPU its own.
+    _nodes_of_gpu: Groups[str] = field(default_factory=lambda: Groups[str]())
     _held: dict[str, JobUsage] = field(default_factory=dict[str, JobUsage])
     _sum: ClusterUsage = field(default_factory=ClusterUsage)
     # When a node's measurements become old, and nodes whose are.
@@ -59,8 +59,8 @@ class Nodes:
     _dirty: set[str] = field(default_factory=set[str])
     _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
-    def take(self, snapshot: Snapshot) -> set[str]:
-        """Brings the nodes up to date; returns the GPUs that came, went, or are elsewhere."""
+    def take(self, snapshot: Snapshot) -> None:
+        """Brings the nodes up to date."""
         self._learn(snapshot)
         self._take_gone_pods(snapshot.gone_pods)
         new, gone = self._seen_views.take(snapshot.nodes)
@@ -69,7 +69,7 @@ class Nodes:
                 del self._views[view.name]
         self._views |= {view.name: view for view in new}
         self._dirty.update(view.name for view in (*new, *gone))
-        return self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
+        self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
 
     def _take_gone_pods(self, pods: tuple[GonePod, ...]) -> None:
         new, gone = self._seen_gone_pods.take(pods)
@@ -88,8 +88,7 @@ class Nodes:
         found = before.suspects if same_faults else suspects(snapshot.program_faults)
         self._program_faults = snapshot.program_faults
         self._learned = Learned(spot_rates, models, found)
-        changed_suspects = before.suspects.items() ^ found.items()
-        self._touch(uuid for uuid, _ in changed_suspects)
+        self._touch(place for place, _ in before.suspects.items() ^ found.items())
         if spot_rates != before.spot_rates:
             self._dirty.update(name for name, view in self._views.items() if view.spot)
         if models != before.laws:
@@ -99,33 +98,30 @@ class Nodes:
                 if any(gpu.model in changed for gpu in node.status.gpus):
                     self._dirty.add(name)
 
-    def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
-        before, after = _gpus_of(gone), _gpus_of(new)
+    def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> None:
+        names = {node.metadata.name for node in (*new, *gone)}
+        before = self._claims(names)
         for node in gone:
             if self._gpu_nodes.get(node.metadata.name) is node:
                 del self._gpu_nodes[node.metadata.name]
         self._gpu_nodes |= {node.metadata.name: node for node in new}
-        self._dirty.update(node.metadata.name for node in (*new, *gone))
+        self._dirty |= names
+        after = self._claims(names)
         for uuid, name in before - after:
-            if self._node_of_gpu.get(uuid) == name:
-                del self._node_of_gpu[uuid]
-        self._node_of_gpu |= dict(after - before)
-        return {uuid for uuid, _ in before ^ after}
+            self._nodes_of_gpu.discard(uuid, name)
+        for uuid, name in after - before:
+            self._nodes_of_gpu.add(uuid, name)
+
+    def _claims(self, names: Iterable[str]) -> set[tuple[str, str]]:
+        """The GPUs that these nodes call their own, each with the node's name."""
+        nodes = [self._gpu_nodes[name] for name in names if name in self._gpu_nodes]
+        return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
 
     def has(self, name: str) -> bool:
         return name in self._views
 
-    def of_job(self, job: GPUJob) -> frozenset[str]:
-        """Nodes on which the job holds GPUs: those it names, and those where its GPUs are."""
-        placement = job.status.placement
-        if placement is None or not holds_gpus(job):
-            return frozenset()
-        named = {worker.node for worker in placement.workers}
-        uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
-        return frozenset(named | self._of_gpus(uuids))
-
     def _of_gpus(self, uuids: Iterable[str]) -> set[str]:
-        return {self._node_of_gpu[uuid] for uuid in uuids if uuid in self._node_of_gpu}
+        return {name for uuid in uuids for name in self._nodes_of_gpu.of(uuid)}
 
     def hold(self, uid: str, after: JobUsage) -> None:
         """What this job and its pods hold from now on, instead of what they held."""
@@ -137,17 +133,18 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            self._touch((*holding.gpus, *(uuid for _, uuid in holding.gpus_of_stale_pods)))
+            self._touch(holding.gpus)
+            self._touch(holding.gpus_of_stale_pods)
             for pod in holding.ended:
-                self._touch(self._gpus_with(pod))
+                self._touch(("", uuid) for uuid in self._gpus_with(pod))
             for node, _, _ in holding.not_yet_bound:
                 self._touched.setdefault(node, set())
 
-    def _touch(self, uuids: Iterable[str]) -> None:
-        for uuid in uuids:
-            node = self._node_of_gpu.get(uuid)
-            if node is not None:
-                self._touched.setdefault(node, set()).add(uuid)
+    def _touch(self, places: Iterable[tuple[str, str]]) -> None:
+        """Each a node and a GPU of it; without a node, of all that have such a GPU."""
+        for node, uuid in places:
+            for name in (node,) if node else self._nodes_of_gpu.of(uuid):
+                self._touched.setdefault(name, set()).add(uuid)
 
     def _gpus_with(self, pod: TerminatedPod) -> set[str]:
         """The pod's GPUs, and others of the same nodes on which its processes were seen."""
@@ -197,13 +194,13 @@ class Nodes:
         view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
         if view is None or gpu_node is None:
             return None
+        if before is None:
+            return self._sum.node(view, gpu_node, configuration, now, self._learned)
         touched = self._touched.get(name)
-        if before is None or touched is not None:
-            old = before.gpus if before is not None else ()
-            known = {gpu.uuid: gpu for gpu in old if gpu.uuid not in (touched or ())}
-            return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
-        after = why_closed(view, gpu_node, configuration, now)
-        return replace(before, closed=after) if after != before.closed else before
+        if touched is not None:
+            before = self._sum.with_other_use(before, gpu_node, touched, self._learned)
+        closed = why_closed(view, gpu_node, before.notice, configuration, now)
+        return replace(before, closed=closed) if closed != before.closed else before
 
     def _watch(self, name: str, closed: NodeClosed | None, configuration: Configuration) -> None:
         """Measurements become old by themselves, and older."""
@@ -213,10 +210,6 @@ class Nodes:
         elif observed is not None and closed is None:
             seconds = configuration.telemetry_stale_seconds
             self._old_at.put(name, observed + timedelta(seconds=seconds))
-
-
-def _gpus_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
-    return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
 
 
 def _changed_gpus(before: NodeCapacity | None, after: NodeCapacity | None) -> frozenset[str] | None:

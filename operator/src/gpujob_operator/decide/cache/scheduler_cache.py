@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
@@ -20,10 +21,12 @@ from gpujob_operator.decide.cache.mix_counts import MixCounter
 from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import PendingQueues
+from gpujob_operator.decide.cache.profile_expiries import ProfileExpiries
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.step_queue import StepQueue
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
@@ -49,6 +52,7 @@ class SchedulerCache:
 
     configuration: Configuration = field(default_factory=Configuration)
     listening_since: datetime | None = None
+    groups: SharingGroups = field(default_factory=SharingGroups)
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(default_factory=ReleaseTimes)
     # Finished jobs that do not stay.
@@ -62,6 +66,7 @@ class SchedulerCache:
     _classes: EquivalenceClasses = field(default_factory=EquivalenceClasses)
     _arrays: NodeArrayCache = field(default_factory=NodeArrayCache)
     _release_arrays: ReleaseArrays = field(init=False)
+    _profile_expiries: ProfileExpiries = field(init=False)
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     # UIDs of jobs that are gone and own pods.
     _gone: set[str] = field(default_factory=set[str])
@@ -69,42 +74,43 @@ class SchedulerCache:
 
     def __post_init__(self) -> None:
         self._release_arrays = ReleaseArrays(self.releases)
+        self._profile_expiries = ProfileExpiries(self.configuration.profile_unused_days)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "SchedulerCache":
-        """An empty one for the snapshot's configuration."""
-        return cls(snapshot.configuration, snapshot.listening_since)
+        """An empty one for the snapshot's configuration and sharing groups."""
+        groups = SharingGroups.of(snapshot.queues)
+        return cls(snapshot.configuration, snapshot.listening_since, groups)
 
     def holds_for(self, snapshot: Snapshot) -> bool:
-        """Whether it may be used for this snapshot: another configuration changes everything."""
+        """Whether it may be used for this snapshot: another configuration changes everything, and
+        so do other sharing groups."""
         same = snapshot.configuration == self.configuration
+        same = same and SharingGroups.of(snapshot.queues) == self.groups
         return same and snapshot.listening_since == self.listening_since
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
         """Brings everything up to date. Raises ValueError for a snapshot for which it does not
         hold."""
         if not self.holds_for(snapshot):
-            raise ValueError("the snapshot has another configuration than the cache")
+            raise ValueError("the snapshot has another configuration, or other sharing groups")
         # Read in each cycle by the jobs that start.
         self._refused_pods = refused_by_job(snapshot.refused_pods)
         self.releases.begin(now)
         self._release_arrays.tidy(len(self.releases.jobs))
-        moved = self._nodes.take(snapshot)
+        self._nodes.take(snapshot)
         for before, after in self._jobs.take(snapshot):
             self._replace(before, after)
+        for key, profile in self._jobs.changed_profiles.items():
+            self._profile_expiries.put(key, profile)
         changed = self._jobs.changed
-        if moved:
-            # Jobs on GPUs that came or went are on other nodes now.
-            for uid in self.holders.on_gpus(moved):
-                self.holders.move(uid, self._nodes.of_job(self.entries[uid].job))
-                changed.add(uid)
         for uid in self._jobs.reprofiled:
             self._count(self.entries[uid])
         self._renew_usage(changed)
         self.steps.to_step |= self._jobs.measured & self.entries.keys()
         for name, gpus in self._nodes.renew(self.configuration, now).items():
-            jobs = self.holders.on_node(name)
-            self.steps.to_step |= jobs if gpus is None else self.holders.on_gpus(gpus, jobs)
+            jobs = self.holders.on_node(name) if gpus is None else self.holders.on_gpus(name, gpus)
+            self.steps.to_step |= jobs
         self._mix.renew(self.capacity, self._request)
         self._renew_waiting(changed)
         self.steps.wake(now)
@@ -140,7 +146,11 @@ class SchedulerCache:
         entry = self.entries[uid]
         if entry.requirements is None:
             entry.requirements = requirements_of(
-                entry.job, entry.profile, self.configuration, entry.requests
+                entry.job,
+                entry.profile,
+                self.configuration,
+                entry.requests,
+                self.groups.party(entry.job),
             )
         return entry.requirements
 
@@ -163,6 +173,13 @@ class SchedulerCache:
             profile=entry.profile,
         )
 
+    def expired_profiles(self, now: datetime) -> list[GPUProfile]:
+        """Profiles to delete: in every cycle until they are gone. No cycle is made for them: they
+        go with the next one."""
+        due = self._profile_expiries.due(now)
+        found = (self._jobs.unused_profile(key) for key in due)
+        return [profile for profile in found if profile is not None]
+
     def pods_of_gone(self) -> list[PodView]:
         """Pods whose controller owner is a GPUJob that is not there."""
         return [pod for uid in self._gone for pod in self._jobs.orphans(uid)]
@@ -173,10 +190,10 @@ class SchedulerCache:
             self.holders.remove(before.job)
         if after is not None:
             uid = after.job.metadata.uid
-            self.releases.put(after.job, after.profile_key)
+            self.releases.put(after.job, after.runs_key)
             self.expiries.put(after.job)
             if after.held:
-                self.holders.add(after.job, self._nodes.of_job(after.job))
+                self.holders.add(after.job)
             self._count(after)
         elif before is not None:
             uid = before.job.metadata.uid
@@ -209,7 +226,8 @@ class SchedulerCache:
                 self._nodes.hold(uid, NOTHING)
                 continue
             self.steps.requeue(entry)
-            self._nodes.hold(uid, usage_of(entry.job, entry.job_pods, entry.requests))
+            party = self.groups.party(entry.job)
+            self._nodes.hold(uid, usage_of(entry.job, entry.job_pods, entry.requests, party))
 
     def _hold_orphans(self, uid: str) -> None:
         """What pods hold whose owner was a job of this UID and is gone."""

@@ -16,6 +16,7 @@ from gpujob_operator.decide.backfill.tenancy import (
     SLOWDOWN_PERCENT_MAX,
     RemainingTenancy,
     Tenancy,
+    common_left,
     least_left,
     sums_left,
 )
@@ -37,6 +38,9 @@ class TenancyArrays:
     _utilization: Floats = field(init=False)
     _slowdown: Integers = field(init=False)
     _whole: Booleans = field(init=False)
+    # Below 0 where there is no tenant.
+    _namespace: Integers = field(init=False)
+    _group: Integers = field(init=False)
     # What the stay was made from, and rows that were filled since.
     _moments: Floats = field(init=False)
     _filled: set[int] = field(default_factory=set[int])
@@ -94,6 +98,7 @@ class TenancyArrays:
         self._memory, self._slowdown, self._number = np.zeros((3, size, columns), np.int64)
         self._utilization = np.zeros((size, columns))
         self._whole = np.zeros((size, columns), np.bool_)
+        self._namespace, self._group = np.full((2, size, columns), -1, np.int64)
         self._moments = np.zeros((size, columns))
         self._numbers = ends.numbers
         ranks = {uuid: rank for rank, uuid in enumerate(sorted(gpu.uuid for gpu in gpus))}
@@ -145,6 +150,7 @@ class TenancyArrays:
         self._memory[at] = self._number[at] = 0
         self._utilization[at], self._whole[at] = 0.0, False
         self._slowdown[at] = SLOWDOWN_PERCENT_MAX
+        self._namespace[at] = self._group[at] = -1
         tenants = list(chain.from_iterable(here))
         places = np.repeat(at, counts), _columns(counts)
         self._number[places] = [ends.number(one.job_uid) for one in tenants]
@@ -152,6 +158,8 @@ class TenancyArrays:
         self._utilization[places] = [one.utilization_percent for one in tenants]
         self._slowdown[places] = [one.max_slowdown_percent for one in tenants]
         self._whole[places] = [one.whole_gpu for one in tenants]
+        self._namespace[places] = [one.party.namespace for one in tenants]
+        self._group[places] = [one.party.group for one in tenants]
 
     def _renew_stay(self, moments: Floats) -> None:
         """Only rows of which anything is not as it was."""
@@ -179,6 +187,8 @@ class TenancyArrays:
             utilization_percent=sums_left(np.take_along_axis(self._utilization[rows], order, 1)),
             slowdown_percent=least_left(np.take_along_axis(self._slowdown[rows], order, 1)),
             whole_gpu=sums_left(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
+            namespace=common_left(np.take_along_axis(self._namespace[rows], order, 1)),
+            sharing_group=common_left(np.take_along_axis(self._group[rows], order, 1)),
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )

@@ -6,7 +6,7 @@ from enum import Enum
 
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.notices import NoticeKind, notice_of
+from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
 from gpujob_operator.decide.model.snapshot import NodeView
 
 
@@ -36,10 +36,13 @@ class NodeClosed:
 
 
 def why_closed(
-    view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
+    view: NodeView,
+    gpu_node: GPUNode,
+    notice: NodeNotice | None,
+    configuration: Configuration,
+    now: datetime,
 ) -> NodeClosed | None:
-    """Why nothing new may be placed on the node, or None."""
-    notice = notice_of(view)
+    """Why nothing new may be placed on the node, or None. `notice` is the view's."""
     if notice is not None:
         reason = _REASONS[notice.kind]
         return NodeClosed(reason, f"{reason.value}{f' ({notice.sign})' if notice.sign else ''}")

@@ -13,6 +13,7 @@ from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
 # An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
 EXTERNAL_NOISE_BYTES = 64 * MIB
@@ -30,6 +31,7 @@ class Tenant:
     whole_gpu: bool
     max_slowdown_percent: int
     excess_bytes: int = 0
+    party: Party = ANYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class GPUCapacity:
     def usable_after_release_bytes(self) -> int:
         """`usable_bytes` after the next reading, without the memory of finished pods."""
         return self.usable_bytes + self.terminating_bytes
+
+    @property
+    def party(self) -> Party:
+        """What all tenants have in common."""
+        return common_party([tenant.party for tenant in self.tenants])
 
     @property
     def utilization_percent(self) -> float:
@@ -181,7 +188,7 @@ def holds_gpus(job: GPUJob) -> bool:
     return job.status.placement is not None and not job.finished and not leaves
 
 
-def as_tenant(job: GPUJob) -> Tenant | None:
+def as_tenant(job: GPUJob, party: Party = ANYBODY) -> Tenant | None:
     reservation = job.status.reservation
     if reservation is None:
         return None
@@ -192,6 +199,7 @@ def as_tenant(job: GPUJob) -> Tenant | None:
         utilization_percent=reservation.utilization_percent,
         whole_gpu=whole,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
+        party=party,
     )
 
 

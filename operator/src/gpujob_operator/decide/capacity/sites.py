@@ -9,6 +9,7 @@ from gpujob_api.gpujob import Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.model.notices import NodeNotice
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 
 
 # Named tuples, because thousands are created and compared in every cycle.
@@ -19,11 +20,13 @@ class NodeFacts(NamedTuple):
     not_ready_since: datetime | None
     notice: NodeNotice | None
     price_per_gpu_hour: float | None
+    # The label, where the node has one.
+    hostname: str | None = None
 
 
 def facts_of(node: NodeCapacity) -> NodeFacts:
-    since = node.node.not_ready_since
-    return NodeFacts(node.closed, since, node.notice, node.price_per_gpu_hour)
+    since, hostname = node.node.not_ready_since, node.node.labels.get(LABEL_HOSTNAME)
+    return NodeFacts(node.closed, since, node.notice, node.price_per_gpu_hour, hostname)
 
 
 class WorkerSite(NamedTuple):

@@ -12,23 +12,24 @@ from gpujob_operator.decide.model.snapshot import ProgramFault
 SUSPECT_JOBS_MIN = 2
 
 
-def suspects(faults: Iterable[ProgramFault]) -> dict[str, str]:
-    """By GPU, why nothing new is placed there. It ends when the agent no longer tells of the
-    errors (an hour after them, or once the GPU was reset), or when they are seen on another GPU as
-    well.
+def suspects(faults: Iterable[ProgramFault]) -> dict[tuple[str, str], str]:
+    """By node and GPU, why nothing new is placed there. It ends when the agent no longer tells of
+    the errors (an hour after them, or once the GPU was reset), or when they are seen on another GPU
+    as well.
     """
     faults = tuple(faults)
-    gpus: dict[str, set[str]] = {}
+    gpus: dict[str, set[tuple[str, str]]] = {}
     for fault in faults:
-        gpus.setdefault(fault.namespace, set()).add(fault.gpu)
+        gpus.setdefault(fault.namespace, set()).add((fault.node, fault.gpu))
     believed = [fault for fault in faults if len(gpus[fault.namespace]) == 1]
-    jobs: dict[str, set[str]] = {}
-    xids: dict[str, set[int]] = {}
+    jobs: dict[tuple[str, str], set[str]] = {}
+    xids: dict[tuple[str, str], set[int]] = {}
     for fault in believed:
-        jobs.setdefault(fault.gpu, set()).add(fault.job_uid)
-        xids.setdefault(fault.gpu, set()).add(fault.xid)
+        place = fault.node, fault.gpu
+        jobs.setdefault(place, set()).add(fault.job_uid)
+        xids.setdefault(place, set()).add(fault.xid)
     return {
-        gpu: f"{len(uids)} jobs within an hour, XID {', '.join(map(str, sorted(xids[gpu])))}"
-        for gpu, uids in sorted(jobs.items())
+        place: f"{len(uids)} jobs within an hour, XID {', '.join(map(str, sorted(xids[place])))}"
+        for place, uids in sorted(jobs.items())
         if len(uids) >= SUSPECT_JOBS_MIN
     }

@@ -6,11 +6,12 @@ memory that is assigned but not yet requested on a node. A node's capacity is th
 pass over its GPUs, whatever the number of jobs elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
@@ -31,8 +32,10 @@ from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
 from gpujob_operator.decide.model.workers import JobPods, place_of
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 T = TypeVar("T")
+K = TypeVar("K")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
 
@@ -42,8 +45,8 @@ class JobUsage:
     """What one job and its pods reserve and request."""
 
     tenant: Tenant | None = None
-    # The job's GPUs; one that two workers share is named twice.
-    gpus: tuple[str, ...] = ()
+    # Node and GPU of each of the job's; one that two workers share is named twice.
+    gpus: tuple[tuple[str, str], ...] = ()
     # Live pods of the attempt that reserves the GPUs, by UID.
     pods: tuple[str, ...] = ()
     # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
@@ -66,7 +69,9 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
+def usage_of(
+    job: GPUJob, job_pods: JobPods, requests: PodRequests, party: Party = ANYBODY
+) -> JobUsage:
     """The usage of a job. `requests` are those of one worker."""
     if job.status.placement is None and not job_pods.pods:
         return NOTHING
@@ -82,12 +87,12 @@ def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
     if placement is None:
         return JobUsage(gpus_of_stale_pods=strays, ended=_ended(job_pods.pods))
     bound = {pod.rank for pod in job_pods.current if _is_bound(pod)}
-    tenant = as_tenant(job)
+    tenant = as_tenant(job, party)
     workers = placement.workers
     unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
     return JobUsage(
         tenant=tenant,
-        gpus=() if tenant is None else tuple([uuid for w in workers for uuid in w.gpus]),
+        gpus=() if tenant is None else tuple([(w.node, uuid) for w in workers for uuid in w.gpus]),
         pods=tuple([pod.uid for pod in live if pod.uid in uids]),
         gpus_of_stale_pods=strays,
         not_yet_bound=tuple(
@@ -138,16 +143,21 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-    # By GPU, why it may be the GPU's fault that programs failed there.
-    suspects: Mapping[str, str] = field(default_factory=dict[str, str])
+    # By node and GPU, why it may be the GPU's fault that programs failed there.
+    suspects: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """The sum over all jobs and pods. `add` and `remove` are inverse."""
+    """The sum over all jobs and pods. `add` and `remove` are inverse.
 
-    # By GPU, in the order of the jobs' UIDs.
-    tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
+    A GPU is one of its node: another node's agent may call it its own, and says nothing of it then.
+    """
+
+    # By node and GPU, in the order of the jobs' UIDs.
+    tenants: dict[tuple[str, str], tuple[Tenant, ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[Tenant, ...]]
+    )
     # The jobs of each live pod that is where it should be: one, whatever the API server says.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
@@ -162,9 +172,9 @@ class ClusterUsage:
 
     def add(self, holding: JobUsage) -> None:
         if holding.tenant is not None:
-            for uuid in holding.gpus:
-                there = (*self.tenants.get(uuid, ()), holding.tenant)
-                self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
+            for place in holding.gpus:
+                there = (*self.tenants.get(place, ()), holding.tenant)
+                self.tenants[place] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
             self.owners[pod] = (*self.owners.get(pod, ()), holding.job_uid)
         for pod in holding.ended:
@@ -172,9 +182,9 @@ class ClusterUsage:
         self._count(holding, 1)
 
     def remove(self, holding: JobUsage) -> None:
-        for uuid in set(holding.gpus):
-            there = self.tenants.get(uuid, ())
-            _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
+        for place in set(holding.gpus):
+            there = self.tenants.get(place, ())
+            _keep(self.tenants, place, tuple(t for t in there if t.job_uid != holding.job_uid))
         for pod in holding.pods:
             _keep(self.owners, pod, _without(self.owners.get(pod, ()), holding.job_uid))
         for pod in holding.ended:
@@ -201,33 +211,54 @@ class ClusterUsage:
         configuration: Configuration,
         now: datetime,
         learned: "Learned",
-        known: Mapping[str, GPUCapacity] | None = None,
     ) -> NodeCapacity:
-        """The capacity of one node. `known` has those of its GPUs whose usage is unchanged."""
-        known = known or {}
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        """The capacity of one node."""
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
+        notice = notice_of(view)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            gpus=tuple(
-                known.get(gpu.uuid) or self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus
-            ),
+            gpus=tuple([self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus]),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
-            closed=why_closed(view, gpu_node, configuration, now),
-            notice=notice_of(view),
+            closed=why_closed(view, gpu_node, notice, configuration, now),
+            notice=notice,
             interruptions_per_hour=rate,
             price_with_losses=price_with_losses(price, rate, configuration)
             if price is not None
             else None,
         )
 
+    def with_other_use(
+        self,
+        before: NodeCapacity,
+        gpu_node: GPUNode,
+        touched: Set[str],
+        learned: "Learned",
+    ) -> NodeCapacity:
+        """The same node, of which only jobs on these GPUs, or pods not yet bound, are others."""
+        view = before.node
+        observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        gpus = [
+            self._gpu(observed[gpu.uuid], view.name, learned, gpu_node)
+            if gpu.uuid in observed
+            else gpu
+            for gpu in before.gpus
+        ]
+        return changed(
+            before,
+            gpus=tuple(gpus),
+            cpu_milli_free=view.cpu_milli_free - cpu,
+            memory_bytes_free=view.memory_bytes_free - memory,
+        )
+
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
         observed_at = gpu_node.status.observed_at
-        tenants = self.tenants.get(gpu.uuid, ())
+        tenants = self.tenants.get((node, gpu.uuid), ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
         stale = self.gpus_of_stale_pods
@@ -241,7 +272,7 @@ class ClusterUsage:
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=why_blocked(
-                gpu, stray_pod=stray_pod, suspect=learned.suspects.get(gpu.uuid, "")
+                gpu, stray_pod=stray_pod, suspect=learned.suspects.get((node, gpu.uuid), "")
             ),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
@@ -282,7 +313,7 @@ def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
     return tenant if same else replace(tenant, excess_bytes=excess_bytes)
 
 
-def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:
+def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:
     """Stores a group; an empty group is removed, because keys change over time."""
     if left:
         groups[key] = left

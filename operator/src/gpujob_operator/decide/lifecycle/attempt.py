@@ -14,7 +14,6 @@ whatever other containers of its pod do.
 from dataclasses import replace
 from datetime import datetime
 
-from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
@@ -27,6 +26,7 @@ from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
+from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -136,23 +136,24 @@ def _starting(
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
-    creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
+    hostnames = _hostnames(job, inputs)
+    creates = tuple(
+        CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in taken
+    )
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
-    writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
-        status = changed(
-            once_it_runs(known),
-            phase=JobPhase.RUNNING,
-            started_at=job.status.started_at or now,
-            progressed_at=now,
+        writer = ConditionWriter(job, once_it_runs(known), now)
+        writer.set(conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
+        status = writer.status(
+            phase=JobPhase.RUNNING, started_at=job.status.started_at or now, progressed_at=now
         )
-        status = writer.set(status, conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
         note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
         return NextStep(status, events=(note,))
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
-    status = writer.set(known, conditions.RUNNING, False, reason, message)
+    writer = ConditionWriter(job, known, now)
+    writer.set(conditions.RUNNING, False, reason, message)
     left = start_seconds_left(job, pods, configuration, now)
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
@@ -160,7 +161,15 @@ def _starting(
     # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
-    return NextStep(status, creates=creates, next_seconds=next_seconds)
+    return NextStep(writer.status(), creates=creates, next_seconds=next_seconds)
+
+
+def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
+    """By rank, as far as the nodes are known."""
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    sites = zip(workers, inputs.sites, strict=False)
+    return {worker.rank: site.facts.hostname for worker, site in sites if site.facts is not None}
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
@@ -188,8 +197,9 @@ def _waits_for(job: GPUJob, step: NextStep, pods: list[PodView], now: datetime) 
     attempt.
     """
     reason, message = _name_taken(pods)
-    writer = ConditionWriter(job, now)
-    return replace(step, status=writer.set(step.status, conditions.RUNNING, False, reason, message))
+    writer = ConditionWriter(job, step.status, now)
+    writer.set(conditions.RUNNING, False, reason, message)
+    return replace(step, status=writer.status())
 
 
 def _running(
@@ -209,25 +219,24 @@ def _running(
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )
-    writer = ConditionWriter(job, now)
-    status = untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
-    if status.resumed_from_step is not None and job.status.resumed_from_step is None:
-        text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
-        events = (*events, EventNote("Resumed", text))
+    events = (*milestones(job.status, status, report), *events)
+    writer = ConditionWriter(job, status, now)
+    untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
-    return NextStep(status, events=events, next_seconds=max(left, 1.0))
+    return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
     """Makes the decision durable first. The next cycle stops the pods."""
-    status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
-    writer = ConditionWriter(job, now)
-    status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
+    writer = ConditionWriter(job, job.status, now)
+    writer.set(conditions.RUNNING, False, stop.reason, stop.message)
+    status = writer.status(phase=JobPhase.STOPPING, stop=stop)
     left = (stop.deadline - now).total_seconds()
     workers = format_count(live, "worker")
     text = f"attempt {status.attempt}, {workers}, {left:.0f} s of grace: {stop.message}"
-    note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
+    kind = EventType.NORMAL if rule_of(stop).asked_for else EventType.WARNING
+    note = EventNote(f"Stopping{stop.reason}", text, kind)
     return NextStep(status, events=(note,), next_seconds=0.0)
 
 

@@ -75,27 +75,26 @@ def _with_report(job: GPUJob, inputs: JobInputs, received: ReceivedReport | None
 
 
 def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> NextStep:
-    writer = ConditionWriter(job, now)
     started = job.status.started_at or now
     seconds = (now - started).total_seconds()
     text = (
         f"finished after {seconds:.0f} s, {format_count(job.status.attempt, 'attempt')}, "
         f"{format_count(job.status.counters.interruptions, 'interruption')}"
     )
-    status = changed(
-        job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
+    writer = ConditionWriter(job, job.status, now)
+    writer.set(conditions.RUNNING, False, "Finished", text)
+    writer.set(conditions.SUCCEEDED, True, "Completed", text)
+    writer.set(conditions.FINISHED, True, "Succeeded", text)
+    untuned.at_the_end(job, job.status, received, writer)
+    status = writer.status(
+        phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
     )
-    status = untuned.at_the_end(job, status, received, writer)
-    status = writer.set(status, conditions.RUNNING, False, "Finished", text)
-    status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
-    status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
     return NextStep(status, events=(EventNote("Succeeded", text),))
 
 
 def _retry_or_fail(
     job: GPUJob, outcome: Outcome, decision: RetryDecision, now: datetime
 ) -> NextStep:
-    writer = ConditionWriter(job, now)
     cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
     kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(job, outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
@@ -108,16 +107,17 @@ def _retry_or_fail(
         stop=None,
         next_attempt_at=decision.next_attempt_at,
     )
-    status = writer.set(status, conditions.RUNNING, False, kind, text)
+    writer = ConditionWriter(job, status, now)
+    writer.set(conditions.RUNNING, False, kind, text)
     if not decision.retry:
-        status = changed(status, phase=JobPhase.FAILED, finished_at=now)
-        status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
-        status = writer.set(status, conditions.FAILED, True, kind, text)
-        status = writer.set(status, conditions.FINISHED, True, "Failed", text)
+        writer.set(conditions.SUCCEEDED, False, kind, text)
+        writer.set(conditions.FAILED, True, kind, text)
+        writer.set(conditions.FINISHED, True, "Failed", text)
+        status = writer.status(phase=JobPhase.FAILED, finished_at=now)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
     was_preempted = rule_of(job.status.stop).for_others
-    status = changed(
-        status,
+    writer.set(conditions.SCHEDULED, False, "WaitingForRetry", text)
+    status = writer.status(
         phase=JobPhase.PENDING,
         # The job goes behind the jobs that were already pending; otherwise it would regain what
         # it gave up.
@@ -128,8 +128,9 @@ def _retry_or_fail(
         progressed_at=None,
         resumed_from_step=None,
     )
-    status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
-    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+    asked_for = outcome.failure is None and rule_of(job.status.stop).asked_for
+    event_type = EventType.NORMAL if asked_for else EventType.WARNING
+    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, event_type),))
 
 
 def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:

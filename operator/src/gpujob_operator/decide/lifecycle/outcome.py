@@ -259,7 +259,7 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
 def _launcher_was_stopped(pod: PodView) -> bool:
     """Whether a launcher ended with its own code after its workers left as they were asked to.
 
-    torchrun ends with 1 when its processes end with 143.
+    torchrun without the worker in it ends with 1 when its processes end with 143.
     """
     words = pod.termination
     return pod.exit_code == EXIT_OF_LAUNCHERS and (

@@ -7,6 +7,7 @@ from gpujob_api.summary import Summary
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import HasConditions
 
 REASON_CHARACTERS_MAX = 200
 # The condition whose reason is shown, in phases in which that is not `Running`.
@@ -17,14 +18,15 @@ _SHOWN_CONDITION = {
 }
 
 
-def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
+def summarize(job: GPUJob, status: GPUJobStatus, stated: HasConditions, sites: Sites) -> Summary:
+    """The columns of a job with this status and these conditions."""
     return Summary(
         where=_where(status),
         progress=_progress(status),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
-        reason=_reason(status),
+        reason=_reason(status.phase, stated),
     )
 
 
@@ -97,8 +99,8 @@ def _share(job: GPUJob, gpu: GPUCapacity | None) -> float:
     return mine / gpu.reserved_bytes if mine else 1.0
 
 
-def _reason(status: GPUJobStatus) -> str:
-    found = conditions.find(status, _SHOWN_CONDITION.get(status.phase, conditions.RUNNING))
+def _reason(phase: JobPhase, stated: HasConditions) -> str:
+    found = conditions.find(stated, _SHOWN_CONDITION.get(phase, conditions.RUNNING))
     if found is None:
         return ""
     text = f"{found.reason}: {found.message}" if found.message else found.reason

@@ -6,7 +6,6 @@ from dataclasses import fields
 from datetime import datetime
 from operator import attrgetter
 
-from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle import faults
@@ -43,64 +42,60 @@ def finish_status(
     """The status with the parts that every status has, whatever the phase. `inputs` must have the
     sites of this status.
     """
-    writer, sites = ConditionWriter(job, now), inputs.sites
-    status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
-    if conditions.find(status, conditions.SUCCEEDED) is None:
-        status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
-    status = _with_suspension(job, status, writer)
-    message = faults.unreachable(sites, configuration, now)
-    status = _with_reachability(status, writer, message, faults.gone(sites))
+    writer, sites = ConditionWriter(job, status, now), inputs.sites
+    writer.set(conditions.ACCEPTED, True, "Valid", "the spec is valid")
+    if conditions.find(writer, conditions.SUCCEEDED) is None:
+        writer.set(conditions.SUCCEEDED, None, "InProgress", "not finished yet")
+    _set_suspension(job, status, writer)
+    _set_reachability(
+        status, writer, faults.unreachable(sites, configuration, now), faults.gone(sites)
+    )
     gpu = faults.pressure(status, sites)
     if gpu is not None:
-        message = faults.pressure_message(gpu)
-        status = writer.set(status, conditions.GPU_PRESSURE, True, "GPUOverfull", message)
-    elif conditions.find(status, conditions.GPU_PRESSURE) is not None:
-        status = writer.set(
-            status, conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again"
-        )
-    status = _with_slowdown(job, status, writer, inputs)
-    generation, summary = job.metadata.generation, summarize(job, status, sites)
+        writer.set(conditions.GPU_PRESSURE, True, "GPUOverfull", faults.pressure_message(gpu))
+    elif conditions.find(writer, conditions.GPU_PRESSURE) is not None:
+        writer.set(conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again")
+    _set_slowdown(job, status, writer, inputs)
+    generation, summary = job.metadata.generation, summarize(job, status, writer, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
-        return status
-    return changed(status, observed_generation=generation, summary=summary)
+        return writer.status()
+    return writer.status(observed_generation=generation, summary=summary)
 
 
-def _with_slowdown(
+def _set_slowdown(
     job: GPUJob, status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs
-) -> GPUJobStatus:
+) -> None:
     running, gpus = status.phase is JobPhase.RUNNING, gpus_at(inputs.sites)
     slowdown = measured_slowdown(job, status, inputs.profile, gpus) if running else None
     if slowdown is not None and slowdown.too_much:
-        return writer.set(status, conditions.SLOWED, True, "CoTenants", slowdown.message)
-    if conditions.find(status, conditions.SLOWED) is not None:
-        return writer.set(status, conditions.SLOWED, False, "WithinLimit", "no longer")
-    return status
+        writer.set(conditions.SLOWED, True, "CoTenants", slowdown.message)
+    elif conditions.find(writer, conditions.SLOWED) is not None:
+        writer.set(conditions.SLOWED, False, "WithinLimit", "no longer")
 
 
-def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> GPUJobStatus:
+def _set_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> None:
     """The job is suspended once all of its pods have ended, because its GPUs are free then."""
     if job.spec.suspend and status.placement is None and not status.finished:
-        return writer.set(status, conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
-    before = conditions.find(status, conditions.SUSPENDED)
-    if before is None or job.spec.suspend:
-        return status
-    return writer.set(status, conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
+        writer.set(conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
+    elif conditions.find(writer, conditions.SUSPENDED) is not None and not job.spec.suspend:
+        writer.set(conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
 
 
-def _with_reachability(
+def _set_reachability(
     status: GPUJobStatus, writer: ConditionWriter, message: str, gone: str
-) -> GPUJobStatus:
+) -> None:
     """`message` names the node that does not answer, `gone` the one that is removed; "" if none."""
     if status.phase is not JobPhase.RUNNING or status.placement is None:
-        return status
+        return
+    running = conditions.find(writer, conditions.RUNNING)
     if message:
-        return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
-    running = conditions.find(status, conditions.RUNNING)
-    if running is None or running.reason not in ("NodeUnreachable", "NodeGone"):
-        return status
-    if gone:
-        return writer.set(status, conditions.RUNNING, None, "NodeGone", gone)
-    return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
+        writer.set(conditions.RUNNING, None, "NodeUnreachable", message)
+    elif running is None or running.reason not in ("NodeUnreachable", "NodeGone"):
+        return
+    elif gone:
+        writer.set(conditions.RUNNING, None, "NodeGone", gone)
+    else:
+        writer.set(conditions.RUNNING, True, "WorkersRunning", "its node is back")
 
 
 def needs_write(

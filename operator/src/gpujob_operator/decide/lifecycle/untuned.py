@@ -27,33 +27,33 @@ def while_it_runs(
     usage: GPUUsage | None,
     configuration: Configuration,
     writer: ConditionWriter,
-) -> GPUJobStatus:
-    """The status that says so once as many readings without a report are there as a measurement
-    from outside needs."""
+) -> None:
+    """Says so once as many readings without a report are there as a measurement from outside
+    needs. `writer` is of this status."""
     if (report := _report_of(status, received)) is not None:
-        return _with_report(job, status, report, writer)
+        _heed(job, report, writer)
+        return
     enough = configuration.measurement_samples_without_reports_min
     if not _asked(job) or _trained(status) or usage is None or usage.samples < enough:
-        return status
+        return
     text = f"not tuned: it does not report: {_CAUSES}{_reserved(status)}"
-    return writer.set(status, conditions.UNTUNED, True, NO_REPORTS, text)
+    writer.set(conditions.UNTUNED, True, NO_REPORTS, text)
 
 
 def at_the_end(
     job: GPUJob, status: GPUJobStatus, received: ReceivedReport | None, writer: ConditionWriter
-) -> GPUJobStatus:
+) -> None:
     """The same of a job that has succeeded."""
     if not _asked(job) or _trained(status):
-        return status
+        return
     if (report := _report_of(status, received)) is None:
         text = f"not tuned: it did not report: {_CAUSES}"
-        return writer.set(status, conditions.UNTUNED, True, NO_REPORTS, text)
-    if words := _why_skipped(report):
-        return writer.set(status, conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
-    if report.step:
-        return status
-    text = "not tuned: it ended without a step of an optimizer of torch that the worker saw"
-    return writer.set(status, conditions.UNTUNED, True, NO_STEPS, text)
+        writer.set(conditions.UNTUNED, True, NO_REPORTS, text)
+    elif words := _why_skipped(report):
+        writer.set(conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
+    elif not report.step:
+        text = "not tuned: it ended without a step of an optimizer of torch that the worker saw"
+        writer.set(conditions.UNTUNED, True, NO_STEPS, text)
 
 
 def _report_of(status: GPUJobStatus, received: ReceivedReport | None) -> Report | None:
@@ -63,19 +63,16 @@ def _report_of(status: GPUJobStatus, received: ReceivedReport | None) -> Report 
     return received.report
 
 
-def _with_report(
-    job: GPUJob, status: GPUJobStatus, report: Report, writer: ConditionWriter
-) -> GPUJobStatus:
+def _heed(job: GPUJob, report: Report, writer: ConditionWriter) -> None:
     words = _why_skipped(report)
     if words and _asked(job):
-        return writer.set(status, conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
-    if conditions.find(status, conditions.UNTUNED) is None:
-        return status
-    return writer.set(status, conditions.UNTUNED, False, "Reports", "the worker reports")
+        writer.set(conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
+    elif conditions.find(writer, conditions.UNTUNED) is not None:
+        writer.set(conditions.UNTUNED, False, "Reports", "the worker reports")
 
 
 def _why_skipped(report: Report) -> str:
-    """Of an image that has no room for the worker: too old a torch, a broken package."""
+    """Of an image in which the worker cannot work: too old a torch, a broken package."""
     lines = (line for line in report.explain if line.startswith(_EVERYTHING))
     return next(lines, "").removeprefix(_EVERYTHING)
 

@@ -1,7 +1,7 @@
 """GPUProfile: looks up what earlier runs of a workload measured, and saves new measurements."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpuprofile import (
@@ -14,14 +14,29 @@ from gpujob_api.gpuprofile import (
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
-from gpujob_operator.decide.measurement.fingerprint import fingerprint
+from gpujob_operator.decide.measurement.fingerprint import fingerprint, run_length
 
 # Entries of one workload: one for each GPU model and torch version, newest first.
 ENTRIES_MAX = 32
+# A workload that measures nothing new says so often that it was measured: profiles expire.
+RENEWED_AFTER = timedelta(days=1)
 
 
 def profile_name(job: GPUJob) -> str:
     return f"workload-{fingerprint(job.spec)}"
+
+
+def last_measured_at(profile: GPUProfile) -> datetime | None:
+    """When a job of the workload was last measured, or the profile made."""
+    moments = [entry.updated_at for entry in profile.status.entries]
+    return max(moments, default=profile.metadata.creation_timestamp)
+
+
+def runs_key(job: GPUJob, profile: str) -> tuple[str, str]:
+    """Of runs that are expected to take equally long: the namespace, and the profile's name with
+    what the command says of the run's length."""
+    length = run_length(job.spec)
+    return job.metadata.namespace, f"{profile} {length}" if length else profile
 
 
 def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
@@ -128,8 +143,9 @@ def _joined(
     before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
 ) -> ProfileEntry | None:
     """The union of both entries, or None if it is not worth a write: 5 % more memory, faster
-    settings or another timing are. Only more memory and faster settings replace existing values, so
-    that several jobs of one workload converge to the same entry and stop writing.
+    settings or another timing are, and once a day that it was measured again. Only more memory and
+    faster settings replace existing values, so that several jobs of one workload converge to the
+    same entry and stop writing.
     """
     best = after if before.current is None or _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
@@ -139,7 +155,8 @@ def _joined(
     timings = best.current, best.tuned, alone_seconds, joules, shared
     alone = before.alone_step_seconds, before.alone_joules_per_step
     known = before.current, before.tuned, *alone, before.shared
-    if memory_bytes <= before.memory_bytes * 1.05 and timings == known:
+    is_recent = after.updated_at - before.updated_at < RENEWED_AFTER
+    if memory_bytes <= before.memory_bytes * 1.05 and timings == known and is_recent:
         return None
     return replace(
         best,
@@ -168,4 +185,5 @@ def _spec(job: GPUJob) -> GPUProfileSpec:
         command=tuple(str(part) for part in command)[:64],
         gpus_per_worker=job.spec.gpus_per_worker,
         workers=job.spec.workers,
+        workload=job.spec.workload,
     )

@@ -101,7 +101,8 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
             else report.efficiency.joules_per_step
         ),
         device=report.device or before.device,
-        torch_version=report.torch_version or before.torch_version,
+        # The first one said: a worker that names another each time would write as many profiles.
+        torch_version=before.torch_version or report.torch_version,
     )
     return changed(status, measurement=measurement)
 
@@ -126,15 +127,17 @@ def with_measured_reservation(
     )
     if wanted is None:
         return status, ()
-    note = EventNote(
-        "ReservationMeasured",
+    after, before = format_memory(wanted.memory_bytes), format_memory(held.memory_bytes)
+    status = changed(status, reservation=wanted)
+    if after == before:
+        return status, ()  # nothing that anybody could see
+    text = (
         f"measured a peak of {format_memory(usage.memory_peak_bytes)} and "
         f"{usage.utilization_percent:.0f} % utilization "
         f"({format_count(usage.samples, 'reading')}); "
-        f"reserves {format_memory(wanted.memory_bytes)} instead of "
-        f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
+        f"reserves {after} instead of {before} ({_source(held.source)})"
     )
-    return changed(status, reservation=wanted), (note,)
+    return status, (EventNote("ReservationMeasured", text),)
 
 
 def joined_usage(

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from operator import attrgetter
+from typing import Any, Protocol
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
@@ -29,68 +30,60 @@ _STATUS: dict[bool | None, ConditionStatus] = {
 _TYPE = attrgetter("type")
 
 
-def find(status: GPUJobStatus, kind: str) -> Condition | None:
+class HasConditions(Protocol):
+    @property
+    def conditions(self) -> tuple[Condition, ...]: ...
+
+
+def find(status: HasConditions, kind: str) -> Condition | None:
     for condition in status.conditions:
         if condition.type == kind:
             return condition
     return None
 
 
-def with_condition(
-    status: GPUJobStatus,
-    *,
-    kind: str,
-    value: bool | None,
-    reason: str,
-    message: str,
-    generation: int,
-    now: datetime,
-) -> GPUJobStatus:
-    """The status with this condition; `value` None means Unknown."""
-    wanted = _STATUS[value]
-    message = visible(message[:MESSAGE_CHARACTERS_MAX])
-    before = find(status, kind)
-    said = wanted, reason, message, generation
-    if before is not None and said == _said(before):
-        # This is the common case for thousands of jobs in every cycle.
-        return status
-    turned = before is None or before.status is not wanted
-    since = now if turned or before is None else before.last_transition_time
-    after = Condition(
-        type=kind,
-        status=wanted,
-        reason=reason,
-        message=message,
-        last_transition_time=since,
-        observed_generation=generation,
-    )
-    conditions = [c for c in status.conditions if c.type != kind]
-    conditions.append(after)
-    conditions.sort(key=_TYPE)
-    return changed(status, conditions=tuple(conditions))
+class ConditionWriter:
+    """Sets conditions in the status of one job. A status is large and is copied once, by `status`:
+    thousands of jobs have several conditions set in a cycle.
+    """
+
+    __slots__ = ("_base", "_generation", "_now", "conditions")
+
+    def __init__(self, job: GPUJob, base: GPUJobStatus, now: datetime) -> None:
+        self.conditions = base.conditions
+        self._base = base
+        self._generation = job.metadata.generation
+        self._now = now
+
+    def set(self, kind: str, value: bool | None, reason: str, message: str = "") -> None:
+        """Sets the condition; `value` None means Unknown."""
+        wanted = _STATUS[value]
+        message = visible(message[:MESSAGE_CHARACTERS_MAX])
+        before = find(self, kind)
+        if before is not None and (wanted, reason, message, self._generation) == _said(before):
+            # This is the common case for thousands of jobs in every cycle.
+            return
+        turned = before is None or before.status is not wanted
+        since = self._now if turned or before is None else before.last_transition_time
+        after = Condition(
+            type=kind,
+            status=wanted,
+            reason=reason,
+            message=message,
+            last_transition_time=since,
+            observed_generation=self._generation,
+        )
+        others = [condition for condition in self.conditions if condition.type != kind]
+        self.conditions = tuple(sorted([*others, after], key=_TYPE))
+
+    def status(self, **changes: Any) -> GPUJobStatus:
+        """The status with these conditions, and with these changes of other fields; the same object
+        if there are none."""
+        if self.conditions is not self._base.conditions:
+            changes["conditions"] = self.conditions
+        return changed(self._base, **changes) if changes else self._base
 
 
 def _said(condition: Condition) -> tuple[object, ...]:
     """The condition without its transition time."""
     return condition.status, condition.reason, condition.message, condition.observed_generation
-
-
-class ConditionWriter:
-    """Sets several conditions of one job in one cycle."""
-
-    def __init__(self, job: GPUJob, now: datetime) -> None:
-        self._generation = job.metadata.generation
-        self._now = now
-
-    def set(
-        self, status: GPUJobStatus, kind: str, value: bool | None, reason: str, message: str = ""
-    ) -> GPUJobStatus:
-        return with_condition(
-            status,
-            kind=kind,
-            value=value,
-            reason=reason,
-            message=message,
-            generation=self._generation,
-            now=self._now,
-        )

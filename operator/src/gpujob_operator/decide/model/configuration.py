@@ -21,6 +21,16 @@ class OrderPolicy(Enum):
     SHORTEST = "Shortest"
 
 
+class NodeAutoscaler(Enum):
+    """Whether nodes may come that are larger or other than those there. `AUTO`: where a node with
+    GPUs has a label of Karpenter.
+    """
+
+    AUTO = "Auto"
+    PRESENT = "Present"
+    ABSENT = "Absent"
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """Settings of the decisions and of rendering. The defaults suit a real cluster."""
@@ -50,6 +60,7 @@ class Configuration:
     # Node labels of the topology, from the widest (zone) to the closest (rack). Workers of a gang
     # are placed close together.
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
+    node_autoscaler: NodeAutoscaler = NodeAutoscaler.AUTO
     # Nothing is placed on GPUs whose reading is older than this (I14).
     telemetry_stale_seconds: float = 30.0
     # The cycle's own pace.
@@ -66,6 +77,8 @@ class Configuration:
     retry_backoff_seconds: float = 10.0
     retry_backoff_max_seconds: float = 600.0
     report_interval_seconds: float = 2.0
+    # A profile that no job has used for so long is deleted; 0: never.
+    profile_unused_days: int = 90
     # Rendering.
     report_url: str = ""
     device_access: DeviceAccess = DeviceAccess.ENVIRONMENT

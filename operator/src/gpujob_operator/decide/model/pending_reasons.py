@@ -16,6 +16,8 @@ class PendingReason(StrEnum):
     WAITING_FOR_RETRY = "WaitingForRetry"
     # The job can never fit on the GPUs of the cluster.
     IMPOSSIBLE = "Impossible"
+    # The same, where an autoscaler may add other nodes.
+    NEEDS_NEW_NODE = "NeedsNewNode"
     OVER_QUOTA = "OverQuota"
     NO_ROOM = "NoRoom"
     # Other jobs are being stopped for this job.

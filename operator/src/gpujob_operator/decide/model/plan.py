@@ -47,6 +47,8 @@ class CreatePod:
     job: GPUJob
     rank: int
     settings: Settings
+    # The label `kubernetes.io/hostname` of the worker's node, where it has one.
+    hostname: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,29 @@ class SaveProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteProfile:
+    """Delete a profile that no job uses any more, if it still has the UID and the resourceVersion
+    of the snapshot.
+    """
+
+    profile: GPUProfile
+
+
+@dataclass(frozen=True, slots=True)
 class WriteQueueStatus:
     queue: GPUQueue
     status: GPUQueueStatus
 
 
 PlanItem = (
-    WriteStatus | RejectJob | CreatePod | DeletePod | DeleteJob | SaveProfile | WriteQueueStatus
+    WriteStatus
+    | RejectJob
+    | CreatePod
+    | DeletePod
+    | DeleteJob
+    | SaveProfile
+    | DeleteProfile
+    | WriteQueueStatus
 )
 
 

@@ -126,7 +126,7 @@ def _containers(value: object) -> list[Mapping[str, Any]]:
 def _object(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
-    # A template is made of dicts, which are recognised first.
-    if not isinstance(value, (dict, Mapping)):
+    # A template is made of dicts: the test for a mapping takes twice as long.
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise Unreadable
     return cast("Mapping[str, Any]", value)

@@ -17,6 +17,7 @@ from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
 
+LABEL_HOSTNAME = "kubernetes.io/hostname"
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _ZONE = "topology.kubernetes.io/zone"
 
@@ -197,6 +198,7 @@ class ProgramFault:
     """An error of a GPU's driver that a job's program met, of the last hour. See
     `capacity.suspects`."""
 
+    node: str
     gpu: str
     xid: int
     job_uid: str

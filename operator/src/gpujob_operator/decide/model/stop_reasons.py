@@ -50,6 +50,8 @@ class StopRule:
     worker_ended_first: bool = False
     # The attempt could not start: neither a failure nor an interruption, and counted apart.
     is_refusal: bool = False
+    # The user asked for it: nothing to be warned of.
+    asked_for: bool = False
     # The stop's deadline is somebody else's, and shortens the grace of the pods.
     bounds_grace: bool = False
 
@@ -59,7 +61,7 @@ STOP_RULES: Mapping[str, StopRule] = {
     RECLAIMED: StopRule(for_others=True),
     MOVED: StopRule(for_others=True),
     SLOWED: StopRule(for_others=True),
-    SUSPENDED: StopRule(),
+    SUSPENDED: StopRule(asked_for=True),
     NODE_RECLAIMED: StopRule(bounds_grace=True),
     NODE_DRAINED: StopRule(bounds_grace=True),
     EVICTED: StopRule(),

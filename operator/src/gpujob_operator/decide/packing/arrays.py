@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gpujob_operator.decide.packing.party import ANYBODY, SEVERAL, Party
+
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -40,6 +42,8 @@ class GPUState:
     usable: bool = True
     # GPUs with a fast link between them share a number.
     link_group: int = 0
+    # What the tenants have in common.
+    party: Party = ANYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class WorkerAllocation:
     whole_gpu: bool
     # Limit of the summed utilization up to which other jobs may join.
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
+    party: Party = ANYBODY
 
 
 @dataclass(slots=True)
@@ -95,6 +100,9 @@ class NodeArrays:
     held_whole: Booleans
     usable: Booleans
     link_group: Integers
+    # What the tenants have in common, as in `Party`.
+    namespace: Integers
+    sharing_group: Integers
     changed_at_clock: Integers
     clock: int = 1
 
@@ -147,6 +155,8 @@ class NodeArrays:
             held_whole=self.held_whole.copy(),
             usable=self.usable.copy(),
             link_group=self.link_group.copy(),
+            namespace=self.namespace.copy(),
+            sharing_group=self.sharing_group.copy(),
             changed_at_clock=self.changed_at_clock.copy(),
         )
 
@@ -186,6 +196,11 @@ class NodeArrays:
             alone = self.idle[row, gpu]
             present = np.inf if alone else self.utilization_limit[row, gpu]
             self.utilization_limit[row, gpu] = min(present, allocation.utilization_limit_percent)
+            for names, name in (
+                (self.namespace, allocation.party.namespace),
+                (self.sharing_group, allocation.party.group),
+            ):
+                names[row, gpu] = name if alone or names[row, gpu] == name else SEVERAL
             self.idle[row, gpu] = False
             self.held_whole[row, gpu] |= allocation.whole_gpu
         self._touch(row)
@@ -256,6 +271,8 @@ class NodeArrays:
         usable = [[gpu.usable and gpu.memory_total_bytes > 0 for gpu in gpus] for gpus in here]
         self.usable[at] = usable
         self.link_group[at] = [[gpu.link_group for gpu in gpus] for gpus in here]
+        self.namespace[at] = [[gpu.party.namespace for gpu in gpus] for gpus in here]
+        self.sharing_group[at] = [[gpu.party.group for gpu in gpus] for gpus in here]
         self.clock += 1
         self.changed_at_clock[at] = self.clock
 
@@ -291,5 +308,7 @@ def _empty(names: tuple[str, ...], columns: int) -> NodeArrays:
         held_whole=np.zeros(shape, dtype=np.bool_),
         usable=np.zeros(shape, dtype=np.bool_),
         link_group=np.zeros(shape, dtype=np.int64),
+        namespace=np.zeros(shape, dtype=np.int64),
+        sharing_group=np.zeros(shape, dtype=np.int64),
         changed_at_clock=np.zeros(rows, dtype=np.int64),
     )

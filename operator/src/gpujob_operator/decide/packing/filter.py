@@ -7,6 +7,7 @@ import numpy as np
 
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
 from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.packing.request import Request
 
 
 def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
@@ -18,15 +19,19 @@ def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Boole
     )
 
 
-def free_gpus(
-    arrays: NodeArrays, rows: Integers, demand: Demand, utilization_limit_percent: float
-) -> Booleans:
+def free_gpus(arrays: NodeArrays, rows: Integers, request: Request) -> Booleans:
     """GPUs that can take one GPU's part of the request: [row, column]."""
+    demand = request.demand
     fits = _open_gpus(arrays, rows, demand)
     fits &= arrays.memory_free[rows] >= demand.gpu_memory_bytes
-    return fits & (
-        arrays.idle[rows] | (_over_percent(arrays, rows, demand, utilization_limit_percent) <= 0)
-    )
+    over = _over_percent(arrays, rows, demand, request.utilization_limit_percent)
+    return fits & (arrays.idle[rows] | ((over <= 0) & _may_join(arrays, rows, request)))
+
+
+def _may_join(arrays: NodeArrays, rows: Integers, request: Request) -> Booleans:
+    """`party.may_join` for each GPU."""
+    namespace, group = request.party
+    return (arrays.namespace[rows] == namespace) | (arrays.sharing_group[rows] == group)
 
 
 def _of_model(arrays: NodeArrays, rows: Integers, demand: Demand) -> Booleans:

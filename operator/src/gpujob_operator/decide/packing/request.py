@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
 from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Request:
     prefers_spot: bool = False
     # On a GPU with tenants, the sum of utilizations up to which this request joins them.
     utilization_limit_percent: float = 100.0
+    party: Party = ANYBODY
 
     @property
     def allocation(self) -> WorkerAllocation:
@@ -35,6 +37,7 @@ class Request:
             gpu_memory_bytes=demand.gpu_memory_bytes,
             utilization_percent=100.0 if demand.exclusive else demand.utilization_percent,
             whole_gpu=demand.exclusive,
+            party=self.party,
         )
 
 

@@ -48,7 +48,7 @@ def choose(
         gpus: tuple[int, ...] = (int(scores.gpu[row]),)
     else:
         rows = np.array([row])
-        free = free_gpus(arrays, rows, request.demand, request.utilization_limit_percent)
+        free = free_gpus(arrays, rows, request)
         gpus = tuple(_gpus_of_worker(arrays, fragmentation, rows, free, demand)[0].tolist())
         gpus = _linked(arrays, row, free[0], gpus, demand)
     candidates = int(np.isfinite(cost).sum())
@@ -88,7 +88,7 @@ def choose_gang(
     found: list[tuple[int, tuple[int, ...]]] = []
     for (_, _, row), count in parts:
         at = np.array([row])
-        free = free_gpus(arrays, at, demand, request.utilization_limit_percent)
+        free = free_gpus(arrays, at, request)
         all_gpus = replace(demand, gpus=demand.gpus * count)
         chosen = _gpus_of_worker(arrays, fragmentation, at, free, all_gpus)[0]
         # GPUs that are linked come to one worker.
@@ -106,7 +106,7 @@ def _workers_by_row(arrays: NodeArrays, request: Request) -> Integers:
     demand = request.demand
     rows = np.arange(len(arrays.names))
     fits = host_fits(arrays, rows, demand, _allowed(arrays, request))
-    free = free_gpus(arrays, rows, demand, request.utilization_limit_percent)
+    free = free_gpus(arrays, rows, request)
     counts = free.sum(axis=1) // demand.gpus
     if demand.cpu_milli:
         counts = np.minimum(counts, arrays.cpu_milli_free // demand.cpu_milli)
@@ -173,7 +173,7 @@ def _evaluate(
     scores: NodeScores,
 ) -> None:
     demand = request.demand
-    free = free_gpus(arrays, rows, request.demand, request.utilization_limit_percent)
+    free = free_gpus(arrays, rows, request)
     enough = free.sum(axis=1) >= demand.gpus
     rows, free = rows[enough], free[enough]
     if not len(rows):

@@ -164,6 +164,7 @@ def _request(asked: WorkerRequest, assumed: AssumedCapacity) -> Request:
         utilization_limit_percent=summed_utilization_limit_percent(
             asked.max_slowdown_percent, assumed.capacity.law(asked.model)
         ),
+        party=requirements.party,
     )
 
 
@@ -174,6 +175,7 @@ def _tenant(requirements: JobRequirements, held: Reservation) -> Tenant:
         utilization_percent=held.utilization_percent,
         whole_gpu=held.source is ReservationSource.WHOLE_GPU,
         max_slowdown_percent=requirements.job.spec.sharing.max_slowdown_percent,
+        party=requirements.party,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.packing.party import may_join
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_GPUS, UnfitReason
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
@@ -18,6 +19,7 @@ _TOO_SMALL = UnfitReason("too small")
 _TOO_FULL = UnfitReason("too full")
 _TOO_FULL_BY_EXTERNAL_USE = UnfitReason("too full, unmanaged processes included")
 _UNMEASURED = UnfitReason("already shared, and an unmeasured job needs an idle GPU")
+_OTHERS = UnfitReason("shared by jobs of another namespace and sharing group")
 # The figure is in bytes.
 EXTERNAL_USE = "used by unmanaged processes ({})"
 # The reason, and the missing bytes if memory is the reason.
@@ -41,6 +43,8 @@ def why_not(
         return _TAKEN, 0
     if request.wanted is None and gpu.tenants:
         return _UNMEASURED, 0
+    if gpu.tenants and not may_join(request.requirements.party, gpu.party):
+        return _OTHERS, 0
     if request.exclusive and has_external_use(gpu):
         return UnfitReason(EXTERNAL_USE, gpu.external_bytes), 0
     missing_bytes = request.least_bytes - gpu.free_bytes

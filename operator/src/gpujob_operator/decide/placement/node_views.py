@@ -115,4 +115,5 @@ def gpu_state(gpu: GPUCapacity) -> GPUState:
         held_whole=gpu.held_whole,
         usable=not gpu.blocked,
         link_group=gpu.link_group,
+        party=gpu.party,
     )

@@ -27,6 +27,7 @@ from gpujob_operator.decide.model.pod_template import (
     tolerations,
 )
 from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 from gpujob_operator.decide.placement.step_cost import step_of
 
 # What an unmeasured job must find free: a GPU that unmanaged processes have filled does not do.
@@ -51,6 +52,8 @@ class JobRequirements:
     tolerations: tuple[Mapping[str, Any], ...]
     # Nodes that refused its pods lately, with the words.
     refused_by: tuple[StartRefusal, ...] = ()
+    # Whose the job is, for sharing GPUs.
+    party: Party = ANYBODY
 
     def at(self, now: datetime) -> "JobRequirements":
         """The same at this time: refusals of nodes are forgotten."""
@@ -58,6 +61,16 @@ class JobRequirements:
             return self
         held = tuple(one for one in self.refused_by if one.until > now)
         return replace(self, refused_by=held)
+
+    def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
+        """The same without a profile that was measured on this model and says more than a GPU of
+        the model has: an agent lied, and the job is as one that was never measured.
+        """
+        entry = profile_entry(self.profile, gpu_model)
+        is_measured = self.job.status.measurement is not None
+        if entry is None or is_measured or not 0 < largest_bytes < entry.memory_bytes:
+            return self
+        return replace(self, profile=None)
 
     @cached_property
     def scheduling_signature(self) -> Hashable:
@@ -69,6 +82,7 @@ class JobRequirements:
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
             self.node_constraints,
+            self.party,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             (sharing.mode.value, sharing.max_slowdown_percent),
             _known(self.profile.status.entries) if self.profile is not None else None,
@@ -157,7 +171,10 @@ class WorkerRequest:
 def resolve(
     requirements: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
-    wanted = requirements.reservation(model, capacity.largest_bytes(model), configuration)
+    """The request on the model's GPUs as they are now."""
+    largest_bytes = capacity.largest_bytes(model)
+    requirements = requirements.believing(model, largest_bytes)
+    wanted = requirements.reservation(model, largest_bytes, configuration)
     return WorkerRequest(requirements, model, wanted, requirements.least_bytes(model, wanted))
 
 
@@ -202,6 +219,7 @@ def requirements_of(
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
     requests: PodRequests | None = None,
+    party: Party = ANYBODY,
 ) -> JobRequirements:
     """The job's requirements, with the default configuration if none is given. `requests` are those
     of its worker, if already read.
@@ -221,6 +239,7 @@ def requirements_of(
         selector=pod_spec(job).get("nodeSelector") or {},
         tolerations=tolerations(job),
         refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
+        party=party,
     )
 
 

@@ -9,9 +9,8 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_operator.decide.model.notices import NOTICE_TAINTS
-from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, NodeView, Snapshot
 
-HOSTNAME = "kubernetes.io/hostname"
 ADDED_NODES_MAX = 1000
 ADDED_JOBS_MAX = 1000
 # Prefix of the UIDs of added jobs.
@@ -124,7 +123,7 @@ def _node(snapshot: Snapshot, name: str, field: str) -> tuple[NodeView, GPUNode]
 
 
 def _idle_view(like: NodeView, name: str) -> NodeView:
-    labels = {**like.labels, **({HOSTNAME: name} if HOSTNAME in like.labels else {})}
+    labels = {**like.labels, **({LABEL_HOSTNAME: name} if LABEL_HOSTNAME in like.labels else {})}
     return replace(
         like,
         name=name,

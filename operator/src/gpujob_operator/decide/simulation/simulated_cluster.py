@@ -14,6 +14,7 @@ from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    DeleteProfile,
     Plan,
     RejectJob,
     SaveProfile,
@@ -144,7 +145,7 @@ class SimulatedCluster:
                 case WriteQueueStatus():
                     name = item.queue.metadata.name
                     self.queues[name] = replace(item.queue, status=item.status)
-                case RejectJob() | DeleteJob():
+                case RejectJob() | DeleteJob() | DeleteProfile():
                     # What became of a finished job is what the simulation tells.
                     pass
 

@@ -20,11 +20,14 @@ class AttentionSetting(Setting):
     ORDER = 40
 
     def candidates(self, context: Context) -> Iterator[Candidate | Refused]:
-        reason = self.not_measured(context) or _seen(context)
-        if reason is not None:
-            yield Refused(reason)
+        seen = self.not_measured(context) or _seen(context)
+        if isinstance(seen, str):
+            yield Refused(seen)
             return
-        for kernel in candidates(context.root.device.type):
+        kernels = candidates(context.root.device.type, seen.types)
+        if not kernels:
+            yield Refused("torch's own choice is the only kernel for float32")
+        for kernel in kernels:
             yield Candidate(context.plan.having(AttentionChoice(kernel)), kernel.value)
 
     def refusal(self, context: Context) -> str | None:
@@ -34,9 +37,9 @@ class AttentionSetting(Setting):
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
         if tuned.attention is None:
             return None
-        reason = self.not_measured(context) or _seen(context)
-        if reason is not None:
-            return Refused(reason)
+        seen = self.not_measured(context) or _seen(context)
+        if isinstance(seen, str):
+            return Refused(seen)
         choice = AttentionChoice(tuned.attention)
         return Candidate(context.plan.having(choice), f"{tuned.attention.value} ")
 
@@ -48,15 +51,16 @@ class AttentionSetting(Setting):
         applied.plan = applied.plan.without(AttentionChoice)
 
 
-def _seen(context: Context) -> str | None:
-    watch = AttentionWatch()
-    probe = RootProbe(context.root, few_rows(context.recorded, 2))
+def _seen(context: Context) -> AttentionWatch | str:
+    """The kernels that run under the settings so far, or why there is nothing to choose."""
+    recorded = context.recorded
+    probe = RootProbe(context.root, few_rows(recorded, 2))
     try:
-        with no_trace(context.root.module), watch:
+        with no_trace(context.root.module), AttentionWatch() as watch:
             probe.run(replace(context.plan, compiled=None, compiled_blocks=None))
     except Exception as error:
         return f"a probe failed: {short(error)}"
-    return watch.refusal()
+    return watch.refusal() or watch
 
 
 SETTING = AttentionSetting()

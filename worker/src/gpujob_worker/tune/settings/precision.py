@@ -11,6 +11,7 @@ import torch
 from gpujob_api.settings import Precision, TunedSettings
 from gpujob_worker.inject.call_inputs import differentiable_leaves, trainable
 from gpujob_worker.inject.ddp import exchanged, scaling_refusal_of
+from gpujob_worker.inject.float32_tail import Float32Tail, LayerCall, noting_layers, tail_of
 from gpujob_worker.inject.grad_scaling import LossScale, scaling_refusal, skip_refusal
 from gpujob_worker.inject.guards import leaves_outside
 from gpujob_worker.inject.process_flags import Tf32, tf32_refusal
@@ -40,8 +41,6 @@ class PrecisionSetting(Setting):
             reason = "switched off"
         elif wanted is Precision.FLOAT32:
             reason = "float32 was asked for"
-        elif wanted is Precision.FLOAT8:
-            reason = "float8 needs other layers, which are not injected; bfloat16 is"
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA GPUs; this is {root.device.type}"
         elif root.user_autocast or "_original_forward" in vars(root.module):
@@ -60,8 +59,9 @@ class PrecisionSetting(Setting):
         if wanted in (Precision.AUTO, Precision.TF32) and cuda:
             yield _tf32(context, forced=wanted is Precision.TF32)
         if wanted in (Precision.AUTO, Precision.BFLOAT16):
-            plan, forced = _bfloat16(context.plan), wanted is Precision.BFLOAT16
-            yield Candidate(plan, "bfloat16 autocast", tolerance=BFLOAT16, forced=forced)
+            plan, forced = _bfloat16(context), wanted is Precision.BFLOAT16
+            what = f"bfloat16 autocast{_tail_text(plan)}"
+            yield Candidate(plan, what, tolerance=BFLOAT16, forced=forced)
         if wanted is Precision.FLOAT16:
             yield _float16(context, "", forced=True)
         elif wanted is Precision.AUTO and context.plan.autocast is None:
@@ -77,7 +77,7 @@ class PrecisionSetting(Setting):
             reason = reason or tf32_refusal()
             plan = context.plan.having(Tf32())
         elif wanted is Precision.BFLOAT16:
-            plan = _bfloat16(context.plan)
+            plan = _bfloat16(context)
         elif reason is None:
             reason = _float16_refusal(context)
             plan = _scaled_plan(context) if reason is None else None
@@ -93,11 +93,35 @@ class PrecisionSetting(Setting):
         return {"precision": found}
 
     def drop(self, applied: Applied) -> None:
-        applied.plan = replace(applied.plan.without(Tf32), autocast=None, loss_scale=None)
+        plan = applied.plan.without(Tf32).without(Float32Tail)
+        applied.plan = replace(plan, autocast=None, loss_scale=None)
 
 
-def _bfloat16(plan: RootPlan) -> RootPlan:
-    return replace(plan, autocast=torch.bfloat16)
+def _bfloat16(context: Context) -> RootPlan:
+    return _half(context, torch.bfloat16)
+
+
+def _half(context: Context, kind: torch.dtype) -> RootPlan:
+    """Ends TF32, which would stay in force for the script's own products outside the module."""
+    plan, tail = context.plan.without(Tf32), _tail(context)
+    return replace(plan if tail is None else plan.having(tail), autocast=kind)
+
+
+def _tail(context: Context) -> Float32Tail | None:
+    """None if the module calls no layer of torch's kind; a try then shows whether it runs."""
+    calls: list[LayerCall] = []
+    root, few = context.root, few_rows(context.recorded, 2)
+    try:
+        with no_trace(root.module), noting_layers(root.module, calls):
+            RootProbe(root, few).outputs(RootPlan())
+    except Exception:
+        return None
+    return tail_of(calls)
+
+
+def _tail_text(plan: RootPlan) -> str:
+    tail = plan.setting(Float32Tail)
+    return f", {tail}" if tail is not None else ""
 
 
 def _tf32(context: Context, *, forced: bool) -> Candidate | Refused:
@@ -116,7 +140,7 @@ def _float16(context: Context, item: str, *, forced: bool) -> Candidate | Refuse
     if plan is None:
         return Refused(reason or _OVERFLOWS, item)
     assert plan.loss_scale is not None
-    what = f"float16 autocast, losses scaled by {plan.loss_scale.scale:g}"
+    what = f"float16 autocast, losses scaled by {plan.loss_scale.scale:g}{_tail_text(plan)}"
     return Candidate(plan, what, item, FLOAT16, forced)
 
 
@@ -146,7 +170,7 @@ def _scaled_plan(context: Context) -> RootPlan | None:
     """float16 with the largest scale at which no gradient of this batch overflows."""
     root = context.root
     scale = LossScale(exchanged=exchanged(root.wrapper))
-    plan = replace(context.plan, autocast=torch.float16, loss_scale=scale)
+    plan = replace(_half(context, torch.float16), loss_scale=scale)
     probe = RootProbe(root, context.recorded)
     while scale.scale >= 1.0:
         with no_trace(root.module):

@@ -1,0 +1,132 @@
+"""Every reason of a job's conditions and events, and what it means: `reasons_page` writes
+docs/reference/reasons.md from it. Reasons are part of the API: programs compare them.
+"""
+
+from collections.abc import Mapping
+
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.model import conditions, stop_reasons
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.stop_reasons import STOP_RULES
+
+Meanings = Mapping[str, str]
+
+PENDING: Mapping[PendingReason, str] = {
+    PendingReason.SUSPENDED: "`spec.suspend` is true",
+    PendingReason.QUEUE_NOT_FOUND: "there is no GPUQueue of the name in `spec.queue`",
+    PendingReason.REFUSED_BY_QUEUE: "the queue does not admit the job's namespace or its priority",
+    PendingReason.POD_REFUSED: "a dry run of the API server refused the job's pods; the message "
+    "has its words",
+    PendingReason.OLD_ATTEMPT_ENDING: "pods of an earlier attempt still end",
+    PendingReason.WAITING_FOR_RETRY: "the attempt ended, and the next one starts after a pause",
+    PendingReason.IMPOSSIBLE: "no node could hold the job, even an idle one",
+    PendingReason.NEEDS_NEW_NODE: "the same, where an autoscaler may add other nodes; see "
+    "[autoscalers](../guides/install.md#autoscalers)",
+    PendingReason.OVER_QUOTA: "the quota of the queue or of its parent is in use",
+    PendingReason.NO_ROOM: "no GPU has capacity now; the message counts GPUs by what they lack",
+    PendingReason.MAKING_ROOM: "other jobs are being stopped for this one",
+}
+STOPS: Meanings = {
+    stop_reasons.PREEMPTED: "a job of higher priority takes the GPUs",
+    stop_reasons.RECLAIMED: "another queue takes back the quota that it had lent",
+    stop_reasons.MOVED: "the job is moved so that another one fits",
+    stop_reasons.SLOWED: "co-tenants slow the job, or it slows them, more than allowed",
+    stop_reasons.SUSPENDED: "`spec.suspend` was set",
+    stop_reasons.NODE_RECLAIMED: "the node is being reclaimed; the stop has the node's deadline",
+    stop_reasons.NODE_DRAINED: "the node is being drained; the stop has the node's deadline",
+    stop_reasons.EVICTED: "somebody else deletes a pod: an eviction, a taint, a person",
+    stop_reasons.GPU_UNHEALTHY: "a GPU of the job is broken",
+    stop_reasons.GPU_OVERFULL: "the GPU's jobs need more memory than it has",
+    stop_reasons.MEMORY_CAP_EXCEEDED: "the job uses more GPU memory than its limit",
+    stop_reasons.WORKER_ENDED: "a worker of the gang ended, so all do",
+    stop_reasons.WORKER_LOST: "a pod of a worker is gone",
+    stop_reasons.HUNG: "no progress for `retry.hangTimeoutSeconds`",
+    stop_reasons.START_TIMEOUT: "the pods did not run within `startTimeoutSeconds`",
+    stop_reasons.POD_REFUSED: "the API server refused to create a pod (ResourceQuota, LimitRange, "
+    "Pod Security, an admission webhook or policy, an invalid template)",
+    stop_reasons.UNSCHEDULABLE: "kube-scheduler refused the pod's node; the job avoids it for "
+    "a while (`status.startRefusals`)",
+    stop_reasons.CANNOT_START: "a kubelet could not start the pod: its image, a secret, a config "
+    "map, a volume, its runtime; the node is avoided, too",
+    stop_reasons.NODE_GONE: "the node went away before the pods ran",
+}
+FAILURES: Mapping[FailureClass, str] = {
+    FailureClass.OUT_OF_MEMORY: "the GPU's memory, or the limit of a shared GPU, did not suffice",
+    FailureClass.HOST_OUT_OF_MEMORY: "the container's own memory limit did not suffice",
+    FailureClass.DATA: "the data could not be read",
+    FailureClass.USER_ERROR: "the script or its command is wrong: not repeated before a first step",
+    FailureClass.CHECKPOINT: "a checkpoint could not be written or read",
+    FailureClass.NODE_LOST: "the node of a worker is lost",
+    FailureClass.HUNG: "the attempt was stopped because it made no progress",
+    FailureClass.UNKNOWN: "the worker ended with an exit code that says nothing more",
+}
+INTERRUPTED = "Interrupted"
+_INTERRUPTED: Meanings = {INTERRUPTED: "the attempt was stopped, through no fault of the job"}
+_ENDS: Meanings = {
+    **_INTERRUPTED,
+    **{kind.value: text for kind, text in FAILURES.items()},
+    **{name: STOPS[name] for name, rule in STOP_RULES.items() if rule.is_refusal},
+}
+_FAILED_ENDS: Meanings = {**_ENDS, INTERRUPTED: "interrupted too often without progress"}
+
+# By condition; the order is that of a job's life.
+CONDITIONS: Mapping[str, Meanings] = {
+    conditions.ACCEPTED: {
+        "Valid": "the spec is valid",
+        "InvalidSpec": "the spec is not valid; the message names the field",
+    },
+    conditions.SCHEDULED: {
+        **{reason.value: text for reason, text in PENDING.items()},
+        "Placed": "an attempt has its GPUs",
+    },
+    conditions.RUNNING: {
+        "Starting": "pods are being created or start",
+        "PodNameTaken": "another pod has the name of one of the job's workers; the operator does "
+        "not touch it. Delete that pod",
+        "WorkersRunning": "all workers run",
+        "NodeUnreachable": "a node has not answered for `nodeLostSeconds`",
+        **STOPS,
+        "NodeGone": "a node of the attempt is gone",
+        **_ENDS,
+        "Finished": "all workers ended with 0",
+    },
+    conditions.SUSPENDED: {
+        "Suspended": "the job is suspended and reserves no GPU",
+        "Resumed": "`spec.suspend` is false again",
+    },
+    conditions.GPU_PRESSURE: {
+        "GPUOverfull": "more memory of a GPU of the job is used than it has",
+        "Fits": "it fits again",
+    },
+    conditions.SLOWED: {
+        "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent`",
+        "WithinLimit": "no longer",
+    },
+    conditions.UNTUNED: {
+        "NoReports": "the worker is not in the job's processes; the message says what may be why",
+        "NoSteps": "the job ended, and no process of it had trained with torch",
+        "Skipped": "the worker is there and does nothing; the message has its words",
+        "Reports": "the worker reports after all",
+    },
+    conditions.SUCCEEDED: {
+        "InProgress": "not finished yet",
+        "Completed": "every worker ended with 0",
+        **_FAILED_ENDS,
+    },
+    conditions.FAILED: _FAILED_ENDS,
+    conditions.FINISHED: {"Succeeded": "the job succeeded", "Failed": "the job failed"},
+}
+EVENTS: Meanings = {
+    **{reason.value: text for reason, text in PENDING.items()},
+    "Placed": "GPUs are reserved for an attempt: which, how much of each, and what that rests on",
+    "Started": "all workers of an attempt run",
+    "Tuned": "which settings are in force, and how much faster steps are with them",
+    "ReservationMeasured": "the measured peak took the place of the first reservation",
+    "Resumed": "the step after which an attempt goes on",
+    "CheckpointCommitted": "the first checkpoint that an attempt saved; the newest one is in "
+    "`status.checkpoint`",
+    **{f"Stopping{name}": text for name, text in STOPS.items()},
+    **{f"Attempt{name}": f"{text}; tried again" for name, text in _ENDS.items()},
+    "Succeeded": "the job succeeded",
+    "Failed": "the job failed and is not tried again",
+}

@@ -1,0 +1,124 @@
+"""Checks what processes really do, whatever objects say of them.
+
+A process counts as long as its machine runs it: two attempts of one job, one that begins when its
+attempt is over, one whose GPUs its job gave back, one that outlives its pod, a GPU that is really
+full.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from gpujob_api.manifest import gpujob_from_manifest
+from gpujob_operator.decide.capacity.cluster import holds_gpus
+from gpujob_operator.observe.cache import Kind
+from tests.simulation.api_server import ApiServer, Revision
+from tests.simulation.machines import Machine
+from tests.simulation.worker import Worker
+
+# A kubelet kills what has no pod any more within this time, once it can ask the API server.
+OUTLIVES_SECONDS = 5.0
+Fail = Callable[[str, str], None]
+
+
+class Processes:
+    """Feed it every revision and every process that begins; `fail` is told the promise and what
+    broke it."""
+
+    def __init__(self, api: ApiServer, machines: Mapping[str, Machine], fail: Fail) -> None:
+        self._api = api
+        self._machines = machines
+        self._fail = fail
+        # Since when a process has no pod, by the pod's UID.
+        self._without_pod: dict[str, float] = {}
+        api.recorders.append(self.observe)
+
+    def begins(self, worker: Worker) -> None:
+        """I3: its attempt is not over, no process of another attempt of the job takes steps, and
+        none of the same rank is left.
+
+        One that nobody answered begins all the same, whatever became of its attempt: only the
+        checkpoint store stops it.
+        """
+        if self._is_unasked_leftover(worker):
+            return
+        if self._is_over(worker):
+            self._fail("I3", f"{worker.name} begins, its attempt {worker.attempt} is over")
+        for other in self._of_job(worker.job_uid):
+            if other is worker or not other.begun or self._is_unasked_leftover(other):
+                continue
+            if other.attempt != worker.attempt or other.rank == worker.rank:
+                text = f"{other.name} of attempt {other.attempt} still runs"
+                self._fail("I3", f"{worker.name} begins, {text}")
+
+    def _is_unasked_leftover(self, worker: Worker) -> bool:
+        return not worker.answered and self._is_over(worker)
+
+    def _is_over(self, worker: Worker) -> bool:
+        """The job went on without the worker's attempt. Of a deleted job the pods go anyway."""
+        manifest = self._api.find(Kind.JOB, worker.job_uid)
+        status = gpujob_from_manifest(manifest).status if manifest is not None else None
+        if status is None:
+            return False
+        return status.finished or status.placement is None or status.attempt > worker.attempt
+
+    def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
+        """I1: a worker that keeps to what its job holds finds it, unless somebody else does not."""
+        machine = worker.machine
+        if machine.gpus[uuid].unmanaged_bytes or wanted_bytes > self._held_bytes(worker, uuid):
+            return
+        tenants = [
+            one for one in machine.workers.values() if uuid in one.gpus and one is not worker
+        ]
+        if all(one.memory_on(uuid) <= self._held_bytes(one, uuid) for one in tenants):
+            names = ", ".join(one.name for one in tenants) or "nobody"
+            text = f"{uuid} is full for {worker.name}, which holds {wanted_bytes} bytes; there: "
+            self._fail("I1", text + names)
+
+    def observe(self, revision: Revision) -> None:
+        """I3: an attempt is over, and its GPUs are others', only when its processes are gone."""
+        if revision.kind is not Kind.JOB or revision.before is None or revision.by == "user":
+            return
+        if revision.type == "DELETED":
+            return
+        before = gpujob_from_manifest(revision.before)
+        if not holds_gpus(before):
+            return
+        job = gpujob_from_manifest(revision.object)
+        if holds_gpus(job) and job.status.attempt == before.status.attempt:
+            return
+        for process in self._of_job(job.metadata.uid):
+            if process.attempt == before.status.attempt:
+                text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
+                self._fail("I3", text)
+
+    def check(self) -> None:
+        """I7: no process outlives its pod on a node that can ask for it. Call it every second."""
+        left: set[str] = set()
+        for process in self._all():
+            if self._api.find(Kind.POD, process.pod_uid) is not None:
+                continue
+            if process.machine.connected:
+                left.add(process.pod_uid)
+                since = self._without_pod.setdefault(process.pod_uid, self._api.now)
+                if self._api.now - since > OUTLIVES_SECONDS:
+                    self._fail("I7", f"{process.name} outlives its pod")
+        for uid in self._without_pod.keys() - left:
+            del self._without_pod[uid]
+
+    def _held_bytes(self, worker: Worker, uuid: str) -> int:
+        """What the job of the process holds there for this attempt."""
+        manifest = self._api.find(Kind.JOB, worker.job_uid)
+        if manifest is None:
+            return 0
+        job = gpujob_from_manifest(manifest)
+        placement, held = job.status.placement, job.status.reservation
+        if placement is None or held is None or job.status.attempt != worker.attempt:
+            return 0
+        gpus = {gpu for one in placement.workers if one.rank == worker.rank for gpu in one.gpus}
+        return held.memory_bytes if uuid in gpus else 0
+
+    def _of_job(self, job_uid: str) -> Iterator[Worker]:
+        return (one for one in self._all() if one.job_uid == job_uid)
+
+    def _all(self) -> Iterator[Worker]:
+        for machine in list(self._machines.values()):
+            yield from (one for one in list(machine.workers.values()) if not one.ended)

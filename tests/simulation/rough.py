@@ -1,0 +1,100 @@
+"""What makes a seed's world as rough as a real cluster, beside its jobs and incidents.
+
+Jobs that are sick themselves, volumes with zones, images that are large or wrong, workers and
+agents that lie, evictions, clocks that jump.
+"""
+
+from random import Random
+from typing import Any
+
+from gpujob_api.quantities import GIB
+from gpujob_api.report import FailureClass
+from tests.simulation.faults import FAULTS_END_SECONDS, Incident
+from tests.simulation.lies import WorkerLie
+from tests.simulation.workloads import (
+    ANY_END,
+    EVERY_ATTEMPT,
+    NAMESPACES,
+    NodePlan,
+    Scenario,
+    Submission,
+    Workload,
+    make_scenario,
+    make_spec,
+)
+
+ROUGH_INCIDENTS = ("agent-lies", "agent-lies", "pod-evicted", "late-pods")
+CLOCKS = ("operator-clock", "node-clock", "node-clock")
+# An hour and more: a clock that was never set, a summer time, a restored machine.
+CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
+HIDDEN_HINT: dict[str, Any] = {"gpu": {"memory": "6Gi"}, "sharing": {"mode": "Shared"}}
+
+
+def _kinds(random: Random, nodes: tuple[NodePlan, ...]) -> list[tuple[dict[str, Any], Workload]]:
+    """(spec fields, truth) of the kinds of rough job."""
+    failing: dict[str, Any] = {"failing_attempts": EVERY_ATTEMPT, "expected": "Failed"}
+    some_node = random.choice(nodes).name
+    steps = random.randint(15, 50)
+    return [
+        ({}, Workload(steps=steps, failure=FailureClass.UNKNOWN, fail_at_step=4, failing_xid=31,
+                      **failing)),
+        ({}, Workload(steps=steps, failure=FailureClass.UNKNOWN, fail_at_step=4, failing_attempts=1,
+                      host_out_of_memory=True)),
+        ({}, Workload(steps=steps, volume_nodes=(some_node,))),
+        ({}, Workload(steps=steps, volume_nodes=("elsewhere",), expected="Pending")),
+        ({}, Workload(steps=steps, cannot_start="CreateContainerConfigError",
+                      cannot_start_until=random.uniform(50, FAULTS_END_SECONDS))),
+        ({}, Workload(steps=steps, cannot_start="ImagePullBackOff",
+                      cannot_start_until=random.uniform(50, FAULTS_END_SECONDS))),
+        ({}, Workload(steps=steps, has_executable=False, expected="Failed")),
+        ({}, Workload(steps=steps, pull_seconds=random.choice([30.0, 300.0, 1200.0]))),
+        ({}, Workload(2 * GIB, steps=60, later_bytes=9 * GIB, later_at_step=random.randint(20, 40),
+                      checkpoint_steps=random.choice([5, 1000]))),
+        ({}, Workload(2 * GIB, steps=40, leak_bytes_per_second=40 * 1024**2, expected=ANY_END)),
+        (HIDDEN_HINT, Workload(2 * GIB, steps=40, later_bytes=5 * GIB, later_at_step=20)),
+        *(({}, Workload(steps=steps, memory_bytes=3 * GIB, lie=lie)) for lie in WorkerLie),
+        *((HIDDEN_HINT, Workload(steps=steps, memory_bytes=3 * GIB, lie=lie)) for lie in WorkerLie),
+    ]  # fmt: skip
+
+
+def make_rough_scenario(seed: int) -> Scenario:
+    """The seed's scenario with up to four rough jobs more, in both namespaces."""
+    plain = make_scenario(seed)
+    random = Random(seed * 86_028_121 + 6)
+    more: list[Submission] = []
+    for number in range(random.choice([0, 1, 2, 4])):
+        fields, workload = random.choice(_kinds(random, plain.nodes))
+        if random.random() < 0.2:
+            fields: dict[str, Any] = {**fields, "workers": 2}
+        name = f"rough{number}"
+        at = random.uniform(0, 120)
+        more.append(
+            Submission(
+                name, at, make_spec(name, **fields), workload, namespace=random.choice(NAMESPACES)
+            )
+        )
+    submissions = (*plain.submissions, *more)
+    return Scenario(plain.nodes, submissions, plain.troubles, plain.impostors)
+
+
+def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
+    """Beside the incidents of the seed."""
+    random = Random(seed * 49_979_687 + 7)
+    clocks = [
+        Incident(
+            random.uniform(1, FAULTS_END_SECONDS - 100),
+            random.choice(CLOCKS),
+            random.choice(nodes),
+            random.choice(CLOCK_ERRORS_SECONDS),
+        )
+        for _ in range(random.choice([0, 0, 1, 3]))
+    ]
+    return clocks + [
+        Incident(
+            random.uniform(1, FAULTS_END_SECONDS - 100),
+            random.choice(ROUGH_INCIDENTS),
+            random.choice(nodes),
+            random.uniform(10, 95),
+        )
+        for _ in range(random.choice([0, 0, 1, 2, 4]))
+    ]

@@ -1,0 +1,116 @@
+"""Clocks that jump: of nodes, of agents, of the operator's machine. Nothing is placed, stopped, or
+kept waiting for it."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import pytest
+
+from gpujob_api.quantities import GIB
+from gpujob_operator.act.cluster_clock import ClusterClock
+from tests.simulation.faults import Faults, Incident
+from tests.simulation.operator_shell import Parts
+from tests.simulation.result import Result
+from tests.simulation.simulation import Simulation
+from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
+
+HOUR = 3600.0
+# Clocks of nodes may cost a reading or two, in which nothing new is placed.
+LATER_SECONDS_MAX = 90.0
+NODES = (NodePlan("n0", 1), NodePlan("n1", 2))
+
+
+def steady_jobs() -> Scenario:
+    """More jobs than GPUs, of some minutes in all."""
+    jobs = [
+        Submission(
+            f"job{number}",
+            4.0 * number,
+            make_spec(f"job{number}"),
+            Workload(memory_bytes=12 * GIB, steps=60, utilization_percent=40.0),
+        )
+        for number in range(6)
+    ]
+    return Scenario(NODES, tuple(jobs))
+
+
+def play(*incidents: Incident, parts: Parts | None = None, operators: int = 2) -> Result:
+    return Simulation(
+        7, scenario=steady_jobs(), faults=Faults(), incidents=list(incidents), operators=operators,
+        parts=parts,
+    ).run()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def calm() -> Result:
+    return play()
+
+
+JUMPS: dict[str, Callable[[float], list[Incident]]] = {
+    "a node": lambda error: [Incident(40.0, "node-clock", "n0", error)],
+    "every node, there and back": lambda error: [
+        *[Incident(30.0, "node-clock", node, error) for node in ("n0", "n1")],
+        *[Incident(70.0, "node-clock", node, -error) for node in ("n0", "n1")],
+    ],
+    "the leader": lambda error: [Incident(40.0, "operator-clock", "n0", error)],
+    "the next leaders": lambda error: [
+        Incident(30.0, "operator-clock", "n0", error),
+        Incident(32.0, "operator-killed", "n0", 0.0),
+    ],
+    "all, and the agent of one dies": lambda error: [
+        *[Incident(30.0, "node-clock", node, error) for node in ("n0", "n1")],
+        Incident(31.0, "operator-clock", "n0", -error),
+        Incident(45.0, "operator-killed", "n0", 0.0),
+        Incident(50.0, "agent", "n0", 20.0),
+    ],
+}
+
+
+@pytest.mark.parametrize("error_seconds", [HOUR, -HOUR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("jumps", JUMPS)
+def test_a_clock_that_jumps_an_hour_moves_nobody(
+    calm: Result, jumps: str, error_seconds: float
+) -> None:
+    """I9, I14: no job is stopped, none waits much longer, and none ends otherwise."""
+    result = play(*JUMPS[jumps](error_seconds))
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == calm.ends
+    assert set(result.ends.values()) == {"Succeeded"}
+    assert set(result.attempts.values()) == {1}
+    for name, story in result.stories.items():
+        assert story.ended_at is not None
+        assert story.ended_at - (calm.stories[name].ended_at or 0.0) < LATER_SECONDS_MAX, name
+
+
+class WallClock(ClusterClock):
+    """What the operator's machine says."""
+
+    def now(self) -> datetime:
+        return self._wall()
+
+
+def test_an_operator_that_believes_its_wall_clock_is_caught() -> None:
+    result = play(
+        Incident(40.0, "operator-clock", "n0", HOUR), parts=Parts(clock=WallClock), operators=1
+    )
+    assert result.violations or set(result.attempts.values()) != {1}
+
+
+def _nobody(_: timedelta) -> None:
+    return None
+
+
+class DeafClock(ClusterClock):
+    """Nobody is told that it was set."""
+
+    def heard(self, date: str | None) -> None:
+        self._moved = _nobody
+        super().heard(date)
+
+
+def test_an_operator_that_keeps_what_a_wrong_clock_measured_is_caught(calm: Result) -> None:
+    jumps = JUMPS["the next leaders"](-HOUR)
+    result = play(*jumps, parts=Parts(clock=DeafClock))
+    latest = max(story.ended_at or 0.0 for story in result.stories.values())
+    before = max(story.ended_at or 0.0 for story in calm.stories.values())
+    assert latest - before > LATER_SECONDS_MAX

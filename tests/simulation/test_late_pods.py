@@ -1,0 +1,64 @@
+"""A pod whose attempt was given up starts afterwards: its process must not begin."""
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.observe import reports
+from gpujob_operator.observe.cache import Kind
+from tests.simulation.api_server import Revision
+from tests.simulation.faults import Faults, Incident
+from tests.simulation.pods import worker_ended
+from tests.simulation.result import Result
+from tests.simulation.simulation import Simulation
+from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
+
+LATE_SECONDS = 40.0
+
+
+def play() -> tuple[Result, dict[str, int | None]]:
+    """The first attempt's requests for its pod are kept on their way. Meanwhile the user suspends
+    the job, which ends the attempt. As the pod comes, no operator is there, and writes are slow
+    then, the pod's deletion too. The next attempt, which would take the checkpoint store, is after
+    that. Returns the exit codes by pod, too."""
+    job = Submission(
+        "job", 1.0, make_spec("job"), Workload(steps=60), suspend_at=15.0, resume_at=100.0
+    )
+    scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
+    incidents = [
+        Incident(0.5, "late-pods", "n0", LATE_SECONDS),
+        Incident(LATE_SECONDS, "operator-killed", "n0", 0.0),
+    ]
+    faults = Faults()
+    simulation = Simulation(3, scenario=scenario, faults=faults, incidents=incidents, operators=1)
+    simulation.clock.after(LATE_SECONDS, lambda: setattr(faults, "slow_write", 1.0))
+    exits: dict[str, int | None] = {}
+
+    def note(revision: Revision) -> None:
+        if revision.kind is Kind.POD:
+            ended = worker_ended(revision.object)
+            exits[revision.object["metadata"]["name"]] = ended["exitCode"] if ended else None
+
+    simulation.api.recorders.append(note)
+    return simulation.run(), exits
+
+
+def test_a_pod_that_comes_late_does_not_begin() -> None:
+    """I3: the worker asks before its first step, and is told that its attempt is over."""
+    result, exits = play()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == {"team/job": "Succeeded"}
+    assert exits["job-1-0"] == EXIT_INTERRUPTED_UNSAVED
+    last = f"job-{result.attempts['team/job']}-0"
+    assert exits[last] == 0
+    assert last != "job-1-0"
+
+
+def test_an_operator_that_lets_a_late_pod_begin_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(job: GPUJob, pod: PodView) -> bool:
+        return False
+
+    monkeypatch.setattr(reports, "is_given_up", never)
+    result, _ = play()
+    assert "I3" in {violation.invariant for violation in result.violations}

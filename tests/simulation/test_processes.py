@@ -1,0 +1,174 @@
+"""The checks of what processes really do can fail: each is broken once."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.manifest import to_manifest
+from gpujob_api.quantities import GIB
+from gpujob_operator.observe.cache import Kind
+from tests.harness.builders import make_job, reserve, running, with_status
+from tests.simulation.api_server import ApiServer
+from tests.simulation.clock import Clock
+from tests.simulation.machines import Machine, PhysicalGPU
+from tests.simulation.processes import OUTLIVES_SECONDS, Processes
+from tests.simulation.worker import Worker
+from tests.simulation.workloads import NodePlan
+
+GPU = "GPU-0"
+
+
+@dataclass
+class _Process:
+    """As much of a worker as the checks look at."""
+
+    machine: Machine
+    job_uid: str = "uid-a"
+    attempt: int = 1
+    rank: int = 0
+    used_bytes: int = 2 * GIB
+    ended: bool = False
+    begun: bool = True
+    answered: bool = True
+    gpus: tuple[str, ...] = (GPU,)
+
+    @property
+    def pod_uid(self) -> str:
+        return f"pod-{self.job_uid}-{self.attempt}-{self.rank}"
+
+    @property
+    def name(self) -> str:
+        return self.pod_uid
+
+    def memory_on(self, uuid: str) -> int:
+        return self.used_bytes if uuid in self.gpus else 0
+
+
+@dataclass
+class _Scene:
+    clock: Clock = field(default_factory=lambda: Clock(1))
+    broken: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.api = ApiServer(self.clock)
+        gpus = {GPU: PhysicalGPU(GPU, 24 * GIB, 0)}
+        self.machine = Machine("n0", NodePlan("n0", 1), gpus)
+        machines = {"n0": self.machine}
+        self.processes = Processes(self.api, machines, lambda what, _: self.broken.append(what))
+
+    def put(self, job: GPUJob) -> None:
+        manifest: dict[str, Any] = to_manifest(job)
+        manifest["metadata"].pop("resourceVersion", None)
+        key = job.metadata.namespace, job.metadata.name
+        if self.api.find(Kind.JOB, job.metadata.uid) is None:
+            manifest["metadata"]["uid"] = job.metadata.uid
+            self.api._objects[Kind.JOB][job.metadata.uid] = manifest
+            self.api._names[Kind.JOB, "/".join(key)] = job.metadata.uid
+            manifest["metadata"]["resourceVersion"] = "1"
+        else:
+            patch = {"status": {"placement": None, **manifest["status"]}}
+            self.api.patch(Kind.JOB, *key, patch, "operator-0")
+
+    def start(self, **facts: Any) -> Worker:
+        process = _Process(self.machine, **facts)
+        worker = cast("Worker", process)
+        self.processes.begins(worker)
+        self.machine.workers[process.pod_uid] = worker
+        return worker
+
+
+@pytest.fixture
+def scene() -> _Scene:
+    return _Scene()
+
+
+def test_two_attempts_of_one_job(scene: _Scene) -> None:
+    scene.start(attempt=1)
+    scene.start(job_uid="uid-other", attempt=2)
+    assert scene.broken == []
+    scene.start(attempt=2)
+    assert scene.broken == ["I3"]
+
+
+def test_two_processes_of_one_rank_and_two_ranks_of_a_gang(scene: _Scene) -> None:
+    scene.start(rank=0)
+    scene.start(rank=1)
+    assert scene.broken == []
+    scene.start(rank=1)
+    assert scene.broken == ["I3"]
+
+
+def test_a_process_that_has_not_begun_is_in_nobodys_way(scene: _Scene) -> None:
+    scene.start(attempt=1, begun=False)
+    scene.start(attempt=2)
+    assert scene.broken == []
+
+
+def test_a_process_that_begins_although_it_was_told_that_its_attempt_is_over(scene: _Scene) -> None:
+    scene.put(running(make_job("a"), attempt=2))
+    scene.start(attempt=2)
+    assert scene.broken == []
+    late = scene.start(attempt=1, answered=False)
+    assert scene.broken == [], "nobody answered it"
+    scene.start(attempt=2, rank=1)
+    assert scene.broken == [], "what nobody stopped is left to the checkpoint store"
+    late.ended = True
+    scene.start(attempt=1)
+    assert set(scene.broken) == {"I3"}
+
+
+def test_gpus_that_are_given_back_while_the_process_runs(scene: _Scene) -> None:
+    job = running(make_job("a"))
+    scene.put(job)
+    worker = scene.start()
+    pending = with_status(job, phase=JobPhase.PENDING, placement=None)
+    worker.ended = True
+    scene.put(pending)
+    assert scene.broken == []
+    scene.put(job)
+    worker.ended = False
+    scene.put(pending)
+    assert scene.broken == ["I3"]
+
+
+def test_a_process_that_outlives_its_pod(scene: _Scene) -> None:
+    worker = scene.start()
+    scene.processes.check()
+    scene.clock.now = OUTLIVES_SECONDS
+    scene.processes.check()
+    assert scene.broken == []
+    scene.clock.now = OUTLIVES_SECONDS + 1
+    worker.machine.connected = False
+    scene.processes.check()
+    assert scene.broken == [], "its kubelet cannot know"
+    worker.machine.connected = True
+    scene.processes.check()
+    scene.clock.now += OUTLIVES_SECONDS + 1
+    scene.processes.check()
+    assert scene.broken == ["I7"]
+
+
+def test_a_gpu_that_is_full_although_everybody_keeps_to_what_was_given(scene: _Scene) -> None:
+    for name in ("a", "b"):
+        scene.put(running(make_job(name), held=reserve(13 * GIB)))
+    scene.start(job_uid="uid-b", used_bytes=13 * GIB)
+    worker = scene.start(job_uid="uid-a", used_bytes=0)
+    scene.processes.gpu_is_full(worker, GPU, 14 * GIB)
+    assert scene.broken == [], "it wants more than it holds"
+    scene.processes.gpu_is_full(worker, GPU, 12 * GIB)
+    assert scene.broken == ["I1"]
+
+
+def test_a_gpu_that_somebody_else_made_full(scene: _Scene) -> None:
+    scene.put(running(make_job("a"), held=reserve(13 * GIB)))
+    scene.put(running(make_job("b"), held=reserve(4 * GIB)))
+    scene.start(job_uid="uid-b", used_bytes=13 * GIB)
+    worker = scene.start(job_uid="uid-a", used_bytes=0)
+    scene.processes.gpu_is_full(worker, GPU, 12 * GIB)
+    gpu = scene.machine.gpus[GPU]
+    scene.machine.gpus[GPU] = replace(gpu, unmanaged_bytes=12 * GIB)
+    scene.machine.workers.clear()
+    scene.processes.gpu_is_full(worker, GPU, 13 * GIB)
+    assert scene.broken == []

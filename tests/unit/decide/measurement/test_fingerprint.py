@@ -1,0 +1,115 @@
+"""What two jobs may differ in and be the same workload, and what else they take to be measured."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import GPUJobSpec
+from gpujob_operator.decide.measurement.fingerprint import fingerprint, run_length
+from tests.harness.builders import make_job
+
+DIGEST = "sha256:" + "a" * 64
+TRAIN = ("python", "train.py", "--model", "resnet50", "--batch-size", "32")
+
+
+def spec(
+    *words: str, image: str = "image:1", env: dict[str, str] | None = None, **fields: Any
+) -> GPUJobSpec:
+    worker: dict[str, Any] = {"name": "worker", "image": image, "command": list(words)}
+    worker["env"] = [{"name": name, "value": value} for name, value in (env or {}).items()]
+    return make_job(template={"spec": {"containers": [worker]}}, **fields).spec
+
+
+SAME: list[tuple[GPUJobSpec, GPUJobSpec]] = [
+    (spec(*TRAIN, "--lr", "0.1"), spec(*TRAIN, "--lr", "0.003")),
+    (spec(*TRAIN, "--lr", "0.1"), spec(*TRAIN)),
+    (spec(*TRAIN, "--lr", "-1e-3"), spec(*TRAIN)),
+    (spec(*TRAIN, "--learning_rate=1e-4"), spec(*TRAIN)),
+    (spec(*TRAIN, "-lr", "1"), spec(*TRAIN)),
+    (spec(*TRAIN, "--betas", "0.9", "0.99"), spec(*TRAIN, "--betas", "0.8", "0.95")),
+    (spec(*TRAIN, "--epochs", "3"), spec(*TRAIN, "--epochs=90")),
+    (spec(*TRAIN, "--max_steps", "3"), spec(*TRAIN)),
+    (spec(*TRAIN, "optimizer.lr=0.1", "trainer.max_epochs=3"), spec(*TRAIN)),
+    (spec(*TRAIN, "++run.name=a", "seed=3"), spec(*TRAIN)),
+    (spec(*TRAIN, "--run-name", "a", "--output_dir", "/out/a"), spec(*TRAIN)),
+    (spec("sh", "-c", "python a.py --lr 1"), spec("sh", "-c", "python a.py --lr 2")),
+    (spec("/bin/bash", "-ec", "python a.py --seed=1"), spec("/bin/bash", "-ec", "python a.py")),
+    (spec(*TRAIN, env={"LR": "1", "WANDB_RUN_ID": "x", "EPOCHS": "3"}), spec(*TRAIN)),
+    (spec(*TRAIN, env={"RUN_NAME": "a"}), spec(*TRAIN, env={"RUN_NAME": "b"})),
+    (
+        spec(*TRAIN, image=f"registry/team/image:7@{DIGEST}"),
+        spec(*TRAIN, image=f"mirror/image:8@{DIGEST}"),
+    ),
+    (
+        spec("old.py", image="a:1", env={"X": "1"}, workload="resnet"),
+        spec("new.py", "--layers", "9", image="b:2", workload="resnet"),
+    ),
+]
+DIFFERENT: list[tuple[GPUJobSpec, GPUJobSpec]] = [
+    (spec(*TRAIN, "--layers", "3"), spec(*TRAIN, "--layers", "4")),
+    (spec("train.py", "--batch-size", "32"), spec("train.py", "--batch-size", "64")),
+    (spec("train.py", "model.name=gpt2"), spec("train.py", "model.name=gpt2-xl")),
+    (spec("train.py", "--model-name", "a"), spec("train.py", "--model-name", "b")),
+    (spec("train.py", "--dropout", "0"), spec("train.py", "--dropout", "0.1")),
+    (spec("train.py", "--momentum", "0"), spec("train.py", "--momentum", "0.9")),
+    (spec("train.py", "--lr", "0.1", "a.yaml"), spec("train.py", "--lr", "0.1", "b.yaml")),
+    (spec("sh", "-c", "python a.py --depth 1"), spec("sh", "-c", "python a.py --depth 2")),
+    (spec("python", "-c", "lr = 1"), spec("python", "-c", "lr = 2")),
+    (spec(*TRAIN, env={"HIDDEN": "64"}), spec(*TRAIN, env={"HIDDEN": "128"})),
+    (spec(*TRAIN, image="image:1"), spec(*TRAIN, image="image:2")),
+    (spec(*TRAIN, image=f"image@{DIGEST}"), spec(*TRAIN, image=f"image@{DIGEST[:-1]}b")),
+    (spec(*TRAIN, workload="a"), spec(*TRAIN, workload="b")),
+    (spec(*TRAIN, workload="a"), spec(*TRAIN, workload="a", workers=2)),
+    (spec(*TRAIN), spec(*TRAIN, gpus_per_worker=2)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_what_differs_between_runs_leaves_the_workload_the_same(
+    one: GPUJobSpec, other: GPUJobSpec
+) -> None:
+    assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_what_a_step_takes_makes_another_workload(one: GPUJobSpec, other: GPUJobSpec) -> None:
+    assert fingerprint(one) != fingerprint(other)
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        (TRAIN, ""),
+        ((*TRAIN, "--lr", "1", "--epochs", "3"), "--epochs 3"),
+        ((*TRAIN, "trainer.max_steps=9", "--seed", "1"), "trainer.max_steps=9"),
+        (("sh", "-c", "python a.py --max-iters 5 --out x"), "--max-iters 5"),
+    ],
+)
+def test_the_length_of_a_run_is_told_apart(words: tuple[str, ...], length: str) -> None:
+    """Runs of one workload take as long as their own number of steps, see `runs_key`."""
+    assert run_length(spec(*words)) == length
+
+
+def test_a_length_in_the_environment_counts_too() -> None:
+    assert run_length(spec(*TRAIN, env={"EPOCHS": "3", "LR": "1"})) == "EPOCHS=3"
+
+
+@given(
+    st.permutations([("--lr", "0.1"), ("--seed", "4"), ("--run-name=x",), ("--epochs", "2")]),
+    st.integers(2, len(TRAIN) // 2),
+)
+def test_where_an_option_stands_and_how_many_there_are_matters_nothing(
+    more: list[tuple[str, ...]], at: int
+) -> None:
+    words = [word for option in more for word in option]
+    assert fingerprint(spec(*TRAIN[: 2 * at], *words, *TRAIN[2 * at :])) == fingerprint(
+        spec(*TRAIN)
+    )
+
+
+@given(st.lists(st.text(max_size=12), max_size=6))
+def test_any_command_has_a_workload(words: list[str]) -> None:
+    assert len(fingerprint(spec(*words))) == 16
+    run_length(spec("sh", "-c", *words))

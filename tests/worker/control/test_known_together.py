@@ -1,0 +1,39 @@
+"""Settings of an earlier run, in processes under DistributedDataParallel: in all or in none."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.data_parallel import said, train
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_settings_of_an_earlier_run_are_in_force_in_all_or_in_none(
+    tmp_path: Path, size: int
+) -> None:
+    """In the second process the script chooses a type itself: ours is then applied in none."""
+    known = {"precision": "bfloat16", "fusedOptimizer": True}
+    _, reports = train(tmp_path / "all", steps=14, size=size, tuned=known)
+    for report in reports:
+        assert (report["tuned"]["precision"], report["tuned"]["fusedOptimizer"]) == (
+            "bfloat16",
+            True,
+        )
+    _, reports = train(tmp_path / "none", "autocast", steps=14, size=size, tuned=known)
+    for report in reports:
+        assert (report["tuned"]["precision"], report["tuned"]["fusedOptimizer"]) == (
+            "float32",
+            True,
+        )
+
+
+def test_a_call_of_one_process_alone_decides_nothing(tmp_path: Path) -> None:
+    """As for a summary of the model, past its wrapper."""
+    known = {"precision": "bfloat16", "fusedOptimizer": True}
+    _, reports = train(tmp_path, "inside", steps=14, tuned=known)
+    for text, report in zip(said(reports), reports, strict=True):
+        assert "2 processes decided together; the same in all" in text
+        assert report["tuned"]["precision"] == "bfloat16"
+        assert report["tuned"]["fusedOptimizer"]

@@ -1,0 +1,255 @@
+"""Looks every few hundred steps whether the settings in force still leave the loss what it would be
+in the script's own arithmetic.
+
+A look takes a real call's batch: before the call, a part of the batch runs forward as written and
+with the settings, without a graph and without dropout. Backward of the script itself then gives the
+gradient of the loss by each output. The sum of the products with the differences is how much the
+settings change the loss, to first order. In every other look the call itself is made as written, so
+that the gradient is taken at both ends of the difference: of a convex loss the one sum is at least
+the increase, the other at least the decrease. What changes the loss in three looks of three, in one
+direction and beyond chance, is rolled back.
+"""
+
+import statistics
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.loss_look import Look, difference
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.guards import batch_statistics, probe_refusal, without_dropout
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.side_effects import RandomStates, no_trace
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.trial import few_rows, short
+
+FIRST_STEPS = 20
+BETWEEN_STEPS = 200
+# Of the time since the run began.
+COST_MAX = 0.005
+# Relative to the loss. Rounding alone changes it by 0.3 % and less, in either direction.
+CHANGE_MAX = 0.02
+# A change this large counts also where a few samples make all of it.
+LARGE_CHANGE = 0.2
+# What chance does often enough, in its standard deviations.
+CHANCE = 3.0
+LOSSES_KEPT = 16
+LOOKS_NEEDED = 3
+# What a look keeps until backward.
+KEPT_BYTES_MAX = 64 * 2**20
+ROWS_PART = 4
+ITEM = "loss check"
+
+
+@dataclass(slots=True)
+class _Looks:
+    """What was seen of one module so far."""
+
+    changes: list[float] = field(default_factory=list[float])
+    sizes: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOSSES_KEPT))
+    # The call of the next look is made as written.
+    as_written: bool = False
+    refused: bool = False
+
+
+class LossCheck:
+    """Looks at the modules in turn while settings that change digits are in force."""
+
+    def __init__(
+        self,
+        session: Session,
+        in_force: AppliedSettings,
+        roll_back: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._in_force = in_force
+        self._roll_back = roll_back
+        self._clock = clock
+        self._began = clock()
+        self._spent = 0.0
+        self._longest = 0.0
+        self._count = 0
+        self.again()
+
+    def again(self) -> None:
+        """Starts over: another model trains, or other settings are in force."""
+        self._due = FIRST_STEPS
+        self._look: Look | None = None
+        self._looks: weakref.WeakKeyDictionary[Root, _Looks] = weakref.WeakKeyDictionary()
+        self._loss: torch.Tensor | None = None
+        # The module of the look under way or the next one, and whose turn it is.
+        self._root: Root | None = None
+        self._turn = 0
+
+    def saw_loss(self, loss: torch.Tensor) -> None:
+        """The script starts a backward pass from it."""
+        if self._look is not None:
+            self._loss = loss
+
+    def step(self, since: int) -> None:
+        """`since` counts the steps after the settings were applied."""
+        look = self._look
+        if look is not None and not look.is_over:
+            return
+        self._look = None
+        if look is not None and self._root is not None:
+            self._judge(self._root, look, since)
+        self._root = root = self._next()
+        if root is None or since < self._due or not self._affordable():
+            return
+        refusal = self._refusal(root)
+        if refusal is not None:
+            self._skip(root, refusal)
+            return
+        root.check = self._begin
+
+    def _of(self, root: Root) -> _Looks:
+        return self._looks.setdefault(root, _Looks())
+
+    def _next(self) -> Root | None:
+        """Of the roots of whose digits something was changed; one that is suspected first."""
+        if self._in_force.rolled_back:
+            return None
+        changed = [root for root in self._in_force.roots if self._may_change(root)]
+        suspected = [root for root in changed if self._of(root).changes]
+        return (suspected or [changed[self._turn % len(changed)]])[0] if changed else None
+
+    def _may_change(self, root: Root) -> bool:
+        return root.plan.arithmetic() != RootPlan() and not self._of(root).refused
+
+    def _refusal(self, root: Root) -> str | None:
+        """Hooks may have come since the first look at the module."""
+        agreement = self._in_force.agreement
+        if agreement is not None and not agreement.leads:
+            return "the first process looks"
+        return self._in_force.run_refusal or probe_refusal(root.module)
+
+    def _affordable(self) -> bool:
+        """One more look of the longest kind stays within the part of the run that looks may take.
+
+        The first may take two steps.
+        """
+        expected = self._longest or 2 * self._session.meter.timed.per_step()[0]
+        return self._spent + expected <= COST_MAX * (self._clock() - self._began)
+
+    def _begin(self, inputs: CallInputs) -> tuple[bool, Callable[[Any], None]] | None:
+        """Before a real call of the root."""
+        root = self._root
+        if root is None or self._in_force.rolled_back or not self._may_change(root):
+            return None
+        as_written = self._of(root).as_written
+        try:
+            with self._session.meter.paused():
+                start = self._now(root)
+                self._look = self._differences(root, inputs)
+                took = self._now(root) - start
+        except Exception as error:
+            self._skip(root, f"a look failed: {short(error)}")
+            return None
+        baseline = self._session.state.baseline
+        took += baseline.step_seconds if as_written and baseline is not None else 0.0
+        self._spent += took
+        self._longest = max(self._longest, took)
+        return (as_written, self._watch) if self._look is not None else None
+
+    def _watch(self, output: Any) -> None:
+        """After the call."""
+        try:
+            if self._look is not None:
+                self._look.watch(output, lambda: self._loss)
+        except Exception as error:
+            assert self._root is not None
+            self._skip(self._root, f"a look failed: {short(error)}")
+
+    def _differences(self, root: Root, inputs: CallInputs) -> Look | None:
+        call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
+        rows = None if call.whole_only or batch_statistics(root.module) else inputs.rows
+        if rows is not None:
+            most = root.plan.rows_per_step or rows
+            call = few_rows(call, max(1, min(most, -(-rows // ROWS_PART))))
+        taken = call.inputs.rows if rows is not None else None
+        plan = root.plan.arithmetic()
+        with no_trace(root.module), without_dropout():
+            before = RandomStates()
+            probe = RootProbe(root, call)
+            ours = probe.outputs(plan)
+            if before.drawn:
+                self._skip(root, "forward draws random numbers, which differ by type")
+                return None
+            written = probe.outputs(RootPlan())
+        kept = sum(8 * output.numel() for output in ours)
+        if kept > KEPT_BYTES_MAX:
+            what = f"outputs of {taken or 'all'} samples"
+            self._skip(root, f"{what} take more than {KEPT_BYTES_MAX} bytes")
+            return None
+        differences = [difference(one, other) for one, other in zip(ours, written, strict=True)]
+        part = taken / rows if taken is not None and rows else 1.0
+        return Look(differences, taken, part)
+
+    def _judge(self, root: Root, look: Look, since: int) -> None:
+        look.forget_hooks()
+        self._due = since + BETWEEN_STEPS
+        loss, self._loss = look.loss, None
+        if loss is None or look.changes is None:
+            self._skip(root, look.failure or "no backward from a single loss was seen")
+            return
+        looks = self._of(root)
+        with self._session.meter.paused():
+            looks.sizes.append(abs(float(loss)))
+            # A loss that passes through zero has the size of the losses near it.
+            change, chance = look.found(statistics.median(looks.sizes))
+        self._count += 1
+        self._note(root, since, change)
+        counts = abs(change) > CHANGE_MAX and abs(change) > CHANCE * chance
+        if counts or abs(change) > LARGE_CHANGE:
+            self._suspect(looks, change, since)
+            return
+        looks.changes.clear()
+        looks.as_written = not looks.as_written
+        self._turn += not looks.as_written
+
+    def _suspect(self, looks: _Looks, change: float, since: int) -> None:
+        """Asked again at once, of other batches."""
+        self._due = since
+        if any((change > 0) != (before > 0) for before in looks.changes):
+            looks.changes.clear()
+        looks.changes.append(change)
+        if len(looks.changes) < LOOKS_NEEDED:
+            return
+        typical = statistics.median(looks.changes)
+        looks.changes.clear()
+        text = f"in {LOOKS_NEEDED} looks of {LOOKS_NEEDED} it changes the loss by "
+        text += f"{100 * typical:.2g} %, {100 * CHANGE_MAX:.0f} % are allowed"
+        self._roll_back(text)
+
+    def _note(self, root: Root, since: int, change: float) -> None:
+        whole = max(self._clock() - self._began, 1e-9)
+        text = (
+            f"the loss differs by {100 * change:.2g} % from that of the script's own arithmetic, "
+            f"{since} steps after tuning; looks so far: {self._count}, "
+            f"{100 * self._spent / whole:.2f} % of the run's time"
+        )
+        self._log(root).note(ITEM, text, aloud=False)
+
+    def _skip(self, root: Root, why: str) -> None:
+        self._of(root).refused = True
+        self._log(root).skipped(ITEM, why, aloud=False)
+
+    def _log(self, root: Root) -> DecisionLog:
+        beside = [other for other in self._in_force.beside if other.root is root]
+        return beside[0].explanation if beside else self._session.explanation
+
+    def _now(self, root: Root) -> float:
+        """Work that was queued before is not the look's."""
+        if root.device.type == "cuda":
+            torch.cuda.synchronize(root.device)
+        return self._clock()

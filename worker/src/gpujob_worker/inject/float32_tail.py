@@ -1,0 +1,136 @@
+"""Keeps what follows the last layer in float32 under lower precision, and that layer too if it is
+small.
+
+A sigmoid of half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
+of 2: the loss would see that, however close the outputs are relative to their size.
+"""
+
+import functools
+import weakref
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpujob_worker.inject.call_inputs import map_tensors
+from gpujob_worker.inject.call_settings import CallSetting
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+# The last layer runs in float32 itself if it has at most this part of the products. A GPU's float32
+# products take 15 times as long as those of bfloat16.
+SHARE_MAX = 0.005
+_CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)  # pyright: ignore[reportPrivateUsage]
+_LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+@dataclass(frozen=True, slots=True)
+class Float32Tail(CallSetting):
+    """From the output of `layer` on, types are those of the script; `whole`: from its input on."""
+
+    layer: "weakref.ref[torch.nn.Module]"
+    whole: bool
+
+    def around(self) -> AbstractContextManager[object]:
+        return self._in_force()
+
+    @contextmanager
+    def _in_force(self) -> Generator[None]:
+        """A `forward` of the layer's own: torch's compiler follows it, unlike a replaced call."""
+        layer = self.layer()
+        if layer is None or "forward" in vars(layer):
+            yield
+            return
+        vars(layer)["forward"] = _forward_of(layer, self.whole)
+        try:
+            yield
+        finally:
+            vars(layer).pop("forward", None)
+
+    def __str__(self) -> str:
+        return "the last layer in float32" if self.whole else "float32 after the last layer"
+
+
+# By layer: compiled code is compiled again for another function.
+_forwards: "weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, Any]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _forward_of(layer: torch.nn.Module, whole: bool) -> Any:
+    made = _forwards.setdefault(layer, {})
+    if whole not in made:
+        made[whole] = _make_forward(weakref.ref(layer), type(layer).forward, whole)
+    return made[whole]
+
+
+def _make_forward(owner: "weakref.ref[torch.nn.Module]", plain: Any, whole: bool) -> Any:
+    @functools.wraps(plain)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        return map_tensors(as_float32, plain(owner(), *args, **kwargs))
+
+    @functools.wraps(plain)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        layer: Any = owner()
+        with torch.autocast(layer.weight.device.type, enabled=False):
+            args, kwargs = map_tensors(as_float32, (args, kwargs))
+            return plain(layer, *args, **kwargs)
+
+    return inside if whole else after
+
+
+def as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in HALF_TYPES else tensor
+
+
+@contextmanager
+def noting_layers(module: torch.nn.Module, seen: list["LayerCall"]) -> Generator[None]:
+    """Inside, each call of a layer with a matrix of weights is noted."""
+
+    def note(layer: torch.nn.Module, args: Any, output: Any) -> None:
+        del args
+        if isinstance(output, torch.Tensor):
+            seen.append(LayerCall(layer, _products(layer, output)))
+
+    layers = [layer for layer in module.modules() if _is_product(layer)]
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """A call of a layer, and the multiplications in it."""
+
+    layer: torch.nn.Module
+    products: float
+
+
+def tail_of(calls: list[LayerCall]) -> Float32Tail | None:
+    """The tail of a model that made these calls."""
+    if not calls:
+        return None
+    last = calls[-1].layer
+    share = sum(call.products for call in calls if call.layer is last)
+    total = sum(call.products for call in calls)
+    return Float32Tail(weakref.ref(last), whole=share <= SHARE_MAX * total)
+
+
+def _is_product(layer: torch.nn.Module) -> bool:
+    weight = getattr(layer, "weight", None)
+    matrix = isinstance(weight, torch.Tensor) and weight.dim() > 1
+    leaf = next(layer.children(), None) is None
+    return matrix and leaf and not isinstance(layer, _LOOKUPS)
+
+
+def _products(layer: torch.nn.Module, output: torch.Tensor) -> float:
+    """Each weight takes part once for each place of the output."""
+    weight: Any = layer.weight
+    if output.dim() == 0:
+        return float(weight.numel())
+    channels = output.shape[1 if isinstance(layer, _CONVOLUTIONS) else -1]
+    return float(weight.numel() * output.numel() / max(1, channels))

@@ -1,0 +1,114 @@
+"""Tensors of which this process has a part (FSDP2's DTensors), as its checkpoint holds them.
+
+That is the part, and what is needed to know that it comes back to the same place. Nothing is
+gathered: each process saves what it has, and as many come back as there were.
+"""
+
+from typing import Any, cast
+
+import torch
+
+from gpujob_worker.checkpoint.errors import MismatchError
+
+_KEY = "gpujob part of a tensor"
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a tensor that is spread over processes."""
+    return isinstance(value, torch.Tensor) and type(value).__name__ == "DTensor"
+
+
+def sharding_refusal(module: torch.nn.Module) -> str | None:
+    """Why the parts that this process has cannot be saved; None where they can.
+
+    What is cut in one dimension, and repeated in others, is FSDP2's own way. Under tensor
+    parallelism random numbers are drawn for whole tensors, and their state is none that is saved.
+    """
+    kinds = {name for part in module.modules() for name in _names(part)}
+    if "FullyShardedDataParallel" in kinds:
+        return "FullyShardedDataParallel (the first generation) spreads its state"
+    found = [parameter for parameter in module.parameters() if is_sharded(parameter)]
+    if found and "FSDPModule" not in kinds:
+        return "DTensor spreads its parameters, and fully_shard did not make it"
+    for parameter in found:
+        placements = cast("Any", parameter).placements
+        cuts = [type(each).__name__ for each in placements if not each.is_replicate()]
+        if cuts != ["Shard"]:
+            return f"its parameters lie as {placements}: more than fully_shard spreads them"
+    return None
+
+
+def with_own_parts(state: Any) -> Any:
+    """The same nested state, with plain tensors of this process alone."""
+    if is_sharded(state):
+        return {_KEY: _place(state), "local": state.detach().to_local()}
+    if isinstance(state, dict):
+        items = cast("dict[Any, Any]", state).items()
+        return {key: with_own_parts(value) for key, value in items}
+    if isinstance(state, (list, tuple)):
+        entries = [with_own_parts(each) for each in cast("list[Any]", state)]
+        return entries if isinstance(state, list) else tuple(entries)
+    return state
+
+
+def joined_module(saved: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
+    """The state that the module is given: parts become tensors that are spread as its own are.
+
+    Raises `MismatchError` where its own lie in another way.
+    """
+    found = module.state_dict()
+    return {name: _joined(value, found.get(name), name) for name, value in saved.items()}
+
+
+def joined_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The same for an optimizer, whose state lies as the parameters do."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    state: dict[Any, Any] = {}
+    for index, values in saved["state"].items():
+        like = parameters[index] if index < len(parameters) else None
+        state[index] = {
+            name: _joined(value, like, f"{name} of parameter {index}")
+            for name, value in values.items()
+        }
+    return {**saved, "state": state}
+
+
+def shape_of(value: Any) -> Any:
+    """What has to be alike for a state to fit, of a live value and of a saved one alike."""
+    if is_sharded(value):
+        return _place(value)
+    if isinstance(value, dict) and _KEY in value:
+        return cast("dict[str, Any]", value)[_KEY]
+    return getattr(value, "shape", None)
+
+
+def _place(tensor: Any) -> dict[str, Any]:
+    """Which part of which tensor this process has."""
+    mesh = tensor.device_mesh
+    return {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "placements": [str(placement) for placement in tensor.placements],
+        "mesh": list(mesh.shape),
+        "coordinate": list(mesh.get_coordinate() or ()),
+    }
+
+
+def _joined(value: Any, like: Any, name: str) -> Any:
+    if not (isinstance(value, dict) and _KEY in value):
+        return value
+    part = cast("dict[str, Any]", value)
+    if not is_sharded(like) or _place(like) != part[_KEY]:
+        raise MismatchError(f"{name} is not spread over the processes as it was")
+    return type(like).from_local(
+        part["local"],
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def _names(module: torch.nn.Module) -> set[str]:
+    return {kind.__name__ for kind in type(module).__mro__}
