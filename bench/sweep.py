@@ -122,7 +122,9 @@ class Sweep(Simulation):
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
         disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], Disk())
         workload = self._workload_of(pod)
-        worker = SweepWorker(cluster, machine, pod, workload, disk, self._peers_run, self._tell)
+        worker = SweepWorker(
+            cluster, machine, pod, workload, disk, self._peers_run, self._tell, self.processes
+        )
         environment = {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
         worker.settings = Settings.from_text(environment[names.ENV_SETTINGS])
         tunes = worker.settings.tuned is None and worker.settings.mode is OptimizeMode.AUTO

@@ -151,6 +151,19 @@ def under_a_parent(queue: GPUQueue) -> Outcome:
     return _world(queue, *jobs, queues=[make_queue("parent", gpus=2)])
 
 
+def on_a_gpu_of_another_queue(queue: GPUQueue) -> Outcome:
+    """Whether a job of the queue joins another queue's and namespace's job on the only GPU."""
+    small: dict[str, Any] = {
+        "memory_bytes": 4 * GIB,
+        "sharing": SharingMode.SHARED,
+        "max_slowdown_percent": 100,
+    }
+    theirs = make_job("theirs", created=-1, queue="rival", **small)
+    theirs = replace(theirs, metadata=replace(theirs.metadata, namespace="other"))
+    rival = make_queue("rival", sharing_group="lab")
+    return _world(queue, theirs, make_job("ours", **small), queues=[rival], gpus=1)
+
+
 def _whole(name: str, created: float, queue: str = "default") -> GPUJob:
     return make_job(name, created=created, queue=queue, sharing=SharingMode.EXCLUSIVE)
 

@@ -59,6 +59,7 @@ QUEUE: Mapping[str, Effect] = {
     "weight": Effect(plans.beside_another_queue, 1, 1000),
     "parent": Effect(plans.under_a_parent, None, "parent", {"nominal.gpus": 1}),
     "namespaces": Effect(plans.admitted, None, ["team"]),
+    "sharingGroup": Effect(plans.on_a_gpu_of_another_queue, None, "lab"),
     "priority.minimum": Effect(plans.admitted, None, 0),
     "priority.maximum": Effect(plans.admitted, None, 0),
     "nominal.gpus": Effect(plans.admitted, None, 2),

@@ -46,13 +46,6 @@ class _Executor(Executor):
         return Counter()
 
 
-class _Time:
-    """The module `time`, of a fake clock."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.monotonic = self.time = clock.monotonic
-
-
 class _Bench:
     def __init__(self, pace: Pace = FAST, **options: Any) -> None:
         self.dirty = Dirty()
@@ -121,13 +114,10 @@ async def test_a_burst_is_one_cycle() -> None:
 
 
 @pytest.mark.parametrize(("cycle", "settle"), [(0.01, 0.05), (0.2, 0.2), (7.0, 1.0)])
-async def test_news_settles_for_as_long_as_a_cycle_takes(
-    cycle: float, settle: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_news_settles_for_as_long_as_a_cycle_takes(cycle: float, settle: float) -> None:
     """Writes that end one after the other would otherwise keep the process deciding."""
     clock = FakeClock()
-    monkeypatch.setattr("gpujob_operator.loop.time", _Time(clock))
-    bench = _Bench(Pace(settle=0.05, resync=30))
+    bench = _Bench(Pace(settle=0.05, resync=30), monotonic=clock.monotonic)
     bench.while_planning = lambda: clock.advance(cycle)
     await bench.reached(1)
     started = asyncio.get_running_loop().time()

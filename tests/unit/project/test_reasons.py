@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpujob_api.report import FailureClass
+from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.reasons import CONDITIONS, EVENTS, FAILURES, PENDING, STOPS
@@ -16,7 +17,7 @@ SOURCES = ROOT / "operator" / "src" / "gpujob_operator" / "decide"
 TYPES = {
     name: value
     for name, value in vars(conditions).items()
-    if isinstance(value, str) and value in CONDITIONS
+    if isinstance(value, str) and name.isupper() and not name.startswith("_")
 }
 
 
@@ -26,6 +27,12 @@ def test_the_page_is_the_tables() -> None:
 
 
 def test_each_member_of_the_closed_sets_has_a_meaning() -> None:
+    assert set(CONDITIONS) == set(TYPES.values())
+    assert set(CONDITIONS[conditions.UNTUNED]) > {
+        untuned.NO_REPORTS,
+        untuned.NO_STEPS,
+        untuned.SKIPPED,
+    }
     assert set(PENDING) == set(PendingReason)
     assert set(STOPS) == set(STOP_RULES)
     assert set(FAILURES) == set(FailureClass)

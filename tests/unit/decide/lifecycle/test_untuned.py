@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, Optimize, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Report
 from gpujob_api.settings import OptimizeMode

@@ -20,6 +20,9 @@ from gpujob_worker.tune.registry import apply_settings, keep_only, setting_calle
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
+# Modules of one step whose calls are kept to be tried.
+RECORDED_MAX = 16
+
 
 @dataclass(slots=True)
 class AppliedSettings:
@@ -160,9 +163,11 @@ class AppliedSettings:
             self.session.settings_are(self.tuner.tuned())
 
     def record(self) -> None:
-        """Calls are kept from now on: under a memory limit of modules that have a memory model."""
+        """Calls are kept from now on: of the first modules, for a loop may call a hundred; under
+        a memory limit of modules that have a memory model.
+        """
         modelled = [other.root for other in self.beside if other.fit is not None]
-        for index, root in enumerate(self.roots):
+        for index, root in enumerate(self.roots[:RECORDED_MAX]):
             alone = index == 0 and (len(self.roots) == 1 or self.fit is not None)
             limited = self.session.environment.memory_limit_bytes is not None
             root.recording = alone or not limited or any(root is known for known in modelled)

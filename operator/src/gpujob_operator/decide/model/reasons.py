@@ -103,9 +103,9 @@ CONDITIONS: Mapping[str, Meanings] = {
         "WithinLimit": "no longer",
     },
     conditions.UNTUNED: {
-        "NoReports": "the worker is not in the job's processes; the message says what may be why",
-        "NoSteps": "the job ended, and no process of it had trained with torch",
-        "Skipped": "the worker is there and does nothing; the message has its words",
+        "NoReports": "no worker reports: the job is measured from outside",
+        "Skipped": "the worker does nothing in this image, such as one with too old a torch",
+        "NoSteps": "the job ended without a step of an optimizer of torch",
         "Reports": "the worker reports after all",
     },
     conditions.SUCCEEDED: {
