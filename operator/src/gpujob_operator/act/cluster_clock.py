@@ -22,8 +22,8 @@ TOLERANCE_SECONDS = 5.0
 class ClusterClock:
     """`now` is cheap, and never goes back while this process leads.
 
-    `moved` is told by how much the clock was set where that is more than the tolerance: what was
-    measured by the clock before was measured wrongly.
+    `moved` gets the amount by which the clock was set, where that is more than the tolerance: times
+    that were read from the clock before are wrong by as much.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Freshness:
         return known.moment
 
     def clock_moved(self, by: timedelta) -> None:
-        """The operator's clock was set: what is known was measured by a clock that was wrong."""
+        """The operator's clock was set by this amount: all times before were wrong by as much."""
         for known in self._nodes.values():
             known.delays = deque((delay + by for delay in known.delays), DELAYS_MAX)
             known.moment = None if known.moment is None else known.moment + by
