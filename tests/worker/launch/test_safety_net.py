@@ -28,9 +28,10 @@ print("loss", loss.item())
 sys.exit(5)
 """
 OFF = ("--no-precision", "--no-optimizer", "--no-compile", "--no-regional-compile")
+_COMPILING = "gpujob_worker.control.script_compiling:ScriptCompiling"
 COMPILES = {
-    "gpujob_worker.hooks:Hooks._on_compile": 'torch.compile(net, backend="eager")',
-    "gpujob_worker.hooks:Hooks._on_compile_start": 'torch.compile(torch.sin, backend="eager")(x)',
+    f"{_COMPILING}.module": 'torch.compile(net, backend="eager")',
+    f"{_COMPILING}.starts": 'torch.compile(torch.sin, backend="eager")(x)',
 }
 PLACES = (
     "gpujob_worker.hooks:Hooks.__init__",

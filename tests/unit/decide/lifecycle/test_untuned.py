@@ -88,9 +88,15 @@ def test_an_attempt_before_this_one_says_nothing_of_it() -> None:
 
 def test_it_is_over_once_the_worker_reports() -> None:
     job = replace(JOB, status=decided())
-    found = untuned(decided(job, report=make_report()))
-    assert found is not None
-    assert found.status is ConditionStatus.FALSE
+    assert untuned(job.status) is not None
+    assert untuned(decided(job, report=make_report())) is None
+
+
+def test_reports_that_came_late_leave_nothing_at_the_end() -> None:
+    """I9: a job ends the same, however late its first report came."""
+    job = replace(JOB, status=decided())
+    assert untuned(job.status) is not None
+    assert untuned(decided(job, report=make_report(step=9), exit_code=0)) is None
 
 
 @pytest.mark.parametrize("samples", [30, 3000])

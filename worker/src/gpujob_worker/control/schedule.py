@@ -80,7 +80,9 @@ class TuningSchedule:
         for root in roots:
             root.stop_recording()
         reason = self._no_root()
-        if reason is not None:
+        if reason is not None and self._has_memory_of_several():
+            tuning.memory_only(names_of(roots[1:]), reason)
+        elif reason is not None:
             tuning.without_root(reason)
         elif len(roots) == 1:
             self._compile_due = tuning.run(roots[0])
@@ -88,6 +90,11 @@ class TuningSchedule:
             text = f"{len(roots)} modules are trained from outside, one is needed"
             others = names_of(roots[1:])
             self._compile_due = tuning.run_several(others, f"{text}: {names_of(roots)}")
+
+    def _has_memory_of_several(self) -> bool:
+        in_force = self._in_force
+        several = len(in_force.roots) > 1 and in_force.run_refusal is None
+        return several and not in_force.script_compiles
 
     def _no_root(self) -> str | None:
         """Why no root can be tuned; None if one can."""

@@ -35,6 +35,16 @@ class TuningRun:
 
     def without_root(self, reason: str) -> None:
         self._without_memory(reason)
+        self._without_speed(reason)
+
+    def memory_only(self, others: str, reason: str) -> None:
+        """For several modules in training that nothing is measured on for speed."""
+        self.among_others(self._in_force.roots[0], others, reason)
+        self._without_speed(reason)
+        for root in self._in_force.roots:
+            root.recorded = None
+
+    def _without_speed(self, reason: str) -> None:
         for setting in SETTINGS:
             if setting.SAID_WITHOUT_ROOT and setting.NAME not in MEMORY:
                 self._explain.skipped(setting.ITEM, reason)

@@ -45,8 +45,8 @@ def at_the_end(
 ) -> None:
     """The same of a job that has succeeded."""
     if not _asked(job) or _trained(status):
-        return
-    if (report := _report_of(status, received)) is None:
+        writer.remove(conditions.UNTUNED)
+    elif (report := _report_of(status, received)) is None:
         text = f"not tuned: it did not report: {_CAUSES}"
         writer.set(conditions.UNTUNED, True, NO_REPORTS, text)
     elif words := _why_skipped(report):
@@ -67,8 +67,9 @@ def _heed(job: GPUJob, report: Report, writer: ConditionWriter) -> None:
     words = _why_skipped(report)
     if words and _asked(job):
         writer.set(conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
-    elif conditions.find(writer, conditions.UNTUNED) is not None:
-        writer.set(conditions.UNTUNED, False, "Reports", "the worker reports")
+    else:
+        # A job whose reports came late ends as one whose reports came in time.
+        writer.remove(conditions.UNTUNED)
 
 
 def _why_skipped(report: Report) -> str:

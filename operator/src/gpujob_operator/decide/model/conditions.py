@@ -76,6 +76,11 @@ class ConditionWriter:
         others = [condition for condition in self.conditions if condition.type != kind]
         self.conditions = tuple(sorted([*others, after], key=_TYPE))
 
+    def remove(self, kind: str) -> None:
+        """Removes the condition, if it is there."""
+        if find(self, kind) is not None:
+            self.conditions = tuple([one for one in self.conditions if one.type != kind])
+
     def status(self, **changes: Any) -> GPUJobStatus:
         """The status with these conditions, and with these changes of other fields; the same object
         if there are none."""

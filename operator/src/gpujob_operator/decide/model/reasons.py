@@ -106,7 +106,6 @@ CONDITIONS: Mapping[str, Meanings] = {
         "NoReports": "no worker reports: the job is measured from outside",
         "Skipped": "the worker does nothing in this image, such as one with too old a torch",
         "NoSteps": "the job ended without a step of an optimizer of torch",
-        "Reports": "the worker reports after all",
     },
     conditions.SUCCEEDED: {
         "InProgress": "not finished yet",
