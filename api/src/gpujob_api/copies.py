@@ -22,7 +22,7 @@ def changed(noun: T, **changes: Any) -> T:
     if slots is None:
         return cls(*values)
     copy = object.__new__(cls)
-    for put, value in zip(slots, values, strict=True):
+    for put, value in zip(slots, values, strict=False):
         put(copy, value)
     return copy
 

@@ -116,12 +116,12 @@ class Admission:
     def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
         """True if this job already shows the reason for which an equivalent job was refused in this
         same state. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
-        last_reason = entry.last_reason
-        if last_reason is None or self.now >= last_reason.until:
+        last_reason, now = entry.last_reason, self.now
+        if last_reason is None or now >= last_reason.until:
             return False
         if refused.reason != last_reason.reason:
             return False
-        if self.now >= last_reason.starved_at and not self._starvation_is_idle(
+        if now >= last_reason.starved_at and not self._starvation_is_idle(
             entry.job, refused.reason
         ):
             return False

@@ -52,6 +52,15 @@ class GPUCapacity:
     link_group: int = 0
     # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
+    # Free memory. Negative if unmanaged processes or a leak took more than was left. It is summed up
+    # once, because thousands ask for it in a cycle.
+    free_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes
+        for tenant in self.tenants:
+            free_bytes -= tenant.memory_bytes + tenant.excess_bytes
+        object.__setattr__(self, "free_bytes", free_bytes)
 
     @property
     def reserved_bytes(self) -> int:
@@ -60,14 +69,6 @@ class GPUCapacity:
     @property
     def excess_bytes(self) -> int:
         return sum(tenant.excess_bytes for tenant in self.tenants)
-
-    @property
-    def free_bytes(self) -> int:
-        """Free memory. Negative if unmanaged processes or a leak took more than was left."""
-        free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes
-        for tenant in self.tenants:
-            free_bytes -= tenant.memory_bytes + tenant.excess_bytes
-        return free_bytes
 
     @property
     def usable_bytes(self) -> int:

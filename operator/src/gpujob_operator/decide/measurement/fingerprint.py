@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_operator.decide.measurement.command_options import Decides, options, variable_decides
 
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 def fingerprint(spec: GPUJobSpec) -> str:
     """SHA-256 (16 hex digits) of what makes two runs the same workload."""
@@ -22,8 +24,7 @@ def fingerprint(spec: GPUJobSpec) -> str:
         "batchTotal": spec.optimize.batch_size.total,
         **_program(spec),
     }
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(_JSON.encode(identity).encode()).hexdigest()[:16]
 
 
 def run_length(spec: GPUJobSpec) -> str:
