@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Any
 
@@ -11,15 +12,19 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import RESOURCES, gpujob_from_manifest
 from gpujob_api.quantities import GIB
+from gpujob_local.control_plane.api_client import ApiError
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
 from tests.harness.builders import make_job, measured, running, with_status
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.crds import KINDS, schema_of, walk
 from tests.harness.jobs import job_manifest
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-STATUS: dict[str, Any] = {
+Json = dict[str, Any]
+
+STATUS: Json = {
     "phase": "Running",
     "attempt": 2,
     "summary": {
@@ -155,24 +160,45 @@ def test_kubectl_waits_for_a_condition(
     assert "condition met" in control_plane.kubectl(*waiting, "--timeout=30s").stdout
 
 
+@pytest.fixture
+def published(control_plane: RunningControlPlane) -> Json:
+    """The schemas that `kubectl explain` reads. The API server publishes them a moment after it
+    serves the kinds."""
+    found: Json = {}
+
+    def all_there() -> bool:
+        try:
+            document = control_plane.client().get("/openapi/v3/apis/gpujob.dev/v1alpha1")
+        except ApiError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+            return False
+        found.update(document["components"]["schemas"])
+        return all(_schema_name(kind) in found for kind in KINDS)
+
+    wait_until(all_there, 60, "the kinds' schemas are published")
+    return found
+
+
+def _schema_name(kind: type[Any]) -> str:
+    return f"dev.gpujob.v1alpha1.{RESOURCES[kind].kind}"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_explain_has_a_text_for_every_field(
-    control_plane: RunningControlPlane, kind: type[Any]
-) -> None:
-    """The published document that `kubectl explain` reads has every description of the file."""
-    document = control_plane.client().get("/openapi/v3/apis/gpujob.dev/v1alpha1")
-    name = f"dev.gpujob.v1alpha1.{RESOURCES[kind].kind}"
-    published = dict(walk(document["components"]["schemas"][name], ""))
+def test_explain_has_a_text_for_every_field(published: Json, kind: type[Any]) -> None:
+    """The published document has every description of the file."""
+    texts = dict(walk(published[_schema_name(kind)], ""))
     for path, schema in walk(schema_of(kind), ""):
         if path not in ("", "metadata", "metadata.name"):
-            assert published[path].get("description"), path
+            assert texts[path].get("description"), path
             if "properties" not in schema:
-                assert published[path]["description"] == schema["description"] or path in (
+                assert texts[path]["description"] == schema["description"] or path in (
                     "apiVersion",
                     "kind",
                 )
 
 
+@pytest.mark.usefixtures("published")
 def test_kubectl_explains(control_plane: RunningControlPlane) -> None:
     shown = control_plane.kubectl("explain", "gpujob.spec.checkpoint").stdout
     assert "volumeClaimName" in shown

@@ -131,13 +131,13 @@ def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
     # Two activations of 256 floats are kept of each of six blocks; temporaries come on top.
     kept = 6 * 2 * 1024
     assert 0.9 * kept < found.held.bytes_per_row < 1.3 * kept
-    assert kept < found.peak.bytes_per_row < 1.5 * kept
+    # The heap of a process that ran other tests makes this slope uncertain.
+    assert kept < found.peak.bytes_per_row < 2 * kept
     assert found.output_bytes_per_row == 64 * 4
     case = limited(module, 8192, int(found.predict(2048) / 0.94))
     case.fit.fit(case.root, case.call)
     rows = case.tuner.applied.plan.rows_per_step
     assert rows is not None
-    # The heap of a process that ran other tests makes the slope uncertain.
     assert 512 <= rows <= 4096
     assert 8192 % rows == 0
     assert case.fit.binds
