@@ -1,6 +1,7 @@
 """Several worker processes that train together, each as the worker of a pod of its own."""
 
 import json
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,3 +86,9 @@ def committed(folder: Path) -> list[int]:
 def manifest(folder: Path, step: int) -> dict[str, Any]:
     path = folder / "checkpoints" / f"step-{step}" / "MANIFEST.json"
     return json.loads(path.read_text().splitlines()[0])
+
+
+def digests_in(output: str) -> list[str]:
+    """SHA-256 digests that processes printed. Lines of two processes may run together where Python
+    does not buffer."""
+    return re.findall(r"[0-9a-f]{64}", output)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.gangs import committed, manifest, start_gang
+from tests.harness.gangs import committed, digests_in, manifest, start_gang
 from tests.harness.unmodified_scripts import (
     ACCELERATE_GROUP,
     HUGGING_FACE_GROUP,
@@ -20,7 +20,6 @@ from tests.harness.unmodified_scripts import (
 from tests.harness.worker_process import WorkerRun
 
 pytestmark = pytest.mark.timeout(900)
-DIGEST = 64
 
 
 def test_a_stop_of_one_stops_all_at_the_same_step(tmp_path: Path) -> None:
@@ -57,8 +56,7 @@ def lightning(folder: Path, attempt: int, stop: int) -> tuple[int, list[str], st
         text=True,
         timeout=800,
     )
-    digests = [line for line in done.stdout.splitlines() if len(line) == DIGEST]
-    return done.returncode, digests, done.stderr
+    return done.returncode, digests_in(done.stdout), done.stderr
 
 
 @pytest.mark.slow

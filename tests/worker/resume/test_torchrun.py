@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.harness.gangs import committed, manifest
+from tests.harness.gangs import committed, digests_in, manifest
 from tests.harness.unmodified_scripts import REPLICAS_OF_LAUNCHER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-DIGEST = 64
 STEPS = 18
+LATE_STEPS_MAX = 5
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Launched:
         """Digests, of which each rank printed one; lines of two ranks may run together."""
         assert self.exit_code == 0, self.errors
         assert self.report["phase"] == "finished"
-        return sorted(line for line in self.output.splitlines() if len(line) == DIGEST)
+        return sorted(digests_in(self.output))
 
 
 def torchrun(
@@ -73,13 +73,17 @@ def torchrun(
     return Launched(done.returncode, done.stdout, done.stderr, json.loads(message.read_text()))
 
 
-def is_stopped(done: Launched, folder: Path, step: int) -> None:
-    """All ranks saved this step in one checkpoint, and launcher and report say so."""
+def saved_step(done: Launched, folder: Path, asked: int) -> int:
+    """The step that all ranks saved in one checkpoint, as launcher and report say: one of those
+    soon after the stop. A launcher takes a moment to hand its signal on."""
     assert done.exit_code == 143, done.errors
-    assert (done.report["phase"], done.report["checkpoint"]["step"]) == ("draining", step)
+    step = done.report["checkpoint"]["step"]
+    assert done.report["phase"] == "draining"
+    assert asked < step <= asked + LATE_STEPS_MAX
     assert committed(folder)[-1] == step
     assert list(manifest(folder, step)["ranks"]) == ["rank-0", "rank-1"]
     assert "Traceback" not in done.errors
+    return step
 
 
 def test_a_stop_of_the_launcher_saves_in_all_ranks_and_the_next_attempt_goes_on(
@@ -89,16 +93,16 @@ def test_a_stop_of_the_launcher_saves_in_all_ranks_and_the_next_attempt_goes_on(
     assert len(whole) == 2
     folder, first = tmp_path / "stopped", random.Random(11).randrange(2, 5)
     stopped = torchrun(folder, 1, first, "launcher")
-    is_stopped(stopped, folder, first + 1)
+    step = saved_step(stopped, folder, first)
     assert "the launcher's processes ended with 143, 143" in stopped.errors
     # One rank is asked, as by the operator's answer to its report: the launcher learns of it by the
     # ranks' end alone, and starts none anew. The script counts anew, from the resumed step.
     second = torchrun(folder, 2, 3, "0", "--max-restarts", "2")
-    is_stopped(second, folder, first + 5)
-    assert second.errors.count(f"plain script: from step {first + 1}, best effort") == 2
+    resumed = saved_step(second, folder, step + 3)
+    assert second.errors.count(f"plain script: from step {step}, best effort") == 2
     end = torchrun(folder, 3, 0, "launcher")
     assert end.weights == whole
-    assert (end.report["resumedFromStep"], end.report["step"]) == (first + 5, STEPS)
+    assert (end.report["resumedFromStep"], end.report["step"]) == (resumed, STEPS)
 
 
 EARLY = REPLICAS_OF_LAUNCHER.replace(
