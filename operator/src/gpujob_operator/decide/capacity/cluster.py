@@ -52,8 +52,8 @@ class GPUCapacity:
     link_group: int = 0
     # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
-    # Free memory. Negative if unmanaged processes or a leak took more than was left. Summed up once,
-    # because thousands ask for it in a cycle.
+    # Free memory. Negative if unmanaged processes or a leak took more than was left.
+    # Summed up once, because thousands ask for it in a cycle.
     free_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
