@@ -201,11 +201,13 @@ def test_a_job_can_reserve_what_it_has_and_what_is_free() -> None:
     )
     gpu = GPUCapacity("GPU-0", MODEL, CARD_BYTES, GIB, 0, (own, other))
     job = running(make_job(), held=reserve(8 * GIB))
-    assert reservable_bytes(job, [gpu], {}) == 13 * GIB
-    assert reservable_bytes(job, [gpu], {"GPU-0": 2 * GIB}) == 11 * GIB
-    assert reservable_bytes(job, [gpu, replace(gpu, external_bytes=GIB)], {}) == 12 * GIB
-    assert reservable_bytes(job, [gpu], {"GPU-0": 20 * GIB}) == 8 * GIB
-    assert reservable_bytes(job, [], {}) == 8 * GIB
+    here, elsewhere = ("n0", "GPU-0"), ("n1", "GPU-0")
+    assert reservable_bytes(job, {here: gpu}, {}) == 13 * GIB
+    assert reservable_bytes(job, {here: gpu}, {here: 2 * GIB, elsewhere: GIB}) == 11 * GIB
+    fuller = replace(gpu, external_bytes=GIB)
+    assert reservable_bytes(job, {here: gpu, elsewhere: fuller}, {}) == 12 * GIB
+    assert reservable_bytes(job, {here: gpu}, {here: 20 * GIB}) == 8 * GIB
+    assert reservable_bytes(job, {}, {}) == 8 * GIB
 
 
 def test_busier_changes_the_utilization_and_not_the_memory() -> None:

@@ -5,11 +5,11 @@ measurement, its workload's profile on this GPU model, or the whole GPU until th
 measurement.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Place
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
@@ -118,14 +118,16 @@ def measured_reservation(
     return found if found.memory_bytes != held.memory_bytes or first or busier else None
 
 
-def reservable_bytes(job: GPUJob, gpus: Iterable[GPUCapacity], promised: Mapping[str, int]) -> int:
+def reservable_bytes(
+    job: GPUJob, gpus: Mapping[Place, GPUCapacity], promised: Mapping[Place, int]
+) -> int:
     """The most memory that the job can reserve on each of its GPUs: what it holds and uses there,
     and what is free. `promised` is what this cycle has already given to other jobs, by GPU.
     """
     held = job.status.reservation
     if held is None:
         return 0
-    limits = [_most_on(job, held, gpu, promised.get(gpu.uuid, 0)) for gpu in gpus]
+    limits = [_most_on(job, held, gpu, promised.get(place, 0)) for place, gpu in gpus.items()]
     return max(held.memory_bytes, min(limits, default=0))
 
 
