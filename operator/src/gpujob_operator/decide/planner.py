@@ -185,11 +185,7 @@ class _Cycle:
         if still_holds(entry, inputs, self.now):
             entry.inputs = inputs
             return None
-        promised = {
-            place: self._promised_bytes[place]
-            for place in gpus_by_place(inputs.sites)
-            if place in self._promised_bytes
-        }
+        promised = self._promised_at(inputs)
         if promised:
             # Decided again in the next cycle, when the GPUs say so themselves.
             inputs = replace(inputs, promised_bytes=promised)
@@ -198,6 +194,15 @@ class _Cycle:
         step = attempt.advance(entry.job, inputs, self.configuration, self.now)
         self._count_growth(uid, entry.job, step.status, inputs)
         return step
+
+    def _promised_at(self, inputs: JobInputs) -> dict[Place, int]:
+        """What this cycle has already given to other jobs on the GPUs of this one."""
+        promised = self._promised_bytes
+        if not promised:
+            return {}
+        return {
+            place: promised[place] for place in gpus_by_place(inputs.sites) if place in promised
+        }
 
     def _count_growth(self, uid: str, job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> None:
         held, wanted = job.status.reservation, status.reservation

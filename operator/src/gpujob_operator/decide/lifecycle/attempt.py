@@ -215,7 +215,10 @@ def _running(
         status = with_seen_gpus(status, inputs.usage.seen)
     usage = joined_usage(inputs.usage, report, job.status.reservation)
     status = with_measurement(status, report, usage)
-    most_bytes = reservable_bytes(job, gpus_by_place(inputs.sites), inputs.promised_bytes)
+
+    def most_bytes() -> int:
+        return reservable_bytes(job, gpus_by_place(inputs.sites), inputs.promised_bytes)
+
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )

@@ -5,7 +5,7 @@ measurement, its workload's profile on this GPU model, or the whole GPU until th
 measurement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
@@ -72,14 +72,14 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 
 
 def measured_reservation(
-    job: GPUJob, usage: GPUUsage, configuration: Configuration, reservable_bytes: int
+    job: GPUJob, usage: GPUUsage, configuration: Configuration, most_bytes: Callable[[], int]
 ) -> Reservation | None:
     """The reservation after a measurement, or None while it stays unchanged.
 
     It shrinks once, from the whole GPU or a profile's estimate to the measured value, and never
     below the peak that the job is known to have had in any attempt. It grows only if the job is
-    seen to use more than it reserved, and never beyond `reservable_bytes`, because the rest of the
-    GPU may already be reserved by other jobs (I1).
+    seen to use more than it reserved, and never beyond `most_bytes`, because the rest of the GPU
+    may already be reserved by other jobs (I1). It is asked for only then, because few jobs grow.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -110,7 +110,7 @@ def measured_reservation(
         return None
     memory_bytes = held.memory_bytes
     if outgrown:
-        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, reservable_bytes))
+        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, most_bytes()))
     elif first:
         memory_bytes = min(memory_bytes, wanted.memory_bytes)
     found = Reservation(memory_bytes, wanted.utilization_percent, wanted.source)
