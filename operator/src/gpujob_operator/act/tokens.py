@@ -13,6 +13,9 @@ from cachetools import LRUCache, TLRUCache
 
 from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
 
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -29,6 +32,8 @@ REVIEWS_OF_SOURCE_AT_ONCE_MAX = 2
 REFUSED_BURST_MAX = 4.0
 REFUSED_PER_SECOND_MAX = 0.1
 SOURCES_MAX = 4096
+# Every worker asks again within seconds: one line says it for all.
+SAID_AGAIN_SECONDS = 60.0
 
 # namespace, pod name, pod UID
 Identity = tuple[str, str, str]
@@ -50,6 +55,7 @@ class TokenReviewer:
         self._asked: dict[bytes, asyncio.Future[Identity | None]] = {}
         self._at_once = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
         self._sources: LRUCache[str, _Source] = LRUCache(SOURCES_MAX)
+        self._said_at = float("-inf")
 
     async def review(self, token: str, source: str) -> Identity | None:
         """Namespace, name and UID of the pod, or None. `source` is the address that sent the token.
@@ -93,11 +99,20 @@ class TokenReviewer:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [TOKEN_AUDIENCE]},
         }
-        answer = await self._kube.create(TOKEN_REVIEWS, review)
-        status = answer.get("status")
-        if not isinstance(status, dict):
-            raise ApiError(0, "BadAnswer", "TokenReview without status")
+        try:
+            status = (await self._kube.create(TOKEN_REVIEWS, review)).get("status")
+            if not isinstance(status, dict):
+                raise ApiError(0, "BadAnswer", "TokenReview without status")
+        except ApiError as error:
+            self._say(error)
+            raise
         return status
+
+    def _say(self, error: ApiError) -> None:
+        """That no report is taken meanwhile, which the workers alone would hear otherwise."""
+        if self._monotonic() - self._said_at >= SAID_AGAIN_SECONDS:
+            self._said_at = self._monotonic()
+            log.warning("tokens of workers cannot be checked", error=str(error))
 
     def _source(self, address: str) -> "_Source":
         return self._sources.setdefault(address, _Source(address, self._monotonic()))
