@@ -24,7 +24,7 @@ from gpujob_worker.inject.ddp import (
     sequence_numbers,
     wrapper_refusal,
 )
-from gpujob_worker.inject.guards import is_fully_sharded
+from gpujob_worker.inject.guards import is_fully_sharded, parallel_wrapper
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.applied import Applied
@@ -71,8 +71,9 @@ class LeadingTuner(SharedTuner):
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
         """None too where this process alone must not run the module."""
-        sharded = is_fully_sharded(root.module)
-        return None if sharded else super().gain(root, recorded, optimizer, beside)
+        if parallel_wrapper(root.module) is not None:
+            return None
+        return super().gain(root, recorded, optimizer, beside)
 
     def _all_here(self) -> bool:
         if self._waited is None:

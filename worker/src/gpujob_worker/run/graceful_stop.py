@@ -77,6 +77,7 @@ class Stop:
         self._pipe = SignalPipe()
         self._watcher: threading.Thread | None = None
         self._over = self._answered = False
+        self.listens = False
         # When the watcher heard a signal whose handler had not run.
         self._heard_at = float("inf")
         self.interrupt_at_once: Callable[[], bool] = lambda: False
@@ -94,16 +95,19 @@ class Stop:
         self._pipe.wake()
 
     @property
-    def listens(self) -> bool:
-        """Whether a SIGTERM comes here, and not to a handler of the script."""
+    def _is_handler(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def listen(self, *, watches: bool = True) -> str | None:
         """Handles SIGTERM from now on. Returns why it cannot, or None.
 
         `watches`: with a thread, which keeps the deadline from now on, and not from the signal on.
+        Without one the script may still put a handler of its own in place, and the next call says
+        so; later a library may, which calls this one in turn.
         """
-        if not self.listens:
+        if self.listens:
+            return None
+        if not self._is_handler:
             if threading.current_thread() is not threading.main_thread():
                 of = "and torch was imported by another one"
                 return f"only the main thread may handle SIGTERM, {of}"
@@ -115,11 +119,12 @@ class Stop:
             self.watch()
             if threading.current_thread() is threading.main_thread():
                 self._pipe.hear_signals()
+            self.listens = True
         return None
 
     def leave_to_system(self) -> None:
         """Undoes `listen`, if no handler of the script took its place."""
-        if threading.current_thread() is threading.main_thread() and self.listens:
+        if threading.current_thread() is threading.main_thread() and self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self) -> None:
@@ -129,7 +134,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             return
         self._pipe.hear_no_signals()
-        if self.listens:
+        if self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def watch(self) -> None:
@@ -157,7 +162,7 @@ class Stop:
         # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.
         self._pipe.hear_no_signals()
         self._pipe = SignalPipe()
-        if self.listens:
+        if self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _run(self) -> None:
@@ -173,7 +178,7 @@ class Stop:
             self._leave(f"no safe point before the deadline ({self.reason})")
 
     def _hear(self) -> None:
-        if signal.SIGTERM in self._pipe.wait() and self.listens and not self._answered:
+        if signal.SIGTERM in self._pipe.wait() and self._is_handler and not self._answered:
             self._heard_at = time.monotonic()
             self.request("SIGTERM", self._grace_seconds)
 
