@@ -166,7 +166,7 @@ SCRIPTS: dict[str, Script] = {
         _TUTORIAL,
         "tutorials/02-intermediate/bidirectional_recurrent_neural_network",
         _python("main.py"),
-        {"../../data": digits(2000, 200)},
+        {"../../data": digits(2000, 2000)},
         r"test images: (-?[\d.]+)",
     ),
     "tutorial, autoencoder": Script(

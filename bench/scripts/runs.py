@@ -21,10 +21,11 @@ import torch
 torch.manual_seed(1)
 """
 OPTIONS = "--explain --tuning-seconds 5"
-MEASURED = '{"mode":"Recommend"}'
-# What is a time or a rate in what scripts print, whatever the unit is called.
+MEASURED = OPTIONS + """ --settings '{"mode":"Recommend"}'"""
+# What is a time, a rate or a process in what scripts print, whatever the unit is called.
 TIMES = re.compile(
-    r"\d+:\d\d(:\d\d)?([.,]\d+)?"  # of a clock
+    r"(?m:^\d+\t)"  # a process by its number
+    r"|\d+:\d\d(:\d\d)?([.,]\d+)?"  # of a clock
     r"|\d[\d.]*e?[+-]?\d* ?\[?(ms|us|s|sec|seconds|it/s|/s)\b"
     r"|(SPS|ms/batch|Time|Data|[Rr]ate|mfu|img/s)\W*[\d.]+%?( *\([^)]*\))?"
     r"|\d{4}-\d\d-\d\d|\d{9,}"
@@ -48,7 +49,7 @@ def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, st
     if plain.code:
         said = (plain.errors.strip().splitlines() or [""])[-1]
         return {"script": name, "result": f"fails as it is: {said[:100]}"}
-    measured = run(script, ground, folder / "measured", f"{OPTIONS} --settings {MEASURED}")
+    measured = run(script, ground, folder / "measured", MEASURED)
     hooked = run(script, ground, folder / "hooked", OPTIONS)
     found = {"script": name, "injected": injected(hooked, trains=True)}
     found["applied"], found["skipped"] = decided(hooked)

@@ -84,7 +84,11 @@ print("evaluated")
 
 
 def run(
-    folder: Path, words: list[str], source: str, settings: dict[str, Any] | None = None
+    folder: Path,
+    words: list[str],
+    source: str,
+    settings: dict[str, Any] | None = None,
+    options: str = "--explain --tuning-seconds 1",
 ) -> tuple[subprocess.CompletedProcess[str], Report | None]:
     """In the environment of a pod whose command does not begin with `gpujob-run`."""
     (folder / "train.py").write_text(source)
@@ -94,7 +98,7 @@ def run(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "GPUJOB_TERMINATION_FILE": str(message),
         "GPUJOB_SETTINGS": json.dumps(settings or {}),
-        ENV_OPTIONS: "--explain --tuning-seconds 1",
+        ENV_OPTIONS: options,
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
@@ -129,6 +133,15 @@ def test_a_console_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "trained 0\n"), done.stderr
     assert report is not None
     assert report.step == 12
+
+
+@pytest.mark.parametrize("method", ["", "fork"])
+def test_settings_among_the_options_are_in_place_of_others(method: str, tmp_path: Path) -> None:
+    options, source = """--settings '{"mode":"Off"}'""", CHILDREN if method else PLAIN
+    done, report = run(tmp_path, ["python", "train.py", method], source, {}, options)
+    assert done.returncode == 0, done.stderr
+    assert report is not None
+    assert report.explain == ("everything skipped: optimize mode is Off",)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", pytest.param("forkserver", marks=SLOW)])

@@ -43,7 +43,7 @@ def start() -> None:
         # How it ends is reported even where it ends before it trains.
         _prepare()
     # Before the script reads its arguments, which may well be before it imports anything.
-    asked = os.environ.get("GPUJOB_SETTINGS", "")
+    asked = " ".join(os.environ.get(name, "") for name in ("GPUJOB_SETTINGS", "GPUJOB_OPTIONS"))
     if any(name in asked for name in _ARGUMENTS) and _is_script(sys.argv[0]):
         _prepare()
         _guarded(lambda process: process.adapt_arguments())

@@ -10,7 +10,7 @@ from multiprocessing import util
 from typing import Any
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import OptimizeMode
+from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.device.cpu_cores import keep_to_cores
@@ -61,6 +61,9 @@ class Process:
         reason = ""
         try:
             self._options = options_of_run(os.environ)
+            if self._options.settings is not None:
+                # Children of this process too, as under `gpujob-run`.
+                os.environ[ENV_SETTINGS] = self._options.settings
             environment = read_environment(os.environ)
         except (FieldError, ValueError) as error:
             environment, reason = Environment(), str(error)
@@ -69,7 +72,11 @@ class Process:
         self._session = session = self._new_session(environment, explanation)
         if reason:
             session.inert_because(reason)
-        elif session.optimizes:
+            return
+        if session.is_first and session.listens_to_stops:
+            # A thread would be in the way of a script that forks.
+            session.stop.listen(watches=False)
+        if session.optimizes:
             _adapt_trainers(session)
 
     def _new_session(self, environment: Environment, explanation: DecisionLog) -> Session:

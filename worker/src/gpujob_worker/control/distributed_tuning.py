@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import (
@@ -23,6 +24,7 @@ from gpujob_worker.inject.ddp import (
     sequence_numbers,
     wrapper_refusal,
 )
+from gpujob_worker.inject.guards import is_fully_sharded, parallel_wrapper
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.applied import Applied
@@ -60,6 +62,18 @@ class LeadingTuner(SharedTuner):
     ) -> None:
         if self._all_here():
             super().fused_optimizer(optimizer, free_bytes)
+
+    def gain(
+        self,
+        root: Root,
+        recorded: RecordedCall,
+        optimizer: torch.optim.Optimizer | None,
+        beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
+    ) -> Speedup | None:
+        """None too where this process alone must not run the module."""
+        if parallel_wrapper(root.module) is not None:
+            return None
+        return super().gain(root, recorded, optimizer, beside)
 
     def _all_here(self) -> bool:
         if self._waited is None:
@@ -122,10 +136,14 @@ def root_inside(
 ) -> Root | None:
     """The root inside DistributedDataParallel, where processes can decide together.
 
-    Where its call must be left alone they still decide on the optimizer's kernel together.
+    Where its call must be left alone they still decide on the optimizer's kernel together, and so
+    do those of a module that `fully_shard` spreads over them.
     """
     module, session = inside(wrapper), in_force.session
-    if module is None or session.environment.settings.mode is not OptimizeMode.AUTO:
+    if session.environment.settings.mode is not OptimizeMode.AUTO:
+        return None
+    if module is None:
+        _decide_on_kernel(wrapper, in_force)
         return None
     reason = wrapper_refusal(wrapper, session.world_size)
     if reason is not None:
@@ -137,6 +155,15 @@ def root_inside(
     root.wrapper = wrapper
     _decide_together(in_force)
     return root
+
+
+def _decide_on_kernel(module: torch.nn.Module, in_force: AppliedSettings) -> None:
+    """Each process steps its own part of the parameters; no process runs the module alone.
+
+    Settings of an earlier run are the same in all processes: nothing is left to decide.
+    """
+    if in_force.session.state.known_tuned is None and is_fully_sharded(module):
+        _decide_together(in_force)
 
 
 def _decide_together(in_force: AppliedSettings) -> None:

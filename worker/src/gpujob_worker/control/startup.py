@@ -15,6 +15,7 @@ from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
+from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
@@ -86,7 +87,7 @@ class Startup:
         together = in_force.agreement is not None
         if limited or together or session.state.known_tuned is not None:
             in_force.refuse_runs(trace_refusal(root, recorded, whole=False))
-        if together and in_force.run_refusal is None:
+        if together and in_force.run_refusal is None and not is_fully_sharded(root.module):
             in_force.refuse_runs(communicates(root, recorded))
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"

@@ -142,19 +142,28 @@ class OptimizerCopy:
         return time.perf_counter() - start
 
     def closeness(self, other: "OptimizerCopy") -> Closeness:
-        return closeness(self.parameters, other.parameters)
+        """Of what this process has of the parameters; nothing is asked of other processes."""
+        return closeness(
+            list(map(_own_part, self.parameters)), list(map(_own_part, other.parameters))
+        )
 
 
 def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Memory of one copy: parameter, gradient and state."""
-    total = sum(2 * p.numel() * p.element_size() for p in parameters_of(optimizer))
+    total = sum(2 * _bytes(parameter) for parameter in parameters_of(optimizer))
     for state in optimizer.state.values():
-        total += sum(
-            value.numel() * value.element_size()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        )
+        total += sum(_bytes(value) for value in state.values() if isinstance(value, torch.Tensor))
     return total
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    own = _own_part(tensor)
+    return own.numel() * own.element_size()
+
+
+def _own_part(tensor: Any) -> torch.Tensor:
+    """What this process has of it, which is less than all where it is spread over processes."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def device_of(optimizer: torch.optim.Optimizer) -> torch.device:

@@ -26,7 +26,9 @@ _MARKING_LIBRARIES = ("transformers", "peft")
 _MARKING_HOOK = "make_inputs_require_grad"
 # Collects hidden states and attentions for the call of the model that is running, and for no other.
 _COLLECTING_HOOKS = "transformers.utils.output_capturing"
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+# What `fully_shard` makes of a module.
+_FULLY_SHARDED = "FSDPModule"
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", _FULLY_SHARDED)
 
 
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
@@ -37,6 +39,13 @@ def parallel_wrapper(module: torch.nn.Module) -> str | None:
         if found is not None:
             return found if layer is module else f"{found} inside"
     return None
+
+
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Whether `fully_shard` spreads the module, or parts of it, over processes, and nothing else
+    manages its gradients.
+    """
+    return parallel_wrapper(module) in (_FULLY_SHARDED, f"{_FULLY_SHARDED} inside")
 
 
 def batch_statistics(module: torch.nn.Module) -> str | None:

@@ -3,6 +3,9 @@
 SIGTERM and a `stop` in the reply to a report take the same path. The signal handler only sets a
 flag. The safe point commits a checkpoint and leaves by `Interrupted`. A watcher thread ends the
 process with 144 just before the deadline if no safe point was reached.
+
+Python runs a signal handler between two of its instructions. A main thread that waits in a library
+(for the other processes of a group, say) comes to none, so the watcher hears the signal by itself.
 """
 
 import contextlib
@@ -17,9 +20,12 @@ from typing import ClassVar, NoReturn
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.run.keyboard_interrupt import caught_by_script
+from gpujob_worker.run.signal_pipe import SignalPipe
 
 # Time for the final report and the exit; a killed process has neither.
 EXIT_MARGIN_SECONDS = 0.5
+# For so long the main thread may take to come to the signal's handler where nothing can be saved.
+ANSWER_SECONDS = 5.0
 
 
 class Interrupted(SystemExit):
@@ -62,15 +68,18 @@ def _tell_children() -> None:
 class Stop:
     """One request to stop. The first deadline may be moved earlier, never later."""
 
-    def __init__(self, grace_seconds: float, final_report: Callable[[], None]) -> None:
+    def __init__(self, grace_seconds: float, final_report: Callable[[str], None]) -> None:
+        """`final_report` is called with why the watcher ends the process."""
         self.reason = ""
         self._grace_seconds = grace_seconds
         self._final_report = final_report
         self._deadline = float("inf")
-        self._wake = threading.Event()
+        self._pipe = SignalPipe()
         self._watcher: threading.Thread | None = None
-        self._over = False
+        self._over = self._answered = False
         self.listens = False
+        # When the watcher heard a signal whose handler had not run.
+        self._heard_at = float("inf")
         self.interrupt_at_once: Callable[[], bool] = lambda: False
 
     @property
@@ -83,33 +92,54 @@ class Stop:
     def request(self, reason: str, seconds: float) -> None:
         self.reason = self.reason or reason
         self._deadline = min(self._deadline, time.monotonic() + max(0.0, seconds))
-        self._wake.set()
+        self._pipe.wake()
 
-    def listen(self) -> str | None:
-        """Handles SIGTERM from now on. Returns why it cannot, or None."""
+    @property
+    def _is_handler(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._on_signal
+
+    def listen(self, *, watches: bool = True) -> str | None:
+        """Handles SIGTERM from now on. Returns why it cannot, or None.
+
+        `watches`: with a thread, which keeps the deadline from now on, and not from the signal on.
+        Without one the script may still put a handler of its own in place, and the next call says
+        so; later a library may, which calls this one in turn.
+        """
         if self.listens:
             return None
-        if threading.current_thread() is not threading.main_thread():
-            return "only the main thread may handle SIGTERM, and torch was imported by another one"
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return "the script handles SIGTERM itself"
-        signal.signal(signal.SIGTERM, self._on_signal)
-        os.register_at_fork(after_in_child=self._in_child)
-        self.listens = True
-        self.watch()
+        if not self._is_handler:
+            if threading.current_thread() is not threading.main_thread():
+                of = "and torch was imported by another one"
+                return f"only the main thread may handle SIGTERM, {of}"
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                return "the script handles SIGTERM itself"
+            signal.signal(signal.SIGTERM, self._on_signal)
+            os.register_at_fork(after_in_child=self._in_child)
+        if watches:
+            self.watch()
+            if threading.current_thread() is threading.main_thread():
+                self._pipe.hear_signals()
+            self.listens = True
         return None
+
+    def leave_to_system(self) -> None:
+        """Undoes `listen`, if no handler of the script took its place."""
+        if threading.current_thread() is threading.main_thread() and self._is_handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self) -> None:
         """The run is over: neither a late SIGTERM nor the deadline changes its exit code now."""
         self._over = True
-        self._wake.set()
+        self._pipe.wake()
         if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+        self._pipe.hear_no_signals()
+        if self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def watch(self) -> None:
         if self._watcher is None:
+            self._pipe.open()
             self._watcher = threading.Thread(target=self._run, name="gpujob-stop", daemon=True)
             self._watcher.start()
 
@@ -121,6 +151,8 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
+        self._answered = True
+        self.watch()
         self.request("SIGTERM", self._grace_seconds)
         if self.interrupt_at_once():
             _tell_children()
@@ -128,16 +160,34 @@ class Stop:
 
     def _in_child(self) -> None:
         # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+        self._pipe.hear_no_signals()
+        self._pipe = SignalPipe()
+        if self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _run(self) -> None:
-        self._wake.wait()
+        while not (self.requested or self._over):
+            self._hear()
         while (remaining := self.remaining_seconds() - EXIT_MARGIN_SECONDS) > 0:
             if self._over:
                 return
+            if self._waits_in_vain():
+                self._leave("asked to before the first step, in a call that handles no signal")
             time.sleep(min(remaining, 0.2))
-        if self._over:
-            return
-        self._final_report()
+        if not self._over:
+            self._leave(f"no safe point before the deadline ({self.reason})")
+
+    def _hear(self) -> None:
+        if signal.SIGTERM in self._pipe.wait() and self._is_handler and not self._answered:
+            self._heard_at = time.monotonic()
+            self.request("SIGTERM", self._grace_seconds)
+
+    def _waits_in_vain(self) -> bool:
+        """Nothing can be saved, and the main thread does not come to leave by itself."""
+        waited = not self._answered and time.monotonic() - self._heard_at > ANSWER_SECONDS
+        return waited and self.interrupt_at_once()
+
+    def _leave(self, why: str) -> None:
+        _tell_children()
+        self._final_report(why)
         os._exit(EXIT_INTERRUPTED_UNSAVED)

@@ -101,14 +101,15 @@ class Session:
     def _speaks(self) -> bool:
         """One process speaks for a pod: the first of those that train, or one that failed.
 
-        One that does not train speaks where nobody else has, and only if it has something to say:
-        it does not know its exit code after `raise SystemExit`, and where there is no message a
-        kubelet takes the log's last lines.
+        One that does not train speaks where nobody else has, and only if it has something to say
+        or was asked to stop: it does not know its exit code after `raise SystemExit`, and where
+        there is no message a kubelet takes the log's last lines.
         """
         if os.getpid() != self._process:
             return False
         if not self.started:
             says = self.state.failure is not None or bool(self.explanation.lines)
+            says = says or self.stop.requested
             return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
 
@@ -124,6 +125,7 @@ class Session:
     def inert_because(self, reason: str) -> None:
         """Nothing is injected, measured or listened to."""
         self.inert = reason
+        self.stop.leave_to_system()
 
     def measures_only(self, reason: str | None) -> None:
         """Nothing is tuned where there is a reason."""
@@ -218,8 +220,8 @@ class Session:
             self.stop.request(reason, seconds)
 
     def listen_for_stop(self) -> None:
-        """The first process once torch is imported; all at their first step, which the main thread
-        may well make."""
+        """All processes at their first step, which the main thread may well make; the first one
+        when torch is imported too, where it says that a handler of the script takes its place."""
         late, refusal = self.meter.steps > 0, self.stop.listen()
         if refusal is not None:
             self.explanation.skipped("graceful stop", refusal)
@@ -253,9 +255,9 @@ class Session:
             self.state.enter(WorkerPhase.DRAINING)
             leave_unsaved()
 
-    def _final_report(self) -> None:
+    def _final_report(self, why: str) -> None:
         self.state.enter(WorkerPhase.DRAINING)
-        self.explanation.note("stop", f"no safe point before the deadline ({self.stop.reason})")
+        self.explanation.note("stop", why)
         with contextlib.suppress(Exception):
             self.report()
 

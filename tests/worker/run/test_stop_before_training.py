@@ -1,0 +1,94 @@
+"""A stop that comes before the first step, wherever the script is then, ends it as a stop does."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpujob_api.report import Report, WorkerPhase
+from tests.harness.worker_process import start_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+# As pods that are launched without a launcher: nobody else comes, and torch waits for them outside
+# of Python, where a handler of a signal does not run.
+WAITS = """
+import datetime, socket, sys, torch
+import torch.distributed as dist
+silent = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+port = silent.getsockname()[1] if sys.argv[1] == "other" else 0
+dist.TCPStore("127.0.0.1", port, 2, sys.argv[1] == "first", datetime.timedelta(seconds=200))
+"""
+# A dataset is fetched, say.
+FETCHES = """
+import sys, time
+try:
+    print("ready", flush=True); time.sleep(200)
+finally:
+    print("cleaned up", flush=True)
+"""
+HANDLES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+IMPORTS
+print("ready", flush=True); time.sleep(200)
+"""
+
+
+@pytest.mark.parametrize("which", ["first", "other"])
+def test_while_the_others_are_waited_for(which: str, tmp_path: Path) -> None:
+    """Long before the grace period is over: nothing can be saved."""
+    script = tmp_path / "train.py"
+    script.write_text(WAITS)
+    grace = {"GPUJOB_GRACE_SECONDS": "600"}
+    run = start_worker(tmp_path, ["python", str(script), which], environment=grace)
+    run.wait_until(lambda: (tmp_path / "stdout").exists() and "ready" in run.output)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 144, run.errors
+    assert run.report["phase"] == "draining"
+    assert "failure" not in run.report
+    said = "asked to before the first step, in a call that handles no signal"
+    assert f"gpujob: stop {said}" in run.errors
+
+
+def stopped(folder: Path, source: str) -> tuple[int, str, str]:
+    """A process of its own that is asked to stop once it says that it is ready."""
+    (folder / "train.py").write_text(source)
+    own = [sys.executable, "-m", "gpujob_worker", "--explain", "--", "python", "train.py"]
+    environment = {**os.environ, "GPUJOB_TERMINATION_FILE": str(folder / "termination")}
+    with subprocess.Popen(
+        own,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=200)
+            return process.returncode, output, errors
+        finally:
+            process.kill()
+
+
+def test_before_a_training_library_is_imported(tmp_path: Path) -> None:
+    """As process 1 of a container: without a handler the kernel would drop the signal."""
+    code, output, errors = stopped(tmp_path, FETCHES)
+    assert (code, output) == (144, "cleaned up\n"), errors
+    report = Report.from_text((tmp_path / "termination").read_text())
+    assert report.phase is WorkerPhase.DRAINING
+    assert report.failure is None
+
+
+@pytest.mark.parametrize("imports", ["", "import torch"])
+def test_a_handler_of_the_script_itself_comes_first(imports: str, tmp_path: Path) -> None:
+    code, _, errors = stopped(tmp_path, HANDLES.replace("IMPORTS", imports))
+    assert code == 9, errors
+    assert ("graceful stop skipped: the script handles SIGTERM itself" in errors) is bool(imports)
