@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
@@ -51,6 +52,7 @@ class Cluster:
         self._starts = PodStarts(clock, api, workload_of)
         self._agents = Agents(clock, api, self.machines)
         api.watchers.append(self._watch)
+        api.restored.append(self._restored)
 
     def join(self, plan: NodePlan) -> Machine:
         """A node with its agent. A node of the same name that comes later has other GPUs."""
@@ -253,6 +255,10 @@ class Cluster:
             return
         machine.connected = machine.powered = True
         self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
+        self._compare(machine)
+
+    def _compare(self, machine: Machine) -> None:
+        """The kubelet compares its processes with the pods of its node."""
         for pod in self.api.list(Kind.POD):
             if pod["spec"].get("nodeName") != machine.name or is_foreign(pod):
                 continue
@@ -271,6 +277,19 @@ class Cluster:
         known = {pod["metadata"]["uid"] for pod in self.api.list(Kind.POD)}
         for uid in machine.workers.keys() - known:
             machine.workers.pop(uid).vanish()
+
+    def _restored(self) -> None:
+        """Scheduler, kubelets and agents find an older state, and go on from it: pods that are gone
+        again are killed, and those that are there again and ran are found dead."""
+        for machine in list(self.machines.values()):
+            machine.published = (float("-inf"), None)
+            if machine.connected and not machine.gone:
+                self._compare(machine)
+        for pod in self.api.list(Kind.POD):
+            uid = pod["metadata"]["uid"]
+            if pod["status"]["phase"] == "Pending" and not is_foreign(pod):
+                look = self._start if pod["spec"].get("nodeName") else self._bind
+                self.clock.after(self.clock.random.uniform(0.5, 3.0), partial(look, uid))
 
     def _not_ready(self, machine: Machine) -> None:
         if not machine.connected and not machine.gone:

@@ -115,6 +115,7 @@ class OperatorShell:
         self._leadership = self._make_leadership(lease)
         self._receiver = self._make_receiver(reviews)
         self._api.watchers.append(self._watch)
+        self._api.restored.append(self._restored)
         self._loop.call_soon(self._start)
 
     def _client(self, heard: Callable[[str | None], None] = lambda date: None) -> SimulatedKube:
@@ -137,6 +138,7 @@ class OperatorShell:
         self.kube.cut()
         if self._watch in self._api.watchers:
             self._api.watchers.remove(self._watch)
+            self._api.restored.remove(self._restored)
 
     def close(self) -> None:
         """At the end of a simulation, so that nothing of it is left."""
@@ -198,6 +200,7 @@ class OperatorShell:
             LeaseSettings("system", self.name, lease, LEASE_SECONDS),
             monotonic=self._now,
             changed=changed,
+            restored=self._another_history,
         )
 
     async def _keep_fresh(self, relist: Relist) -> None:
@@ -223,12 +226,16 @@ class OperatorShell:
             return
         at = max(self._delivered[kind], now + self._faults.watch_delay(self._clock.random))
         self._delivered[kind] = at
-        self._loop.call_at(at, self._deliver, kind, event_type, manifest)
+        of = self._api.restores
+        self._loop.call_at(at, self._deliver, of, kind, event_type, manifest)
         if self._faults.repeats_event(self._clock.random):
             late = at + self._clock.random.uniform(0, 5)
-            self._loop.call_at(late, self._deliver, kind, event_type, manifest)
+            self._loop.call_at(late, self._deliver, of, kind, event_type, manifest)
 
-    def _deliver(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+    def _deliver(self, of: int, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        if of != self._api.restores:
+            # Events of a state that was restored away are never delivered.
+            return
         try:
             self._cache.apply(kind, event_type, manifest)
         except Exception as error:
@@ -239,6 +246,10 @@ class OperatorShell:
         seconds = self._clock.random.uniform(0.2, self._faults.watch_break_seconds)
         self._broken_until[kind] = self._clock.now + seconds
         self._loop.call_later(seconds, self._relist, kind)
+
+    def _restored(self) -> None:
+        for kind in FRONT_KINDS:
+            self._break(kind)
 
     def _restart_front(self) -> None:
         for kind in FRONT_KINDS:
@@ -294,11 +305,11 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         writer = Writer(
             self.kube,
-            Feedback(self._written_back, self._gone),
+            Feedback(self._written_back, self._gone, restored=self._another_history),
             configuration=self._configuration,
             clock=self._moment,
             may_act=self._may_act,
-            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
+            version=self._version,
         )
         runner = ItemRunner(
             writer,
@@ -325,6 +336,14 @@ class OperatorShell:
         kind = KINDS[resource]
         if isinstance(kind, Kind):
             self._cache.apply(kind, None, manifest)
+
+    def _version(self, resource: ResourceType, uid: str) -> int:
+        kind = KINDS[resource]
+        return self._cache.version(kind, uid) if isinstance(kind, Kind) else 0
+
+    def _another_history(self) -> None:
+        self._cache.begin_another_history()
+        self._distrust_cache()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:
         kind = KINDS[resource]

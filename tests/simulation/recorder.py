@@ -77,6 +77,7 @@ class Recorder:
         # The peak that agents saw, by job UID, attempt and place.
         self._seen_bytes: dict[tuple[str, int, Place], int] = {}
         api.recorders.append(self.observe)
+        api.restored.append(self._restored)
 
     def observe(self, revision: Revision) -> None:
         ours = revision.by in self._operators
@@ -89,6 +90,14 @@ class Recorder:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
             self._pod(revision, ours=ours)
+
+    def _restored(self) -> None:
+        """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
+        jobs = map(gpujob_from_manifest, self._api.list(Kind.JOB))
+        self._jobs = {job.metadata.uid: job for job in jobs}
+        self._robbed.update(self._ours.values())
+        self._over_at.clear()
+        self._deleted_at = {u: at for u, at in self._deleted_at.items() if u in self._jobs}
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""

@@ -235,6 +235,12 @@ class Operator:
         self._fresh = False
         self._stale.set()
 
+    def _restored(self) -> None:
+        """The API server's data was restored from a backup: nothing is decided on newer states."""
+        log.warning("data of the API server restored")
+        self._cache.begin_another_history()
+        self._distrust_cache()
+
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
         settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
@@ -256,6 +262,7 @@ class Operator:
             settings,
             monotonic=time.monotonic,
             changed=changed,
+            restored=self._restored,
             legacy=Legacy(ANNOTATION_SPOT_POOLS, write=spot.to_text, read=spot.inherit),
         )
 
@@ -278,7 +285,7 @@ class Operator:
             configuration=self._configuration,
             clock=self._clock.now,
             may_act=lambda: leadership.leads and self._fresh,
-            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
+            version=lambda kind, uid: self._cache.version(_KINDS[kind], uid),
         )
         runner = ItemRunner(
             writer,
@@ -322,7 +329,7 @@ class Operator:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, utc_now()))
 
-        return Feedback(written, gone, noted)
+        return Feedback(written, gone, noted, self._restored)
 
     def _deliver(self) -> Deliver:
         """Passes an event from kopf's thread to the operator's loop."""

@@ -187,6 +187,12 @@ class Cache:
             self._dirty.mark()
         return changed
 
+    def begin_another_history(self) -> None:
+        """The API server's data was restored from a backup: what comes next replaces what is
+        stored, however old it is. List every kind after this."""
+        for store in self._stores.values():
+            store.begin_another_history()
+
     def lacks(
         self,
         kind: Kind,
