@@ -197,15 +197,13 @@ class Run:
         manifest = self.kind.manifest(name, self.load.workers)
         with suppress(AlreadyExists):
             # A busy server may not answer in time; the run's limit ends this.
-            while not await self._created(manifest):
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def _created(self, manifest: Manifest) -> bool:
-        try:
-            await self.kube.create(self.kind.resource, manifest, self.namespace)
-        except (Throttled, Unavailable):
-            return False
-        return True
+            while True:
+                try:
+                    await self.kube.create(self.kind.resource, manifest, self.namespace)
+                except (Throttled, Unavailable):
+                    await asyncio.sleep(RETRY_SECONDS)
+                else:
+                    return
 
 
 async def while_running(run: Awaitable[str], also: Awaitable[object] | None) -> str:

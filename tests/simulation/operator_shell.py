@@ -1,9 +1,9 @@
 """One operator process: its real parts in a loop of virtual time, wired as in `run.py`.
 
 What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; a
-process that is paused, crashes and starts again. What is real: client, watches of pods and nodes,
-full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease, report
-server with its token reviews.
+process that is paused, crashes and starts again. What is real: client, watches of jobs, pods and
+nodes, full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease,
+report server with its token reviews.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
@@ -46,7 +46,7 @@ from tests.simulation.troubles import Troubles
 
 METRICS = Metrics()
 # Those that kopf watches.
-FRONT_KINDS = (Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
+FRONT_KINDS = (Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
 Answered = Callable[[int, str], None]
 
 
@@ -153,9 +153,11 @@ class OperatorShell:
             self._relist(kind)
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
-        relist = Relist(self.kube, self._cache, silent=self._restart_front, retry=retry)
-        checks = Relist(self._checks, self._cache, silent=self._restart_front, retry=retry)
-        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in WATCHED]
+        kinds = (GPUJOBS_WATCHED, *WATCHED)
+        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in kinds]
+        silent = restart_of(watches, self._restart_front)
+        relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
+        checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
             *(watch.run() for watch in watches),
             self._leadership.keep(),

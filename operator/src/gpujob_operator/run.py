@@ -45,7 +45,7 @@ from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.logs import Log
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.metrics import Metrics
@@ -183,13 +183,14 @@ class Operator:
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
-            watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
+            kinds = (GPUJOBS_WATCHED, *WATCHED)
+            watches = [Watch(kube, self._cache, self._metrics, one) for one in kinds]
             health = self._health(loop, watches, front, leadership)
             async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
-                relist = Relist(kube, self._cache, silent=front.restart)
+                relist = Relist(kube, self._cache, silent=restart_of(watches, front.restart))
                 keep = self._supervisor.keep
                 parts = [
                     *(keep(f"watch {one.name}", one.run) for one in watches),
