@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from tests.simulation.pods import (
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
+    from tests.simulation.operator_shell import OperatorShell
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan, Workload
 
@@ -42,6 +43,8 @@ class Cluster:
         api: ApiServer,
         start_worker: Any,
         workload_of: Callable[[Manifest], Workload],
+        shells: Sequence[OperatorShell],
+        connection_breaks: Callable[[], bool],
     ) -> None:
         self.clock = clock
         self.api = api
@@ -50,7 +53,7 @@ class Cluster:
         self.collects = True
         self._start_worker = start_worker
         self._starts = PodStarts(clock, api, workload_of)
-        self._agents = Agents(clock, api, self.machines)
+        self.agents = Agents(clock, api, self.machines, shells, connection_breaks)
         api.watchers.append(self._watch)
         api.restored.append(self._restored)
 
@@ -77,7 +80,7 @@ class Cluster:
             },
         }
         self.api.create(Kind.NODE, node, "cloud")
-        self._agents.join(machine)
+        self.agents.join(machine)
         return machine
 
     # -- the watch of scheduler, kubelets and garbage collector

@@ -21,7 +21,6 @@ from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import Manifest, ResourceType
 from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tokens import TokenReviewer
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
@@ -34,7 +33,7 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import ReportReceiver
-from gpujob_operator.run import _Tokens
+from gpujob_operator.token_checks import TokenChecks
 from tests.simulation.api_server import AnyKind, ApiServer
 from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection
@@ -42,6 +41,7 @@ from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
+from tests.simulation.reading_port import ReadingPort
 from tests.simulation.troubles import Troubles
 
 METRICS = Metrics()
@@ -113,7 +113,11 @@ class OperatorShell:
         self.kube, lease = self._client(), self._client(self._time.heard)
         reviews, self._checks = self._client(), self._client()
         self._leadership = self._make_leadership(lease)
-        self._receiver = self._make_receiver(reviews)
+        tokens = TokenChecks(reviews, self._now)
+        self._receiver = self._make_receiver(tokens)
+        self.readings = ReadingPort(
+            self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
+        )
         self._api.watchers.append(self._watch)
         self._api.restored.append(self._restored)
         self._loop.call_soon(self._start)
@@ -134,6 +138,8 @@ class OperatorShell:
 
     def crash(self) -> None:
         self.alive = False
+        # Its sockets are closed by the kernel.
+        self.readings.cut()
         self._loop.kill()
         self.kube.cut()
         if self._watch in self._api.watchers:
@@ -192,6 +198,8 @@ class OperatorShell:
         def changed(leads: bool) -> None:
             self._leads = leads
             self._fresh = False
+            if not leads:
+                self.readings.hang_up_all()
             if leads:
                 self._listening_since = self._moment()
                 self._distrust_cache()
@@ -266,10 +274,10 @@ class OperatorShell:
 
     # -- reports
 
-    def _make_receiver(self, kube: SimulatedKube) -> ReportReceiver:
+    def _make_receiver(self, tokens: TokenChecks) -> ReportReceiver:
         return ReportReceiver(
             self._cache,
-            _Tokens(TokenReviewer(kube, self._now)),
+            tokens,
             self._dirty,
             METRICS,
             clock=self._moment,

@@ -85,7 +85,9 @@ class Recorder:
             self.operator_writes += 1
             self.last_operator_write = revision.at
         if revision.kind is Kind.GPU_NODE:
-            self._read_gpus(revision)
+            if revision.type != "DELETED":
+                status = revision.object.get("status") or {}
+                self.read_gpus(revision.object["metadata"]["name"], status.get("gpus") or [])
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
@@ -122,10 +124,8 @@ class Recorder:
 
     # -- GPUs
 
-    def _read_gpus(self, revision: Revision) -> None:
-        gpus: list[Manifest] = (revision.object.get("status") or {}).get("gpus") or []
-        if revision.type == "DELETED":
-            return
+    def read_gpus(self, node: str, gpus: list[Manifest]) -> None:
+        """What an agent writes, or sends to an operator."""
         for gpu in gpus:
             if gpu["memoryUsedBytes"] > gpu["memoryTotalBytes"]:
                 continue
@@ -134,13 +134,13 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
-            place = revision.object["metadata"]["name"], gpu["uuid"]
+            place = node, gpu["uuid"]
             for (uid, attempt), now_bytes in used_bytes(gpu, self._ours).items():
                 key = uid, attempt, place
                 self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
             self._readings[place].append(
                 _Reading(
-                    revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
+                    self._api.now, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
                 )
             )
 

@@ -83,8 +83,17 @@ def _reviewer(kube: Kube, clock: FakeClock) -> TokenReviewer:
 async def test_the_pod_behind_a_token() -> None:
     kube = _Reviews(GOOD)
     identity = await _reviewer(kube, FakeClock()).review("token", SOURCE)
-    assert identity == ("team", "job-1-0", "pod-uid")
+    assert identity == ("team", "default", "job-1-0", "pod-uid", "")
     assert kube.bodies[0]["spec"] == {"token": "token", "audiences": ["gpujob"]}
+
+
+async def test_the_node_behind_a_token() -> None:
+    """A pod's token names its node, too; a token may be bound to a node alone."""
+    node = {"authentication.kubernetes.io/node-name": ["n0"]}
+    for extra, pod in ((GOOD["user"]["extra"], ("job-1-0", "pod-uid")), ({}, ("", ""))):
+        user = {**GOOD["user"], "extra": {**extra, **node}}
+        reviewer = _reviewer(_Reviews({**GOOD, "user": user}), FakeClock())
+        assert await reviewer.review("token", SOURCE) == ("team", "default", *pod, "n0")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,7 @@ async def test_one_question_for_everybody_who_asks_the_same() -> None:
     kube.open.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(answers[0], asyncio.CancelledError)
-    assert answers[1:] == [("team", "job-1-0", "pod-uid")] * 4
+    assert answers[1:] == [("team", "default", "job-1-0", "pod-uid", "")] * 4
     assert len(kube.bodies) == 1
 
 

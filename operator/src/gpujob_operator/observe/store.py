@@ -117,6 +117,17 @@ class Store(Generic[ViewT]):
         self._changed(None if known is None else known.view, view)
         return known is None or not self._same(known.view, view)
 
+    def amend(self, uid: str, view: ViewT) -> bool:
+        """Puts another view in the place of a known object's. Returns True if decisions could
+        change."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return False
+        before, entry.view = entry.view, view
+        self._views = None
+        self._changed(before, view)
+        return not self._same(before, view)
+
     def _identity(self, manifest: object) -> Identity | None:
         try:
             return identity(manifest)
