@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.inject.loader_refusal import loader_refusal
 from gpujob_worker.inject.worker_batches import WorkerBatches
+from gpujob_worker.resume.resumable_loader import ResumableLoader
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
@@ -134,10 +135,18 @@ def test_refusals(loader: Any, reason: str) -> None:
     assert own is None or own.bit_generator.state == before
 
 
+def prepared(loader: Any) -> Any:
+    """As a script with `gpujob_worker.prepare` has it."""
+    ResumableLoader(loader, lambda: None)
+    return loader
+
+
 @pytest.mark.parametrize(
     "loader",
     [
         DataLoader(Numbers()),
+        prepared(DataLoader(Numbers(), 2, shuffle=True)),
+        prepared(DataLoader(Numbers(), None, shuffle=True)),
         DataLoader(Numbers(), num_workers=2),
         DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
         DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),

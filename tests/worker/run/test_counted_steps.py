@@ -125,3 +125,21 @@ def test_a_loss_that_the_script_scales_is_reported_and_judged_unscaled(tmp_path:
     assert scale == 1024.0 * 2**12
     assert report["loss"] == pytest.approx(loss)
     assert not [line for line in report["explain"] if "roll-back" in line]
+
+
+def test_a_run_with_known_settings_that_nothing_can_be_tuned_in_says_so(tmp_path: Path) -> None:
+    """More steps than are measured first, and none was too few."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(3))\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(10):\n"
+        "    optimizer.zero_grad(); weight.square().sum().backward(); optimizer.step()\n"
+    )
+    settings = {"mode": "Auto", "tuned": {"precision": "bfloat16"}}
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings)
+    assert code == 0, run.errors
+    text = "\n".join(run.report["explain"])
+    assert "tuning skipped: 10 steps were made, and nothing that could be tuned" in text
+    assert "of the 7 steps" not in text

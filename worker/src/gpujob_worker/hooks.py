@@ -180,6 +180,8 @@ class Hooks:
             return  # another framework trains, or what was said is the reason
         whose = "the last model" if self._began_at else "the run"
         seen = f"{whose} ended after {steps} of the {needed} steps that are measured first"
+        if steps >= needed:  # nothing was measured: other settings are known, or the hooks are off
+            seen = f"{steps} steps were made, and nothing that could be tuned was called in them"
         self._explain.skipped("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:

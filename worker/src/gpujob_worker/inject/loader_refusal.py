@@ -30,7 +30,7 @@ _DRAWN_AT_ONCE = (
     WeightedRandomSampler,
     DistributedSampler,
 )
-_DEALS_OUT = ("BatchSampler", "BatchSamplerShard", "SkipBatchSampler")
+_DEALS_OUT = ("BatchSampler", "BatchSamplerShard", "SkipBatchSampler", "_Positioned")
 
 
 def loader_refusal(loader: Any) -> str | None:
@@ -59,6 +59,12 @@ def drawn_last(loader: Any) -> bool:
     return getattr(sampler, "generator", None) is not None and isinstance(sampler, RandomSampler)
 
 
+def skipped_batches(iterator: Any) -> int:
+    """Batches of its pass that a resumed run was not given again."""
+    record = getattr(iterator, "_gpujob_pass", None)
+    return int(getattr(record, "skipped", 0)) + int(getattr(iterator._index_sampler, "skipped", 0))
+
+
 def _draws_as_it_goes(sampler: Any) -> str | None:
     for _ in range(_SAMPLERS_DEEP_MAX):
         kind = type(sampler)
@@ -69,8 +75,8 @@ def _draws_as_it_goes(sampler: Any) -> str | None:
             return None
         if kind is not BatchSampler and kind.__name__ not in _DEALS_OUT:
             return kind.__name__
-        inner = getattr(sampler, "batch_sampler", None)
-        sampler = sampler.sampler if inner is None else inner
+        inner = [getattr(sampler, name, None) for name in ("_inner", "batch_sampler", "sampler")]
+        sampler = next((one for one in inner if one is not None), None)
     return type(sampler).__name__
 
 

@@ -2,7 +2,7 @@
 loaded by itself, from any place of a pass to any other.
 
 What a batch is follows from its indices and from the random numbers that it draws, in the training
-process among the model's and the script's. A worker is told the state of the generators that it is
+process among the model's and the script's. A worker gets the state of the generators that it is
 expected to find; the script is given its batch only if the generators of the training process are
 in just that state when the batch is asked for, and they are then left as the batch leaves them. If
 they are not, the batch is loaded here. The state is expected by the number of draws of the batches
@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.inject.equal_batches import equal_batches
-from gpujob_worker.inject.loader_refusal import drawn_last
+from gpujob_worker.inject.loader_refusal import drawn_last, skipped_batches
 from gpujob_worker.inject.random_streams import (
     DrawCounts,
     Streams,
@@ -185,7 +185,7 @@ class WorkerBatches:
             iterator._drop_last,
         )
         self._pin = bool(iterator._pin_memory)
-        asked = getattr(iterator, "_send_idx", iterator._num_yielded)
+        asked = getattr(iterator, "_send_idx", iterator._num_yielded) + skipped_batches(iterator)
         ahead = len(iterator._index_sampler) - 1 - asked if drawn_last(loader) else None
         self._tasks = _Tasks(iterator._sampler_iter, facts, ahead)
         self._processes: Any = None

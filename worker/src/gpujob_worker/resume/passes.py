@@ -33,6 +33,8 @@ class Pass:
         self._generators = Generators(loader)
         self.ahead = 0
         self.fetched = 0
+        # By which a resumed pass began later.
+        self.skipped = 0
         self._start = self.now()
         self._first: dict[str, Any] | None = None
         self._before: collections.deque[dict[str, Any]] = collections.deque(maxlen=IN_FLIGHT_MAX)
@@ -70,6 +72,7 @@ class Pass:
             else:
                 read(iterator)
         self.fetched = saved["consumed"]
+        self.skipped = self.fetched - int(iterator._num_yielded)
         self._replay, self._then = list(saved["in_flight"]), saved["now"]
 
     def fetches(self) -> None:

@@ -23,13 +23,14 @@ class _Positioned:
     def __init__(self, inner: Any, on_start: Callable[[], None]) -> None:
         self._inner = inner
         self._on_start = on_start
-        self.skip = 0
+        self.skip = self.skipped = 0
         self.on_position: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self._on_start()
         iterator = iter(self._inner)
         skip, self.skip = self.skip, 0
+        self.skipped = skip
         for _ in range(skip):
             next(iterator, None)
         callback, self.on_position = self.on_position, None

@@ -53,7 +53,7 @@ class TrialVerdict:
 
 
 class LoaderTrial:
-    """From the first step after tuning to the verdict. It may start once `before` was told."""
+    """From the first step after tuning to the verdict. It may start once `before` returned them."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -71,7 +71,7 @@ class LoaderTrial:
         return self._before is not None
 
     def before(self) -> StepTimes | None:
-        """The steps without more workers: told once, when enough of them were timed."""
+        """The steps without more workers: returned once, when enough of them were timed."""
         if self._before is not None or self._steps_since(self._tuned_at) < BEFORE_STEPS:
             return None
         self._before = StepTimes(*self._meter.undisturbed(self._tuned_at))
