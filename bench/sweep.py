@@ -10,6 +10,7 @@ of 24 GiB; jobs on one GPU slow each other by the published law. The gain of tun
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -222,6 +223,15 @@ def claims(rows: Sequence[dict[str, Any]], jobs: int) -> list[tuple[str, bool]]:
     return found
 
 
+def _told(way: str, gpus: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The row, and a line on stderr: a way takes a minute."""
+    begin = time.monotonic()
+    row = sweep(way, options.jobs, gpus, options.tuned_speed)
+    seconds = time.monotonic() - begin
+    print(f"{way}, {format_count(gpus, 'GPU')}: done in {seconds:.0f} s", file=sys.stderr)
+    return row
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.sweep", description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS, help="number of learning rates")
@@ -231,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     numbers = [int(text) for text in options.gpus.split(",")]
-    rows = [sweep(way, options.jobs, gpus, options.tuned_speed) for gpus in numbers for way in WAYS]
+    rows = [_told(way, gpus, options) for gpus in numbers for way in WAYS]
     print(format_table(rows, COLUMNS))
     held = claims(rows, options.jobs)
     print("\n".join(f"{'ok  ' if holds else 'NOT '} {text}" for text, holds in held))

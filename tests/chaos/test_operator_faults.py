@@ -16,6 +16,7 @@ from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.processes.processes import Child
 from gpujob_operator.act.crash import CRASH_EXIT_CODE
 from tests.harness.audit import granted, read_audit, refused, used
+from tests.harness.profiles import add_unused_profile
 from tests.harness.scene import JOBS, OURS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -210,7 +211,8 @@ def test_a_job_deleted_while_no_operator_runs_leaves_nothing(scene: Scene) -> No
 
 # Rights
 
-# Asked only after a conflict or a lost answer, which a good run need not have.
+# Asked only after a conflict or a lost answer, which a good run need not have: that they are asked
+# for then is shown in tests/integration/operator/test_missing_rights.py.
 AFTER_CONFLICTS = {
     *(("gpujob.dev", kind, "get") for kind in ("gpujobs", "gpuqueues", "gpuprofiles")),
     ("", "pods", "get"),
@@ -223,7 +225,7 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         scene.client.delete(f"{LEASES}/{name}")
     queue = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": "team"}}
     scene.client.create(QUEUES, queue | {"spec": {}})
-    add_unused_profile(scene)
+    add_unused_profile(scene.client, PROFILES)
     pod = ("--report-service=reports", "--pod-address=10.0.0.7", "--pod-uid=of-nobody")
     start(scene, *pod)
     scene.submit("audited", queue="team")
@@ -243,21 +245,6 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         assert used(requests) <= granted(account), f"{account} asks for more than we say"
         never = granted(account) - used(requests) - AFTER_CONFLICTS
         assert never == set(), f"{account} has rights that it never used"
-
-
-def add_unused_profile(scene: Scene) -> None:
-    entry = {
-        "gpuModel": "none-such",
-        "torchVersion": "",
-        "memoryBytes": 1,
-        "utilizationPercent": 1,
-        "samples": 3,
-        "updatedAt": "2020-01-01T00:00:00Z",
-    }
-    kind = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUProfile"}
-    spec = {"fingerprint": "unused", "image": "image:1"}
-    scene.client.create(PROFILES, kind | {"metadata": {"name": "unused"}, "spec": spec})
-    scene.client.merge(f"{PROFILES}/unused/status", {"status": {"entries": [entry]}})
 
 
 def has_unused_profile(scene: Scene) -> bool:

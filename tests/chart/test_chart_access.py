@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gpujob_operator.agent.__main__ import TOKEN_FILE
 from tests.harness.chart import (
     CHART,
     EXTRAS,
@@ -25,6 +27,11 @@ from tests.harness.repository import ROOT
 pytestmark = pytest.mark.cluster
 READ = {"get", "list", "watch"}
 WRITE = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+def one(objects: list[Manifest], kind: str) -> Manifest:
+    (found,) = of_kind(objects, kind)
+    return found
 
 
 def rights(objects: list[Manifest], role: str) -> dict[str, set[str]]:
@@ -89,11 +96,87 @@ def test_policies_are_on_and_name_both_directions() -> None:
 
 def test_workers_of_every_namespace_reach_the_report_port_alone() -> None:
     rules = named(render(), "NetworkPolicy", "operator")["spec"]["ingress"]
-    (workers,) = [rule for rule in rules if "namespaceSelector" in str(rule)]
+    (workers, _) = [rule for rule in rules if "namespaceSelector" in str(rule)]
     (peer,) = workers["from"]
     assert peer["namespaceSelector"] == {}
     assert "gpujob.dev/job" in str(peer["podSelector"])
     assert ports(workers) == {"reports"}
+
+
+def test_agents_reach_the_report_port_and_the_port_lets_them_in() -> None:
+    objects = render()
+    agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    operator = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    (_, agents) = [
+        rule
+        for rule in named(objects, "NetworkPolicy", "operator")["spec"]["ingress"]
+        if "namespaceSelector" in str(rule)
+    ]
+    (peer,) = agents["from"]
+    assert peer["podSelector"]["matchLabels"].items() <= agent.items()
+    assert ports(agents) == {"reports"}
+    *_, readings = named(objects, "NetworkPolicy", "agent")["spec"]["egress"]
+    (peer,) = readings["to"]
+    assert peer["podSelector"]["matchLabels"].items() <= operator.items()
+    (container,) = pod_spec(one(objects, "Deployment"))["containers"]
+    listening = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports(readings) == {listening["reports"]}
+
+
+def test_agents_are_told_where_and_operators_of_whom_readings_come() -> None:
+    objects = render()
+    agent, operator = pod_spec(one(objects, "DaemonSet")), pod_spec(one(objects, "Deployment"))
+    service = named(objects, "Service", "reports")
+    (url,) = _values(agent, "--readings-url")
+    assert url == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:8080/readings"
+    (account,) = _values(operator, "--agent-account")
+    assert account == f"{NAMESPACE}:{agent['serviceAccountName']}"
+    (volume,) = agent["volumes"]
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "gpujob"
+    (mount,) = agent["containers"][0]["volumeMounts"]
+    folder, file = Path(mount["mountPath"]), source["serviceAccountToken"]["path"]
+    assert (folder / file, mount["readOnly"]) == (TOKEN_FILE, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "url", "account"),
+    [
+        ({"agent": {"readings": {"direct": False}}}, [], []),
+        ({"operator": {"enabled": False}}, [], None),
+        (
+            {"operator": {"enabled": False}, "agent": {"readings": {"url": "http://a:1/readings"}}},
+            ["http://a:1/readings"],
+            None,
+        ),
+        ({"agent": {"enabled": False}}, None, []),
+        (
+            {"agent": {"enabled": False}, "operator": {"agentAccount": "gpu:agent"}},
+            None,
+            ["gpu:agent"],
+        ),
+    ],
+)
+def test_operator_and_agents_may_be_of_two_releases(
+    values: Manifest, url: list[str] | None, account: list[str] | None
+) -> None:
+    objects = render(values)
+    for kind, option, wanted in (
+        ("DaemonSet", "--readings-url", url),
+        ("Deployment", "--agent-account", account),
+    ):
+        found = [_values(pod_spec(each), option) for each in of_kind(objects, kind)]
+        assert found == ([] if wanted is None else [wanted])
+    if url is not None:
+        agent = pod_spec(one(objects, "DaemonSet"))
+        assert bool(url) == ("volumes" in agent)
+        egress = named(objects, "NetworkPolicy", "agent")["spec"]["egress"]
+        assert len(egress) == (3 if url else 2)
+
+
+def _values(spec: Manifest, option: str) -> list[str]:
+    arguments = spec["containers"][0]["args"]
+    return [text.partition("=")[2] for text in arguments if text.startswith(f"{option}=")]
 
 
 def test_nobody_reaches_an_agent() -> None:
@@ -101,14 +184,14 @@ def test_nobody_reaches_an_agent() -> None:
 
 
 @pytest.mark.parametrize("name", ["operator", "agent"])
-def test_both_reach_the_api_server_and_dns_and_nothing_else(name: str) -> None:
-    dns, server = named(render(), "NetworkPolicy", name)["spec"]["egress"]
+def test_both_reach_the_api_server_and_dns(name: str) -> None:
+    dns, server, *_ = named(render(), "NetworkPolicy", name)["spec"]["egress"]
     assert ports(dns) == {53}
     assert {port["protocol"] for port in dns["ports"]} == {"UDP", "TCP"}
     assert "to" not in dns, "a node's own DNS cache is no pod"
     assert {443, 6443} <= ports(server)
     values = {"networkPolicy": {"apiServerPorts": [6443], "apiServerCIDRs": ["10.0.0.1/32"]}}
-    _dns, server = named(render(values), "NetworkPolicy", name)["spec"]["egress"]
+    _dns, server, *_ = named(render(values), "NetworkPolicy", name)["spec"]["egress"]
     assert ports(server) == {6443}
     assert server["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
 

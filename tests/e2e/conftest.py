@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,6 +27,24 @@ PREFIX = "e2e"
 NAME = f"{PREFIX}-{os.getpid()}"
 LOGS = ROOT / "build" / "e2e-logs"
 _numbers = itertools.count(1)
+_began = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="scenes that would begin later than so many seconds after the session are not played",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What was begun is ended: every scene has a limit of its own."""
+    seconds = item.config.getoption("--begin-within", default=None)
+    if seconds is not None and time.monotonic() - _began > seconds:
+        pytest.skip(f"NOT PLAYED: {seconds:.0f} s were over before it began")
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from gpujob_api.codec import encode
+from gpujob_api.settings import TunedSettings
 from gpujob_local.images.archive import Image
-from tests.harness.foreign_images import ForeignImages
-from tests.harness.ground import STEPS, Team
+from tests.harness.foreign_images import CONDA_VERSION, ForeignImages
+from tests.harness.ground import STEPS, Team, closed, drained
 from tests.harness.pythons import python
 from tests.harness.release import Release
 from tests.harness.waiting import wait_until
@@ -17,6 +19,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 TRAIN = ["python3", "/script/resumable.py", str(STEPS), "0.3"]
+# Everything is switched off but for one setting, which changes no result and is taken however fast
+# the machine is.
+ONE_SETTING: Json = {
+    "mode": "Auto",
+    "precision": "float32",
+    "compile": "Off",
+    "dataLoading": "Off",
+    "activationCheckpointing": "On",
+}
+TUNED = encode(TunedSettings(activation_checkpointing=True))
 NO_TORCH = "import sys, time; time.sleep(5); print('done by', sys.version_info[:2])"
 
 
@@ -60,6 +72,52 @@ def test_an_image_of_ones_own_is_measured_and_resumed(team: Team, images: Foreig
     assert steps[0] > saved
     assert status["measurement"]["torchVersion"]
     assert team.condition("own", "Untuned") == {}
+
+
+def test_a_script_of_ones_own_is_tuned_and_resumed(
+    release: Release, team: Team, images: ForeignImages
+) -> None:
+    """Neither the image nor the script knows anything of GPUJob. The tuned run, which was moved to
+    another node, ends with the weights of the plain one.
+    """
+    command = ["python3", "/script/unmodified.py", str(STEPS)]
+    submit(team, "plain", images.own(), [*command, "0"], spec={"optimize": {"mode": "Off"}})
+    team.wait_for_phase("plain", "Succeeded")
+    # Its log goes with a node that is drained.
+    digest = team.final_digest("plain")
+    (operator,) = release.operators()
+    # The node that goes is not the operator's.
+    with closed(team, operator["spec"]["nodeName"]):
+        submit(team, "tuned", images.own(), [*command, "1"], spec={"optimize": ONE_SETTING})
+        team.wait_for_phase("tuned", "Running")
+    wait_until(lambda: team.status("tuned").get("tuned") == TUNED, 120, "it is tuned")
+    saved = team.wait_for_checkpoint("tuned")
+    node = team.node_of("tuned")
+    with drained(team, node):
+        wait_until(lambda: team.status("tuned").get("attempt") == 2, 120, "it moves")
+        team.wait_for_phase("tuned", "Succeeded", 240)
+    assert team.node_of("tuned") != node
+    status = team.status("tuned")
+    assert status["resumedFromStep"] >= saved
+    assert status["tuned"] == TUNED
+    said = team.events("tuned")
+    assert any("activation checkpointing" in message for message in said["Tuned"])
+    assert said["Resumed"] == [f"attempt 2 resumes after step {status['resumedFromStep']}"]
+    steps = team.log("tuned-2-0").count("loss ")
+    assert steps == STEPS - status["resumedFromStep"]
+    assert team.final_digest("tuned") == digest
+    assert team.condition("tuned", "Untuned") == {}
+
+
+def test_an_environment_of_conda(team: Team, images: ForeignImages) -> None:
+    """Its Python and its torch are neither the system's nor where the system has them."""
+    image = images.conda(prefix_or_skip(CONDA_VERSION))
+    command = ["python", *TRAIN[1:2], "12", "0.1"]
+    submit(team, "conda", image, command, spec={"optimize": {"mode": "Auto"}})
+    team.wait_for_phase("conda", "Succeeded")
+    assert team.steps_of("conda", 1) == list(range(1, 13))
+    assert team.status("conda")["measurement"]["torchVersion"]
+    assert team.condition("conda", "Untuned") == {}
 
 
 def test_an_image_without_a_shell(team: Team, images: ForeignImages) -> None:

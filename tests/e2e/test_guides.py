@@ -44,8 +44,10 @@ def cluster(release: Release, audit: AuditTrail) -> Generator[KubeletCluster]:
     """Without a release, as a guide begins; this session's is there again afterwards."""
     uninstall_all(release.cluster)
     yield release.cluster
-    uninstall_all(release.cluster)
-    Release.install(release.cluster)
+    try:
+        uninstall_all(release.cluster)
+    finally:
+        Release.install(release.cluster)
     audit.forget()
 
 
@@ -94,7 +96,10 @@ def test_install(cluster: KubeletCluster) -> None:
         )
         wait_until(lambda: gpus_ready(cluster), 90, "the agent of the second release has measured")
     finally:
-        cluster.kubectl("delete", "namespace", "team", "gpujob-agents", "--wait=false")
+        # A release goes before its namespace, which would take away what Helm knows of it.
+        uninstall_all(cluster)
+        flags = ("--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "namespace", "team", "gpujob-agents", *flags)
 
 
 def test_upgrade(release: Release, audit: AuditTrail) -> None:

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from gpujob_local.kubelets.node import KubeletNode
-from tests.harness.ground import STEPS, Team, closed, wait_for_nodes
+from tests.harness.ground import STEPS, Team, closed, drained, wait_for_nodes
 from tests.harness.live_attempts import LiveAttempts
 from tests.harness.release import Release
 from tests.harness.waiting import wait_until
@@ -101,14 +101,9 @@ def test_an_evicted_pod_moves(interrupted: Interrupted, undisturbed: str) -> Non
 
 def test_a_drained_node_is_left(interrupted: Interrupted, undisturbed: str) -> None:
     team, node = interrupted.team, interrupted.node.plan.name
-    try:
-        team.cluster.kubectl(
-            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s"
-        )
+    with drained(team, node):
         interrupted.wait_until_it_is_back()
         assert team.node_of("traveller") != node
-    finally:
-        team.cluster.kubectl("uncordon", node)
     interrupted.check_the_end(undisturbed)
 
 

@@ -38,15 +38,18 @@ class ExecutorBench:
         self.gone: list[str] = []
         self.notes: list[str] = []
         self.settled = 0
-        # The resourceVersion of each pod, by UID, in the newest snapshot.
-        self.pod_versions: dict[str, int] = {}
+        self.restores = 0
+        # The resourceVersions of objects in the newest snapshot, by UID.
+        self.versions: dict[str, int] = {}
         writer = Writer(
             self.kube,
-            Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
+            Feedback(
+                self._wrote, lambda _, uid: self.gone.append(uid), self._noted, self._restored
+            ),
             configuration=Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
             may_act=lambda: self.leads,
-            pod_version=lambda uid: self.pod_versions.get(uid, 0),
+            version=lambda kind, uid: self.versions.get(uid, 0),
         )
         runner = ItemRunner(
             writer,
@@ -58,6 +61,9 @@ class ExecutorBench:
             trials=Trials(Configuration(), self.clock.now),
         )
         self.executor = Executor(runner, self.metrics, settled=self._settle, lanes_max=lanes_max)
+
+    def _restored(self) -> None:
+        self.restores += 1
 
     def _settle(self) -> None:
         self.settled += 1

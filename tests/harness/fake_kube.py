@@ -7,7 +7,7 @@ the real ones do; what is checked against the real API server is in the integrat
 import asyncio
 import copy
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,7 +234,7 @@ class FakeKube(Kube):
         label_selector: str = "",
         field_selector: str = "",
         seconds: int = 300,
-    ) -> AsyncIterator[Manifest]:
+    ) -> AsyncGenerator[Manifest, None]:
         self._enter(Call("watch", kind.plural, resource_version))
         stream = _Stream(kind.plural)
         self._streams.append(stream)

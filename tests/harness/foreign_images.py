@@ -24,6 +24,10 @@ NUMBER = "1000:1000"
 NO_NAME = {"HOME": "/tmp", "USER": "trainer", "LOGNAME": "trainer"}
 _PATHS = f"/{SITE_PACKAGES}\n{SHARED_PACKAGES_MOUNT}\n"
 _LEFT_OUT = ("test", "tests", "idlelib", "lib2to3", "__pycache__", "*.a", "site-packages", "share")
+_DEBIANS_PACKAGES = "usr/local/lib/python3.11/dist-packages"
+# The Python that torch's packages are of.
+CONDA_VERSION = "3.11"
+_CONDA, _ENVIRONMENT = "opt/conda", "opt/conda/envs/train"
 # What is run in an image without a shell.
 _KEPT_PROGRAMS = ("python3",)
 
@@ -36,7 +40,7 @@ class ForeignImages:
 
     def own(self) -> Image:
         """Debian's Python with torch, and a user by number."""
-        layers = (self._base, self._packages, _path_file("usr/local/lib/python3.11/dist-packages"))
+        layers = (self._base, self._packages, _path_file(_DEBIANS_PACKAGES))
         return _image("own", *layers, environment=NO_NAME, user=NUMBER)
 
     def root(self) -> Image:
@@ -50,7 +54,7 @@ class ForeignImages:
     def distroless(self) -> Image:
         """Python and torch without a shell or any other program."""
         layer = _changed(self._base, "distroless", _without_programs)
-        packages = _path_file("usr/local/lib/python3.11/dist-packages")
+        packages = _path_file(_DEBIANS_PACKAGES)
         return _image("distroless", layer, self._packages, packages, user=NUMBER)
 
     def other_python(self, version: str, prefix: Path) -> Image:
@@ -58,6 +62,19 @@ class ForeignImages:
         paths = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LD_LIBRARY_PATH": "/usr/local/lib"}
         layers = (self._base, _prefix(prefix, "usr/local"))
         return _image(f"python{version}", *layers, environment=NO_NAME | paths, user=NUMBER)
+
+    def conda(self, prefix: Path) -> Image:
+        """An environment of conda with a Python and torch of its own, switched on by variables."""
+        site_packages = f"{_ENVIRONMENT}/lib/python{CONDA_VERSION}/site-packages"
+        layers = (self._base, self._packages, _conda(prefix), _path_file(site_packages))
+        variables = {
+            "PATH": f"/{_ENVIRONMENT}/bin:/{_CONDA}/condabin:/usr/bin:/bin",
+            "CONDA_PREFIX": f"/{_ENVIRONMENT}",
+            "CONDA_DEFAULT_ENV": "train",
+            "CONDA_SHLVL": "1",
+            "LD_LIBRARY_PATH": f"/{_ENVIRONMENT}/lib",
+        }
+        return _image("conda", *layers, environment=NO_NAME | variables, user=NUMBER)
 
     def without_python(self) -> Image:
         """Programs, and no Python among them."""
@@ -85,13 +102,28 @@ def _path_file(site_packages: str) -> Layer:
 
 
 def _prefix(prefix: Path, where: str) -> Layer:
-    """An installation of Python, without what no program needs."""
+    """An installation of Python."""
+    return cached_layer(
+        "python", key_of(str(prefix), where), lambda root: _copy(prefix, root / where)
+    )
+
+
+def _conda(prefix: Path) -> Layer:
+    """The same where conda has it, which tells an environment by its folder `conda-meta`."""
 
     def fill(root: Path) -> None:
-        ignored = shutil.ignore_patterns(*_LEFT_OUT)
-        shutil.copytree(prefix, root / where, ignore=ignored, symlinks=True)
+        _copy(prefix, root / _ENVIRONMENT)
+        for folder in (_CONDA, _ENVIRONMENT):
+            (root / folder / "conda-meta").mkdir()
+            (root / folder / "conda-meta" / "history").touch()
 
-    return cached_layer("python", key_of(str(prefix), where), fill)
+    return cached_layer("conda", key_of(str(prefix)), fill)
+
+
+def _copy(prefix: Path, where: Path) -> None:
+    """Without what no program needs."""
+    ignored = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(prefix, where, ignore=ignored, symlinks=True)
 
 
 def _changed(base: Layer, kind: str, change: Callable[[Path], None]) -> Layer:

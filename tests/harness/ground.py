@@ -14,7 +14,7 @@ from tests.harness.waiting import wait_until
 
 Json = dict[str, Any]
 
-SCRIPT = ROOT / "tests" / "e2e" / "workers" / "resumable.py"
+SCRIPTS = ROOT / "tests" / "e2e" / "workers"
 STEPS = 40
 PAUSE_SECONDS = 0.3
 # A reconnected node may not be Ready at once.
@@ -42,7 +42,7 @@ class Team:
             _volume(self.namespace, self.folder),
             _claim(self.namespace),
             _object("v1", "ConfigMap", "script", self.namespace)
-            | {"data": {"resumable.py": SCRIPT.read_text()}},
+            | {"data": {path.name: path.read_text() for path in SCRIPTS.glob("*.py")}},
         )
 
     def remove(self) -> None:
@@ -118,6 +118,15 @@ class Team:
         wait_until(found, seconds, _Late(lambda: f"{words} in what {name} says:\n{said}"))
         return said
 
+    def events(self, name: str) -> dict[str, list[str]]:
+        """The messages of the job's events, by reason."""
+        path = f"/api/v1/namespaces/{self.namespace}/events"
+        found = self.client.get(path, fieldSelector=f"involvedObject.name={name}")["items"]
+        return {
+            reason: [one["message"] for one in found if one["reason"] == reason]
+            for reason in {one["reason"] for one in found}
+        }
+
     def log(self, pod: str) -> str:
         try:
             return self.client.request_bytes(
@@ -157,6 +166,17 @@ def closed(team: Team, node: str) -> Generator[None]:
         yield
     finally:
         team.client.merge(path, {"spec": {"unschedulable": False}})
+
+
+@contextmanager
+def drained(team: Team, node: str) -> Generator[None]:
+    """As before a maintenance: the node's pods are evicted, and it takes none for the time."""
+    try:
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+        team.cluster.kubectl("drain", node, *flags)
+        yield
+    finally:
+        team.cluster.kubectl("uncordon", node)
 
 
 def wait_for_nodes(cluster: KubeletCluster) -> None:

@@ -1,4 +1,4 @@
-"""Service account tokens of pods, in the form that the API server issues; nothing is signed."""
+"""Service account tokens, in the form that the API server issues; nothing is signed."""
 
 import base64
 import json
@@ -21,6 +21,27 @@ def pod_token(
 ) -> str:
     """What stands for the signature is the last part: a fake reviewer judges by it."""
     bound = {"namespace": namespace, "pod": {"name": name, "uid": uid}}
+    return token_of({"aud": audience, "exp": expires, "kubernetes.io": bound}, signature)
+
+
+def agent_token(
+    node: str,
+    *,
+    namespace: str = "gpujob-system",
+    account: str = "gpujob-agent",
+    pod_uid: str = "",
+    signature: str = "true",
+    audience: Any = (TOKEN_AUDIENCE,),
+    expires: Any = NEVER_SECONDS,
+) -> str:
+    """Of an agent's pod on the node; without a UID bound to the node alone."""
+    bound: dict[str, Any] = {
+        "namespace": namespace,
+        "node": {"name": node},
+        "serviceaccount": {"name": account},
+    }
+    if pod_uid:
+        bound["pod"] = {"name": f"agent-{node}", "uid": pod_uid}
     return token_of({"aud": audience, "exp": expires, "kubernetes.io": bound}, signature)
 
 

@@ -1,7 +1,10 @@
 """A small stage on a real API server: a node whose kubelet and agent are played by the test."""
 
+import json
 import secrets
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 
 from gpujob_api.codec import format_time
 from gpujob_api.quantities import GIB
+from gpujob_api.report import Report
+from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_local.control_plane.api_client import ApiError
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.operator_process import SYSTEM_NAMESPACE, Process, start_operator
@@ -29,6 +34,8 @@ class Stage:
         self.node = f"node-{name}"
         self.namespace = f"stage-{name}"
         self.processes: list[Process] = []
+        # GPUs of the node; the processes are on the first one.
+        self.gpus = 1
         self._processes_on_gpu: list[Json] = []
         self._measured_at = 0.0
 
@@ -68,6 +75,19 @@ class Stage:
         process = start_operator(self.kubeconfig, self.folder, *options)
         self.processes.append(process)
         return process
+
+    def operator_in_a_pod(self, name: str, address: str, service: str = "reports") -> Process:
+        """The pod is an object only; the process runs here."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": [{"name": "operator", "image": "any"}]},
+        }
+        created = self.client.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", pod)
+        uid = created["metadata"]["uid"]
+        own = (f"--identity={name}", f"--pod-uid={uid}", f"--pod-address={address}")
+        return self.operator(f"--report-service={service}", *own)
 
     def apply_job(self, name: str = "job", **spec: Any) -> None:
         worker = {"name": "worker", "image": "image:1", "command": ["train"]}
@@ -141,22 +161,32 @@ class Stage:
         """What an agent would publish now; `wait` goes on publishing it."""
         self._processes_on_gpu = processes or []
         self._measured_at = time.monotonic()
-        used = sum(process["memoryBytes"] for process in processes or ())
-        gpu = {
-            "uuid": f"GPU-{self.node}",
-            "index": 0,
-            "model": "Test GPU",
-            "memoryTotalBytes": 8 * GIB,
-            "memoryUsedBytes": used,
-            "processes": processes or [],
-        }
         # An agent's time has fractions: two readings within a second are two.
         status = {
             "observedAt": format_time(datetime.now(UTC)),
             "sampleIntervalSeconds": 2,
-            "gpus": [gpu],
+            "gpus": [self._gpu(0, self._processes_on_gpu)]
+            + [self._gpu(index, []) for index in range(1, self.gpus)],
         }
         self.client.merge(f"{OURS}/gpunodes/{self.node}/status", {"status": status})
+
+    def _gpu(self, index: int, processes: list[Json]) -> Json:
+        return {
+            "uuid": f"GPU-{self.node}-{index}",
+            "index": index,
+            "model": "Test GPU",
+            "memoryTotalBytes": 8 * GIB,
+            "memoryUsedBytes": sum(process["memoryBytes"] for process in processes),
+            "processes": processes,
+        }
+
+    def token(self, pod: Json, audience: str = TOKEN_AUDIENCE) -> str:
+        """What the kubelet would give to the pod's worker."""
+        metadata = {name: pod["metadata"][name] for name in ("name", "uid")}
+        reference = {"apiVersion": "v1", "kind": "Pod"} | metadata
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default/token"
+        spec = {"audiences": [audience], "boundObjectRef": reference}
+        return self.client.create(path, {"spec": spec})["status"]["token"]
 
     def lease(self) -> Json:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases/gpujob-operator"
@@ -192,6 +222,17 @@ class Stage:
             "metadata": {"name": self.node},
             "spec": {},
         }
+
+
+def post_report(url: str, token: str, report: Report) -> tuple[int, Json]:
+    """As a worker does."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, data=report.to_text().encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
 
 
 def now_text() -> str:

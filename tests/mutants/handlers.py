@@ -15,7 +15,7 @@ HANDLERS = (
     of_operator(
         "a stream goes on from where it began",
         "handlers/watches.py",
-        "            version = _resource_version(manifest) or version\n",
+        "                version = _resource_version(manifest) or version\n",
         "",
         *_WATCHES,
     ),
@@ -29,8 +29,8 @@ HANDLERS = (
     of_operator(
         "an event of an unknown type is applied",
         "handlers/watches.py",
-        "            if kind in _CHANGES:\n",
-        "            if True:\n",
+        "                if kind in _CHANGES:\n",
+        "                if True:\n",
         *_WATCHES,
         "test_streams.py",
     ),
@@ -39,6 +39,13 @@ HANDLERS = (
         "handlers/watches.py",
         "BACKOFF_SECONDS * 2 ** min(self._failures, 16))",
         "BACKOFF_SECONDS)",
+        *_WATCHES,
+    ),
+    of_operator(
+        "a watch that missed events goes on as before",
+        "handlers/watches.py",
+        "                if self._distrusted:\n",
+        "                if False:\n",
         *_WATCHES,
     ),
     of_operator(
@@ -57,7 +64,7 @@ HANDLERS = (
     of_operator(
         "missed events are nobody's business",
         "handlers/relist.py",
-        "            self._silent()\n",
+        "            self._silent(kind)\n",
         "            pass\n",
         *_WATCHES,
     ),

@@ -11,6 +11,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_gpus
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.gpu_filter import why_not
 from gpujob_operator.decide.placement.requirements import WorkerRequest, requirements_of, resolve
 from tests.harness.builders import T0, make_job, measured, with_status
@@ -46,9 +47,11 @@ def by_the_arrays(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
 
 
 def by_the_rule(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
-    gpus = [gpu for node in assumed.capacity.nodes.values() for gpu in node.gpus]
-    ours = [gpu for gpu in gpus if gpu.model == request.model]
-    return {gpu.uuid for gpu in ours if why_not(request, gpu, assumed.nominated) is None}
+    kept = assumed.nominated_on
+    nodes = assumed.capacity.nodes.items()
+    gpus = [(gpu, kept.get(name, NO_GPUS)) for name, node in nodes for gpu in node.gpus]
+    ours = [(gpu, nominated) for gpu, nominated in gpus if gpu.model == request.model]
+    return {gpu.uuid for gpu, nominated in ours if why_not(request, gpu, nominated) is None}
 
 
 @given(pictures())
@@ -56,7 +59,7 @@ def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
     memory = SchedulerCache.of(picture)
     memory.update(picture, T0)
     assumed = memory.assumed()
-    for claimed in ((), ("GPU-00", "GPU-11")):
+    for claimed in ((), (("n0", "GPU-00"), ("n1", "GPU-11"))):
         assumed.nominate(claimed)
         for job in JOBS:
             for model in assumed.capacity.models(()):

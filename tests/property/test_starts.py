@@ -243,9 +243,8 @@ def asked_one_by_one(
     places: list[CandidateGpus] = []
     for node in nodes_for(asks, capacity):
         gpus = [gpu for gpu in node.gpus if gpu.model == model]
-        ready = sorted(
-            place for gpu in gpus if (place := on_gpu(request, gpu, releases)) is not None
-        )
+        found = (on_gpu(request, node.node.name, gpu, releases) for gpu in gpus)
+        ready = sorted(place for place in found if place is not None)
         groups = zip(*[iter(ready)] * size, strict=False)
         places += [together(group) for group in groups]
     return sorted(places)
@@ -254,6 +253,7 @@ def asked_one_by_one(
 def together(gpus: tuple[CandidateGpus, ...]) -> CandidateGpus:
     return CandidateGpus(
         gpus[-1].soon,
+        gpus[-1].node,
         tuple(uuid for one in gpus for uuid in one.uuids),
         tuple(gpu for one in gpus for gpu in one.gpus),
         tuple(tenant for one in gpus for tenant in one.tenants),
@@ -261,7 +261,7 @@ def together(gpus: tuple[CandidateGpus, ...]) -> CandidateGpus:
 
 
 def on_gpu(
-    request: WorkerRequest, gpu: GPUCapacity, releases: ReleaseTimes
+    request: WorkerRequest, node: str, gpu: GPUCapacity, releases: ReleaseTimes
 ) -> CandidateGpus | None:
     """As soon as enough tenants have left, in the order of their ends."""
     leaving = sorted(gpu.tenants, key=lambda t: (releases.released_at(t.job_uid), t.job_uid))
@@ -272,7 +272,7 @@ def on_gpu(
             moments = [releases.released_at(tenant.job_uid) for tenant in gone]
             at = max([1.0 if gpu.terminating_bytes else 0.0, *moments])
             soon = ReadyTime(at, count, -gpu.free_bytes, gpu.uuid)
-            return CandidateGpus(soon, (gpu.uuid,), (gpu,), tuple(gone))
+            return CandidateGpus(soon, node, (gpu.uuid,), (gpu,), tuple(gone))
     return None
 
 

@@ -14,17 +14,22 @@ from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
+from tests.simulation.agent_links import AgentLink
 from tests.simulation.lies import BEYOND_ALL_BYTES
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tests.simulation.api_server import ApiServer, Manifest
     from tests.simulation.clock import Clock
+    from tests.simulation.operator_shell import OperatorShell
 
 AGENT_SECONDS = 8.0
 SAMPLE_SECONDS = 2.0
-# A picture that did not change is published this often.
+# A picture that did not change is told this often, and written where the operator has it directly.
 UNCHANGED_SECONDS = 20.0
+SHOWN_SECONDS = 120.0
 
 
 class Lie(Enum):
@@ -48,7 +53,19 @@ class Lie(Enum):
 
 
 class Agents:
-    def __init__(self, clock: Clock, api: ApiServer, machines: dict[str, Machine]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        api: ApiServer,
+        machines: dict[str, Machine],
+        shells: Sequence[OperatorShell],
+        breaks: Callable[[], bool],
+    ) -> None:
+        """`breaks` says before each message whether the connection breaks."""
+        self._shells = shells
+        self._breaks = breaks
+        # Told the node and the GPUs of each reading that is sent directly.
+        self.sent: Callable[[str, list[Manifest]], None] = lambda node, gpus: None
         self._clock = clock
         self._api = api
         self._machines = machines
@@ -58,15 +75,16 @@ class Agents:
         name = machine.name
         gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": {"name": name}}
         self._api.create(Kind.GPU_NODE, gpu_node, "agent")
-        self._publish(machine)
-        self._clock.every(AGENT_SECONDS, lambda: self._work(machine))
+        link = AgentLink(self._clock, self._shells, machine, lambda: self._breaks())
+        self._publish(machine, link)
+        self._clock.every(AGENT_SECONDS, lambda: self._work(machine, link))
 
-    def _work(self, machine: Machine) -> bool:
+    def _work(self, machine: Machine, link: AgentLink) -> bool:
         if machine.agent_runs and machine.connected and not machine.gone:
-            self._publish(machine)
+            self._publish(machine, link)
         return not machine.gone
 
-    def _publish(self, machine: Machine) -> None:
+    def _publish(self, machine: Machine, link: AgentLink) -> None:
         gpus = self._said(machine)
         at, before = machine.published
         if gpus == before and self._clock.now - at < UNCHANGED_SECONDS:
@@ -77,7 +95,18 @@ class Agents:
             "sampleIntervalSeconds": SAMPLE_SECONDS,
             "gpus": gpus,
         }
-        self._api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
+        self.sent(machine.name, gpus)
+        link.deliver(status, lambda taken: self._show(machine, status, taken=taken))
+
+    def _show(self, machine: Machine, status: Manifest, *, taken: bool) -> None:
+        """Writes what the operator has not got directly, and now and then what it has."""
+        if machine.gone or not (machine.agent_runs and machine.connected):
+            return
+        at, before = machine.shown
+        state = [(gpu["uuid"], gpu["healthy"]) for gpu in status["gpus"]]
+        if not taken or state != before or self._clock.now - at >= SHOWN_SECONDS:
+            machine.shown = (self._clock.now, state)
+            self._api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
 
     def _said(self, machine: Machine) -> list[Manifest]:
         if machine.lie in (Lie.GPUS_OF_OTHERS, Lie.GPUS_OF_NOBODY):

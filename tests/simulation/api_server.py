@@ -63,7 +63,12 @@ class ApiServer:
         self._events: dict[AnyKind, deque[tuple[int, str, Manifest]]] = defaultdict(
             lambda: deque(maxlen=EVENTS_MAX)
         )
+        # All commits, for a restored state.
+        self._history: list[Revision] = []
         self.watchers: list[Watcher] = []
+        # Told when the state was restored.
+        self.restored: list[Callable[[], None]] = []
+        self.restores = 0
         self.recorders: list[Callable[[Revision], None]] = []
 
     @property
@@ -79,11 +84,36 @@ class ApiServer:
         events = self._events[kind]
         return events[0][0] if len(events) == EVENTS_MAX else 0
 
+    def restore(self, seconds: float) -> None:
+        """Its data are those of a backup that is so old, and so are its versions. All watches
+        break. Nobody says what was lost: it is as if nothing had been written since.
+        """
+        since = self._clock.now - seconds
+        self._history = [one for one in self._history if one.at <= since]
+        for objects in self._objects.values():
+            objects.clear()
+        self._names.clear()
+        self._events.clear()
+        for one in self._history:
+            metadata = one.object["metadata"]
+            key = one.kind, f"{metadata.get('namespace', '')}/{metadata['name']}"
+            if one.type == "DELETED":
+                del self._objects[one.kind][metadata["uid"]], self._names[key]
+            else:
+                self._objects[one.kind][metadata["uid"]] = one.object
+                self._names[key] = metadata["uid"]
+        self._version = self._history[-1].version if self._history else 0
+        self.restores += 1
+        for told in list(self.restored):
+            told()
+
     def review(self, review: Manifest) -> Manifest:
         """A TokenReview with its answer: the pod of the token, if it is there and signed."""
         token = review["spec"]["token"]
         claims = claims_of(token)
         bound = claims["kubernetes.io"]
+        if "node" in bound:
+            return {**review, "status": self._agent(token, bound, claims["aud"])}
         pod = self.find(Kind.POD, bound["pod"]["uid"])
         if not token.endswith(".true") or pod is None:
             return {**review, "status": {"authenticated": False}}
@@ -95,6 +125,16 @@ class ApiServer:
         }
         status = {"authenticated": True, "audiences": claims["aud"], "user": user}
         return {**review, "status": status}
+
+    def _agent(self, token: str, bound: Manifest, audiences: list[str]) -> Manifest:
+        """A token that is bound to a node, of which nobody makes one by himself."""
+        account = bound["serviceaccount"]["name"]
+        user = {
+            "username": f"system:serviceaccount:{bound['namespace']}:{account}",
+            "extra": {"authentication.kubernetes.io/node-name": [bound["node"]["name"]]},
+        }
+        good = token.endswith(".true")
+        return {"authenticated": good, "audiences": audiences, "user": user}
 
     @property
     def now(self) -> float:
@@ -236,6 +276,7 @@ class ApiServer:
         now = self._clock.now
         sent_at = now if sent_at is None else sent_at
         revision = Revision(self._version, now, kind, event_type, after, before, by, sent_at)
+        self._history.append(revision)
         self._events[kind].append((self._version, event_type, after))
         for recorder in self.recorders:
             recorder(revision)

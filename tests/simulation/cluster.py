@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
@@ -25,6 +26,7 @@ from tests.simulation.pods import (
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
+    from tests.simulation.operator_shell import OperatorShell
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan, Workload
 
@@ -41,6 +43,8 @@ class Cluster:
         api: ApiServer,
         start_worker: Any,
         workload_of: Callable[[Manifest], Workload],
+        shells: Sequence[OperatorShell],
+        connection_breaks: Callable[[], bool],
     ) -> None:
         self.clock = clock
         self.api = api
@@ -49,8 +53,9 @@ class Cluster:
         self.collects = True
         self._start_worker = start_worker
         self._starts = PodStarts(clock, api, workload_of)
-        self._agents = Agents(clock, api, self.machines)
+        self.agents = Agents(clock, api, self.machines, shells, connection_breaks)
         api.watchers.append(self._watch)
+        api.restored.append(self._restored)
 
     def join(self, plan: NodePlan) -> Machine:
         """A node with its agent. A node of the same name that comes later has other GPUs."""
@@ -75,7 +80,7 @@ class Cluster:
             },
         }
         self.api.create(Kind.NODE, node, "cloud")
-        self._agents.join(machine)
+        self.agents.join(machine)
         return machine
 
     # -- the watch of scheduler, kubelets and garbage collector
@@ -253,6 +258,10 @@ class Cluster:
             return
         machine.connected = machine.powered = True
         self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
+        self._compare(machine)
+
+    def _compare(self, machine: Machine) -> None:
+        """The kubelet compares its processes with the pods of its node."""
         for pod in self.api.list(Kind.POD):
             if pod["spec"].get("nodeName") != machine.name or is_foreign(pod):
                 continue
@@ -271,6 +280,19 @@ class Cluster:
         known = {pod["metadata"]["uid"] for pod in self.api.list(Kind.POD)}
         for uid in machine.workers.keys() - known:
             machine.workers.pop(uid).vanish()
+
+    def _restored(self) -> None:
+        """Scheduler, kubelets and agents find an older state, and go on from it: pods that are gone
+        again are killed, and those that are there again and ran are found dead."""
+        for machine in list(self.machines.values()):
+            machine.published = (float("-inf"), None)
+            if machine.connected and not machine.gone:
+                self._compare(machine)
+        for pod in self.api.list(Kind.POD):
+            uid = pod["metadata"]["uid"]
+            if pod["status"]["phase"] == "Pending" and not is_foreign(pod):
+                look = self._start if pod["spec"].get("nodeName") else self._bind
+                self.clock.after(self.clock.random.uniform(0.5, 3.0), partial(look, uid))
 
     def _not_ready(self, machine: Machine) -> None:
         if not machine.connected and not machine.gone:

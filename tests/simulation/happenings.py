@@ -35,6 +35,7 @@ class Happenings:
             "operator-killed": self._kill_operators,
             "operator-clock": self._set_operator_clock,
             "late-pods": self._delay_pods,
+            "restore": self._api.restore,
             "pod-deleted": self._delete_a_pod,
             "pod-evicted": self._evict_a_pod,
             "owner-lost": self._strip_owners,

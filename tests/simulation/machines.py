@@ -53,7 +53,9 @@ class Machine:
     unsaid: set[str] = field(default_factory=set[str])
     # When each image is there that was ever asked for.
     images: dict[str, float] = field(default_factory=dict[str, float])
+    # When its agent told, and wrote, which picture.
     published: tuple[float, object] = (float("-inf"), None)
+    shown: tuple[float, object] = (float("-inf"), None)
 
     def time(self, moment: datetime) -> str:
         """A moment as the node's clock shows it."""

@@ -1,9 +1,9 @@
 """One operator process: its real parts in a loop of virtual time, wired as in `run.py`.
 
 What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; a
-process that is paused, crashes and starts again. What is real: client, watches of pods and nodes,
-full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease, report
-server with its token reviews.
+process that is paused, crashes and starts again. What is real: client, watches of jobs, pods and
+nodes, full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease,
+report server with its token reviews.
 """
 
 import asyncio
@@ -21,20 +21,19 @@ from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import Manifest, ResourceType
 from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tokens import TokenReviewer
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import ReportReceiver
-from gpujob_operator.run import _Tokens
+from gpujob_operator.token_checks import TokenChecks
 from tests.simulation.api_server import AnyKind, ApiServer
 from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection
@@ -42,11 +41,12 @@ from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
+from tests.simulation.reading_port import ReadingPort
 from tests.simulation.troubles import Troubles
 
 METRICS = Metrics()
 # Those that kopf watches.
-FRONT_KINDS = (Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
+FRONT_KINDS = (Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
 Answered = Callable[[int, str], None]
 
 
@@ -113,8 +113,13 @@ class OperatorShell:
         self.kube, lease = self._client(), self._client(self._time.heard)
         reviews, self._checks = self._client(), self._client()
         self._leadership = self._make_leadership(lease)
-        self._receiver = self._make_receiver(reviews)
+        tokens = TokenChecks(reviews, self._now)
+        self._receiver = self._make_receiver(tokens)
+        self.readings = ReadingPort(
+            self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
+        )
         self._api.watchers.append(self._watch)
+        self._api.restored.append(self._restored)
         self._loop.call_soon(self._start)
 
     def _client(self, heard: Callable[[str | None], None] = lambda date: None) -> SimulatedKube:
@@ -133,10 +138,13 @@ class OperatorShell:
 
     def crash(self) -> None:
         self.alive = False
+        # Its sockets are closed by the kernel.
+        self.readings.cut()
         self._loop.kill()
         self.kube.cut()
         if self._watch in self._api.watchers:
             self._api.watchers.remove(self._watch)
+            self._api.restored.remove(self._restored)
 
     def close(self) -> None:
         """At the end of a simulation, so that nothing of it is left."""
@@ -151,9 +159,11 @@ class OperatorShell:
             self._relist(kind)
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
-        relist = Relist(self.kube, self._cache, silent=self._restart_front, retry=retry)
-        checks = Relist(self._checks, self._cache, silent=self._restart_front, retry=retry)
-        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in WATCHED]
+        kinds = (GPUJOBS_WATCHED, *WATCHED)
+        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in kinds]
+        silent = restart_of(watches, self._restart_front)
+        relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
+        checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
             *(watch.run() for watch in watches),
             self._leadership.keep(),
@@ -188,6 +198,8 @@ class OperatorShell:
         def changed(leads: bool) -> None:
             self._leads = leads
             self._fresh = False
+            if not leads:
+                self.readings.hang_up_all()
             if leads:
                 self._listening_since = self._moment()
                 self._distrust_cache()
@@ -198,6 +210,7 @@ class OperatorShell:
             LeaseSettings("system", self.name, lease, LEASE_SECONDS),
             monotonic=self._now,
             changed=changed,
+            restored=self._another_history,
         )
 
     async def _keep_fresh(self, relist: Relist) -> None:
@@ -223,12 +236,16 @@ class OperatorShell:
             return
         at = max(self._delivered[kind], now + self._faults.watch_delay(self._clock.random))
         self._delivered[kind] = at
-        self._loop.call_at(at, self._deliver, kind, event_type, manifest)
+        of = self._api.restores
+        self._loop.call_at(at, self._deliver, of, kind, event_type, manifest)
         if self._faults.repeats_event(self._clock.random):
             late = at + self._clock.random.uniform(0, 5)
-            self._loop.call_at(late, self._deliver, kind, event_type, manifest)
+            self._loop.call_at(late, self._deliver, of, kind, event_type, manifest)
 
-    def _deliver(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+    def _deliver(self, of: int, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        if of != self._api.restores:
+            # Events of a state that was restored away are never delivered.
+            return
         try:
             self._cache.apply(kind, event_type, manifest)
         except Exception as error:
@@ -239,6 +256,10 @@ class OperatorShell:
         seconds = self._clock.random.uniform(0.2, self._faults.watch_break_seconds)
         self._broken_until[kind] = self._clock.now + seconds
         self._loop.call_later(seconds, self._relist, kind)
+
+    def _restored(self) -> None:
+        for kind in FRONT_KINDS:
+            self._break(kind)
 
     def _restart_front(self) -> None:
         for kind in FRONT_KINDS:
@@ -253,10 +274,10 @@ class OperatorShell:
 
     # -- reports
 
-    def _make_receiver(self, kube: SimulatedKube) -> ReportReceiver:
+    def _make_receiver(self, tokens: TokenChecks) -> ReportReceiver:
         return ReportReceiver(
             self._cache,
-            _Tokens(TokenReviewer(kube, self._now)),
+            tokens,
             self._dirty,
             METRICS,
             clock=self._moment,
@@ -294,11 +315,11 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         writer = Writer(
             self.kube,
-            Feedback(self._written_back, self._gone),
+            Feedback(self._written_back, self._gone, restored=self._another_history),
             configuration=self._configuration,
             clock=self._moment,
             may_act=self._may_act,
-            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
+            version=self._version,
         )
         runner = ItemRunner(
             writer,
@@ -325,6 +346,14 @@ class OperatorShell:
         kind = KINDS[resource]
         if isinstance(kind, Kind):
             self._cache.apply(kind, None, manifest)
+
+    def _version(self, resource: ResourceType, uid: str) -> int:
+        kind = KINDS[resource]
+        return self._cache.version(kind, uid) if isinstance(kind, Kind) else 0
+
+    def _another_history(self) -> None:
+        self._cache.begin_another_history()
+        self._distrust_cache()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:
         kind = KINDS[resource]

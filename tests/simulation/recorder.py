@@ -77,6 +77,7 @@ class Recorder:
         # The peak that agents saw, by job UID, attempt and place.
         self._seen_bytes: dict[tuple[str, int, Place], int] = {}
         api.recorders.append(self.observe)
+        api.restored.append(self._restored)
 
     def observe(self, revision: Revision) -> None:
         ours = revision.by in self._operators
@@ -84,11 +85,21 @@ class Recorder:
             self.operator_writes += 1
             self.last_operator_write = revision.at
         if revision.kind is Kind.GPU_NODE:
-            self._read_gpus(revision)
+            if revision.type != "DELETED":
+                status = revision.object.get("status") or {}
+                self.read_gpus(revision.object["metadata"]["name"], status.get("gpus") or [])
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
             self._pod(revision, ours=ours)
+
+    def _restored(self) -> None:
+        """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
+        jobs = map(gpujob_from_manifest, self._api.list(Kind.JOB))
+        self._jobs = {job.metadata.uid: job for job in jobs}
+        self._robbed.update(self._ours.values())
+        self._over_at.clear()
+        self._deleted_at = {u: at for u, at in self._deleted_at.items() if u in self._jobs}
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""
@@ -113,10 +124,8 @@ class Recorder:
 
     # -- GPUs
 
-    def _read_gpus(self, revision: Revision) -> None:
-        gpus: list[Manifest] = (revision.object.get("status") or {}).get("gpus") or []
-        if revision.type == "DELETED":
-            return
+    def read_gpus(self, node: str, gpus: list[Manifest]) -> None:
+        """What an agent writes, or sends to an operator."""
         for gpu in gpus:
             if gpu["memoryUsedBytes"] > gpu["memoryTotalBytes"]:
                 continue
@@ -125,13 +134,13 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
-            place = revision.object["metadata"]["name"], gpu["uuid"]
+            place = node, gpu["uuid"]
             for (uid, attempt), now_bytes in used_bytes(gpu, self._ours).items():
                 key = uid, attempt, place
                 self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
             self._readings[place].append(
                 _Reading(
-                    revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
+                    self._api.now, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
                 )
             )
 

@@ -1,6 +1,7 @@
 """Operators whose shell is wrong in one way each, to show that the checks can fail."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ WATCHED = (JOBS, GPU_NODES, QUEUES, PROFILES, NODES, PODS)
 REPEATS = 40
 
 
-class _ReadsWrong(Cache):
+class _ReadsWrong(Cache, ABC):
     """A cache that gets something else than what is so, of each object of one kind."""
 
     KIND = Kind.POD
@@ -54,8 +55,9 @@ class _ReadsWrong(Cache):
             manifests = [self._read(manifest) for manifest in manifests]
         return super().resync(kind, manifests, resource_version, mark)
 
+    @abstractmethod
     def _read(self, pod: Any) -> Any:
-        raise NotImplementedError
+        """The object as this cache takes it."""
 
 
 class BelievesLabels(_ReadsWrong):

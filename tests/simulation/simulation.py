@@ -74,10 +74,14 @@ class Simulation:
         self.incidents = incidents
         self.operator_names: set[str] = set()
         self.recorder = Recorder(self.api, self.operator_names)
-        self.cluster = Cluster(self.clock, self.api, self._start_worker, self._workload_of)
+        self.shells: list[OperatorShell] = []
+        self.cluster = Cluster(
+            self.clock, self.api, self._start_worker, self._workload_of, self.shells,
+            lambda: self.clock.random.random() < self.faults.report_loss / 4,
+        )  # fmt: skip
+        self.cluster.agents.sent = self.recorder.read_gpus
         self.processes = Processes(self.api, self.cluster.machines, self.recorder.fail)
         self.disks: dict[str, Disk] = {}
-        self.shells: list[OperatorShell] = []
         self.cycles = 0
         self._plan = plan
         self._parts = parts or Parts()

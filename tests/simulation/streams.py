@@ -40,12 +40,14 @@ class Stream:
         for event_type, manifest in api.since(kind, version):
             self._send(event_type, manifest)
         api.watchers.append(self._heard)
+        api.restored.append(self._cut)
         loop.call_later(BOOKMARK_SECONDS, self._bookmark)
 
     def close(self) -> None:
         if self._open:
             self._open = False
             self._api.watchers.remove(self._heard)
+            self._api.restored.remove(self._cut)
 
     def ends_after(self, seconds: float) -> None:
         """As the server ends it, without an error."""
@@ -84,6 +86,13 @@ class Stream:
         self._faults.refuse_watches(self._clock.now + seconds)
         error = aiohttp.ClientPayloadError("the connection was lost")
         self._loop.call_later(random.uniform(0.0, 0.5), self._lines.put_nowait, error)
+
+    def _cut(self) -> None:
+        """The server starts anew: nothing of what was under way arrives."""
+        self._silent = True
+        while not self._lines.empty():
+            self._lines.get_nowait()
+        self._lines.put_nowait(aiohttp.ClientPayloadError("the connection was lost"))
 
     def _send(self, event_type: str, manifest: Manifest) -> None:
         random, now = self._clock.random, self._clock.now

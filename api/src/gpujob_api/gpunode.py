@@ -26,6 +26,8 @@ from gpujob_api.quantities import format_memory, is_gpu_uuid
 
 # How the health message of a GPU begins whose state is not known, as opposed to one that is sick.
 UNREADABLE = "not readable"
+# A status that is for people, because the operator has the readings, is written so often at least.
+STATUS_SECONDS_MAX = 300.0
 GPUS_MAX = 64
 PROCESSES_MAX = 256
 XIDS_MAX = 8

@@ -52,6 +52,20 @@ app.kubernetes.io/component: {{ .component }}
 {{- default (printf "http://%s-reports.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
 {{- end -}}
 
+{{/* Where agents send readings; empty: nowhere. Without an operator in the release there is no default. */}}
+{{- define "gpujob.readingsURL" -}}
+{{- if .Values.agent.readings.direct -}}
+{{- $own := printf "http://%s-reports.%s.svc:%d/readings" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port) -}}
+{{- default (ternary $own "" .Values.operator.enabled) .Values.agent.readings.url -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whose readings the operator takes; empty: nobody's. */}}
+{{- define "gpujob.agentAccount" -}}
+{{- $own := printf "%s:%s" .Release.Namespace (include "gpujob.serviceAccountName" (dict "root" . "component" "agent")) -}}
+{{- default (ternary $own "" (and .Values.agent.enabled .Values.agent.readings.direct)) .Values.operator.agentAccount -}}
+{{- end -}}
+
 {{/* The runtime class of agents, and of workers unless said otherwise: CPU cards need none. */}}
 {{- define "gpujob.runtimeClassName" -}}
 {{- if eq .Values.agent.devices "nvml" -}}{{ .Values.agent.runtimeClassName }}{{- end -}}

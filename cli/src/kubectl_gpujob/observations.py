@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from gpujob_api.codec import FieldError
+from gpujob_api.gpunode import STATUS_SECONDS_MAX
 from gpujob_operator.cycle import cycle_from_text
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
@@ -27,7 +28,13 @@ def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Ob
     if chosen is None:
         chosen, whose = _operators(listing.configurations)
         source += f" ({whose})"
-    return Observation(snapshot_of(listing.objects, chosen), listing.now, source)
+    return Observation(snapshot_of(listing.objects, _patient(chosen)), listing.now, source)
+
+
+def _patient(configuration: Configuration) -> Configuration:
+    """The operator has the readings from the agents, objects have what was written for people."""
+    seconds = configuration.telemetry_stale_seconds + STATUS_SECONDS_MAX
+    return replace(configuration, telemetry_stale_seconds=seconds)
 
 
 def observation_from_dump(path: Path, configuration: Path | None) -> Observation:

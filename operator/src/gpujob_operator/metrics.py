@@ -93,6 +93,12 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.readings = Counter(
+            "gpujob_readings",
+            "Readings that agents sent directly, and refused connections, by result.",
+            ["result"],
+            registry=registry,
+        )
 
     def _add_write_gauges(self, registry: CollectorRegistry) -> None:
         self.write_lanes = Gauge(
@@ -112,6 +118,11 @@ class Metrics:
         )
 
     def _add_gauges(self, registry: CollectorRegistry) -> None:
+        self.agent_connections = Gauge(
+            "gpujob_agent_connections",
+            "Agents that send their readings directly.",
+            registry=registry,
+        )
         self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
         self.gpu_reserved = Gauge(
             "gpujob_gpu_memory_reserved_bytes",

@@ -14,8 +14,10 @@ from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
 from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.observe.readings import AgentAccount
 from gpujob_operator.read.configuration import configuration_from_text
 
+_ACCOUNT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -37,6 +39,7 @@ class RunOptions:
     report_listen: Listen
     report_url: str | None
     report_service: ReportService | None
+    agent_account: AgentAccount | None
     metrics_listen: Listen
     configuration: Configuration
     dump_directory: Path | None
@@ -76,6 +79,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--report-service", help="a Service without selector, to point at the leader's pod")
     add("--pod-address", default="", help="with --report-service: this pod's IP address")
     add("--pod-uid", default="", help="with --report-service: this pod's UID; its name: --identity")
+    add(
+        "--agent-account",
+        metavar="NAMESPACE:NAME",
+        help="the agents' service account; without it no agent may send readings directly",
+    )
     add("--metrics-listen", type=listen_address, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
     add("--dump-directory", type=Path, help="folder for cycles dumped on SIGUSR1 and on errors")
@@ -102,6 +110,7 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
         report_listen=arguments.report_listen,
         report_url=arguments.report_url,
         report_service=_report_service(arguments),
+        agent_account=_agent_account(arguments.agent_account),
         metrics_listen=arguments.metrics_listen,
         configuration=load_configuration_file(arguments.configuration),
         dump_directory=arguments.dump_directory,
@@ -131,6 +140,15 @@ def _report_service(arguments: argparse.Namespace) -> ReportService | None:
         pod_uid=arguments.pod_uid,
         pod_address=arguments.pod_address,
     )
+
+
+def _agent_account(text: str | None) -> AgentAccount | None:
+    if not text:
+        return None
+    namespace, _, name = text.partition(":")
+    if not _NAMESPACE.fullmatch(namespace) or not _ACCOUNT.fullmatch(name):
+        raise FieldError("--agent-account", f"must be NAMESPACE:NAME; got {text!r}")
+    return AgentAccount(namespace, name)
 
 
 def load_configuration_file(path: Path | None) -> Configuration:

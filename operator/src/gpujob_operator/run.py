@@ -28,7 +28,6 @@ from gpujob_operator.act.kube import (
     PODS,
     PROFILES,
     QUEUES,
-    ApiError,
     Kube,
     Manifest,
     ResourceType,
@@ -36,7 +35,6 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
@@ -45,7 +43,7 @@ from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.logs import Log
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.metrics import Metrics
@@ -53,12 +51,13 @@ from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.health import HealthServer
 from gpujob_operator.observe.listener import listening
-from gpujob_operator.observe.pod_tokens import PodIdentity
-from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver, TokenCheckFailed
+from gpujob_operator.observe.readings import ReadingReceiver
+from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.observe.scope import Scope
 from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor
+from gpujob_operator.token_checks import TokenChecks
 
 log = Log(__name__)
 
@@ -79,20 +78,6 @@ FLUSH_SECONDS = 2.0
 DRAIN_SECONDS = 8.0
 # Made and not yet gone, before garbage is looked for.
 COLLECTION_OBJECTS = 50_000
-
-
-class _Tokens:
-    """Answers the report server's token checks by TokenReview."""
-
-    def __init__(self, reviewer: TokenReviewer) -> None:
-        self._reviewer = reviewer
-
-    async def check(self, token: str, source: str) -> PodIdentity | None:
-        try:
-            identity = await self._reviewer.review(token, source)
-        except (ApiError, TooManyReviews) as error:
-            raise TokenCheckFailed(str(error)) from error
-        return None if identity is None else PodIdentity(*identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +133,7 @@ class Operator:
         scope = Scope(options.watch_namespaces)
         self._cache = Cache(self._dirty, self._metrics, self._clock.now, scope)
         self._configuration: Configuration = options.configuration
+        self._readings: ReadingReceiver | None = None
 
     def stop(self) -> None:
         """Requests a graceful end. `run` returns once writes under way are finished."""
@@ -176,20 +162,25 @@ class Operator:
         kube = clients.objects
         reports, metrics = self._options.report_listen, self._options.metrics_listen
         leadership = self._leadership(clients.lease)
-        receiver = self._receiver(clients.reviews, leadership)
+        tokens = TokenChecks(clients.reviews, time.monotonic)
+        receiver = self._receiver(tokens, leadership)
+        self._readings = self._reading_receiver(tokens, leadership)
         poster = EventPoster(kube, time.monotonic)
-        async with listening(receiver.application(), reports.host, reports.port) as address:
+        application = receiver.application()
+        self._readings.add_to(application)
+        async with listening(application, reports.host, reports.port) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
-            watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
+            kinds = (GPUJOBS_WATCHED, *WATCHED)
+            watches = [Watch(kube, self._cache, self._metrics, one) for one in kinds]
             health = self._health(loop, watches, front, leadership)
             async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
-                relist = Relist(kube, self._cache, silent=front.restart)
+                relist = Relist(kube, self._cache, silent=restart_of(watches, front.restart))
                 keep = self._supervisor.keep
                 parts = [
                     *(keep(f"watch {one.name}", one.run) for one in watches),
@@ -235,6 +226,12 @@ class Operator:
         self._fresh = False
         self._stale.set()
 
+    def _restored(self) -> None:
+        """The API server's data was restored from a backup: nothing is decided on newer states."""
+        log.warning("data of the API server restored")
+        self._cache.begin_another_history()
+        self._distrust_cache()
+
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
         settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
@@ -243,6 +240,8 @@ class Operator:
             self._leads = leads
             self._metrics.leader.set(leads)
             self._fresh = False
+            if not leads and self._readings is not None:
+                self._readings.hang_up_all()
             if leads:
                 self._took_lead.set()
                 # Only the leader receives reports.
@@ -256,13 +255,25 @@ class Operator:
             settings,
             monotonic=time.monotonic,
             changed=changed,
+            restored=self._restored,
             legacy=Legacy(ANNOTATION_SPOT_POOLS, write=spot.to_text, read=spot.inherit),
         )
 
-    def _receiver(self, kube: Kube, leadership: Leadership) -> ReportReceiver:
+    def _reading_receiver(self, tokens: TokenChecks, leadership: Leadership) -> ReadingReceiver:
+        return ReadingReceiver(
+            self._cache,
+            tokens,
+            self._metrics,
+            account=self._options.agent_account,
+            clock=self._clock.now,
+            monotonic=time.monotonic,
+            is_leader=lambda: leadership.leads,
+        )
+
+    def _receiver(self, tokens: TokenChecks, leadership: Leadership) -> ReportReceiver:
         return ReportReceiver(
             self._cache,
-            _Tokens(TokenReviewer(kube, time.monotonic)),
+            tokens,
             self._dirty,
             self._metrics,
             clock=self._clock.now,
@@ -278,7 +289,7 @@ class Operator:
             configuration=self._configuration,
             clock=self._clock.now,
             may_act=lambda: leadership.leads and self._fresh,
-            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
+            version=lambda kind, uid: self._cache.version(_KINDS[kind], uid),
         )
         runner = ItemRunner(
             writer,
@@ -322,7 +333,7 @@ class Operator:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, utc_now()))
 
-        return Feedback(written, gone, noted)
+        return Feedback(written, gone, noted, self._restored)
 
     def _deliver(self) -> Deliver:
         """Passes an event from kopf's thread to the operator's loop."""

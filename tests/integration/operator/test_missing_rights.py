@@ -1,15 +1,20 @@
 """Each right that the operator or an agent lacks, and each kind that is not defined, is in its log
 (I12)."""
 
+import itertools
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Report, WorkerPhase
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.control_plane.manifests import install_crds
 from tests.harness.audit import Right, granted
+from tests.harness.builders import make_report
 from tests.harness.cluster import RunningControlPlane, running_control_plane
 from tests.harness.operator_process import (
     SYSTEM_NAMESPACE,
@@ -18,12 +23,15 @@ from tests.harness.operator_process import (
     start_agent,
     start_operator,
 )
-from tests.harness.stage import OURS, Stage
+from tests.harness.profiles import add_unused_profile
+from tests.harness.stage import OURS, Stage, post_report
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
+Json = dict[str, Any]
 SECONDS = 180.0
+OURS_GROUP, SLICES = "gpujob.dev", "endpointslices"
 RIGHTS = granted("operator")
 KINDS = sorted((group, resource) for group, resource, verb in RIGHTS if verb == "list")
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -32,6 +40,25 @@ POD = (
     *("--identity=operator-0", "--report-service=reports"),
     *("--pod-address=10.0.0.7", "--pod-uid=of-nobody"),
 )
+# What is read again by name once another writer was first.
+READS_AGAIN = {right for right in RIGHTS if right[2] == "get" and right[1] != "leases"}
+WRITES_OF_A_LIFE: set[Right] = {
+    ("", "services", "create"),
+    ("authentication.k8s.io", "tokenreviews", "create"),
+    (OURS_GROUP, "gpuprofiles", "create"),
+    (OURS_GROUP, "gpuprofiles/status", "patch"),
+    (OURS_GROUP, "gpujobs", "delete"),
+    (OURS_GROUP, "gpuprofiles", "delete"),
+}
+# Each of the others has a test of its own below.
+WRITES = {
+    right
+    for right in RIGHTS - READS_AGAIN
+    if right[2] not in ("list", "watch") and right[1] != SLICES
+}
+FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
+# Writes of a pod between two of its job.
+TOUCHES = 20
 
 
 @contextmanager
@@ -70,6 +97,37 @@ def wait_for_line(process: Process, *words: str) -> None:
     wait_until(said, SECONDS, f"{words} in {process.log_path}")
 
 
+class Taken:
+    """Takes one right after the other from an operator that runs, and remembers them."""
+
+    def __init__(self, stage: Stage, operator: Process) -> None:
+        self._stage = stage
+        self._operator = operator
+        self.rights: set[Right] = set()
+
+    def from_it(
+        self,
+        group: str,
+        resource: str,
+        verb: str,
+        provoke: Callable[[], object],
+        meanwhile: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Until its log says which right it lacks, and `meanwhile`, called again and again, is
+        true.
+        """
+        right, stage = (group, resource, verb), self._stage
+        assert right in RIGHTS
+        with without(stage.plane, right):
+            provoke()
+            stage.wait(lambda: meanwhile() and self._said(right), f"{right}", SECONDS)
+        self.rights.add(right)
+        stage.wait(lambda: somebody_leads(stage), "it leads again", SECONDS)
+
+    def _said(self, right: Right) -> bool:
+        return words_of(right) in self._operator.log_path.read_text()
+
+
 def test_without_our_kinds_it_says_what_to_install_and_goes_on_once_they_are_there(
     tmp_path: Path,
 ) -> None:
@@ -103,36 +161,181 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     """One right after the other is taken from an operator that runs."""
     operator = stage.operator(*POD)
     operator.wait_for("leadership changed", SECONDS, leads=True)
+    taken = Taken(stage, operator)
+    queue, jobs, pods = "gpuqueues/status", "gpujobs/status", "pods"
 
-    def lacks(group: str, resource: str, verb: str, provoke: Callable[[], object]) -> None:
-        right = (group, resource, verb)
-        assert right in RIGHTS
-        with without(stage.plane, right):
-            provoke()
-            stage.wait(
-                lambda: words_of(right) in operator.log_path.read_text(), f"{right}", SECONDS
-            )
-        stage.wait(lambda: somebody_leads(stage), "it leads again", SECONDS)
-
-    def queue(name: str) -> None:
-        body = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": name}}
-        stage.client.create(f"{OURS}/gpuqueues", body | {"spec": {}})
-
-    def job(name: str) -> None:
-        sharing = {"mode": "Shared", "maxSlowdownPercent": 100}
-        stage.apply_job(name, gpu={"memory": "1Gi"}, sharing=sharing)
-
-    lacks("gpujob.dev", "gpuqueues/status", "patch", lambda: queue(f"queue-{stage.node}"))
-    lacks("gpujob.dev", "gpujobs/status", "patch", lambda: job("unsaid"))
-    lacks("", "pods", "create", lambda: job("podless"))
-    stage.wait(lambda: "files/operator-rules.yaml" in said(stage), "what to do", SECONDS)
-    lacks("", "events", "create", lambda: job("silent"))
+    taken.from_it(OURS_GROUP, queue, "patch", lambda: create_queue(stage, f"queue-{stage.node}"))
+    taken.from_it(OURS_GROUP, jobs, "patch", lambda: shared_job(stage, "unsaid"))
+    taken.from_it(
+        *("", pods, "create"),
+        lambda: shared_job(stage, "podless"),
+        meanwhile=lambda: "files/operator-rules.yaml" in said(stage),
+    )
+    taken.from_it("", "events", "create", lambda: shared_job(stage, "silent"))
     # A job that is suspended before it has a pod needs no deletion.
     stage.wait(lambda: "silent-1-0" in stage.pod_names(), "the job has its pod", SECONDS)
-    lacks("", "pods", "delete", lambda: suspend_all(stage))
-    lacks("coordination.k8s.io", "leases", "update", lambda: None)
-    lacks("coordination.k8s.io", "leases", "get", lambda: None)
-    lacks("coordination.k8s.io", "leases", "create", lambda: delete_all(stage, LEASES))
+    taken.from_it("", pods, "delete", lambda: suspend_all(stage))
+    for verb, provoke in (
+        ("update", lambda: None),
+        ("get", lambda: None),
+        ("create", lambda: delete_all(stage, LEASES)),
+    ):
+        taken.from_it("coordination.k8s.io", "leases", verb, provoke)
+    assert taken.rights == WRITES - WRITES_OF_A_LIFE
+
+
+def test_what_it_may_not_write_of_a_jobs_life(stage: Stage) -> None:
+    """What is learned of a job, its Service, whose a report is, and what goes at the end."""
+    operator = stage.operator(*POD)
+    reports = operator.wait_for("started", SECONDS)["reports"]
+    operator.wait_for("leadership changed", SECONDS, leads=True)
+    taken = Taken(stage, operator)
+    profiles = f"{OURS}/namespaces/{stage.namespace}/gpuprofiles"
+
+    run_pod_of(stage, "learned")
+
+    def refused() -> bool:
+        """With the words, which the worker prints."""
+        status, answer = report(stage, reports, "learned")
+        return status == 503 and "tokenreviews" in answer["error"]
+
+    taken.from_it("authentication.k8s.io", "tokenreviews", "create", lambda: None, refused)
+    measure(stage, "learned")
+    taken.from_it(*(OURS_GROUP, "gpuprofiles", "create"), lambda: report(stage, reports, "learned"))
+    stage.wait(lambda: has_entries(stage, profiles), "what was learned is kept", SECONDS)
+    stage.end_pod("learned-1-0", 0, FINISHED)
+    stage.wait_phase("Succeeded", "learned", SECONDS)
+    stage.measure()
+    run_pod_of(stage, "taught", ttlSecondsAfterFinished=0)
+    measure(stage, "taught")
+    taken.from_it(
+        *(OURS_GROUP, "gpuprofiles/status", "patch"), lambda: report(stage, reports, "taught")
+    )
+    taken.from_it(OURS_GROUP, "gpujobs", "delete", lambda: stage.end_pod("taught-1-0", 0, FINISHED))
+    stage.wait(
+        lambda: "taught" not in names(stage, stage.jobs_path), "the finished job is gone", SECONDS
+    )
+    taken.from_it(
+        OURS_GROUP, "gpuprofiles", "delete", lambda: add_unused_profile(stage.client, profiles)
+    )
+    stage.gpus = 2
+    stage.measure()
+    taken.from_it("", "services", "create", lambda: stage.apply_job("gang", workers=2))
+    gang = lambda: [name for name in stage.pod_names() if name.startswith("gang")]  # noqa: E731
+    stage.wait(lambda: len(gang()) == 2, "the next attempt has its pods", SECONDS)
+    assert taken.rights == WRITES_OF_A_LIFE
+
+
+@pytest.mark.parametrize("verb", sorted(verb for _, kind, verb in RIGHTS if kind == SLICES))
+def test_where_it_may_not_say_that_it_takes_reports(stage: Stage, verb: str) -> None:
+    """It says so until it may."""
+    right = ("discovery.k8s.io", SLICES, verb)
+    with without(stage.plane, right):
+        operator = stage.operator_in_a_pod(stage.node, "10.0.0.7", f"reports-{stage.node}")
+        wait_for_line(operator, "reports are not sent to this pod yet", words_of(right))
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/{SLICES}"
+    stage.wait(lambda: f"reports-{stage.node}-ipv4" in names(stage, path), "the slice", SECONDS)
+
+
+def test_what_it_may_not_read_again(stage: Stage) -> None:
+    """An object is read where another writer was first: these rights are used then."""
+    operator = stage.operator(*POD)
+    operator.wait_for("leadership changed", SECONDS, leads=True)
+    taken = Taken(stage, operator)
+    queue = f"queue-{stage.node}"
+    create_queue(stage, queue)
+    shared_job(stage, "touched", queue=queue)
+    writers = Writers(stage, "touched")
+    for kind, path in (
+        ("gpujobs", f"{stage.jobs_path}/touched"),
+        ("gpuqueues", f"{OURS}/gpuqueues/{queue}"),
+    ):
+        taken.from_it(OURS_GROUP, kind, "get", lambda: None, lambda path=path: writers.touch(path))
+    taken.from_it("", "pods", "get", lambda: None, writers.touch_pods)
+    taken.from_it(OURS_GROUP, "gpuprofiles", "get", lambda: None, writers.touch_unused_profile)
+    assert taken.rights == READS_AGAIN
+
+
+class Writers:
+    """Other writers of what the operator writes, at the same time."""
+
+    def __init__(self, stage: Stage, job: str) -> None:
+        self._stage = stage
+        self._job = f"{stage.jobs_path}/{job}"
+        self._profiles = f"{OURS}/namespaces/{stage.namespace}/gpuprofiles"
+        self._numbers = itertools.count()
+
+    def touch(self, path: str) -> bool:
+        """The operator has something to write of the job and its queue each time."""
+        number = next(self._numbers)
+        self._stage.client.merge(self._job, {"spec": {"suspend": number % 2 == 0}})
+        self._annotate(path, number)
+        return True
+
+    def touch_pods(self) -> bool:
+        """The operator deletes the pod of a job that is suspended, as the pod was then."""
+        client, pods = self._stage.client, self._stage.pods()
+        number = next(self._numbers)
+        if number % TOUCHES == 0:
+            client.merge(self._job, {"spec": {"suspend": bool(pods)}})
+        for pod in pods:
+            path = f"{self._stage.pods_path}/{pod['metadata']['name']}"
+            with suppress(ApiError):
+                if "deletionTimestamp" in pod["metadata"]:
+                    # As the kubelet does at the end.
+                    client.delete(f"{path}?gracePeriodSeconds=0")
+                else:
+                    self._annotate(path, number)
+        return True
+
+    def touch_unused_profile(self) -> bool:
+        """The operator deletes it as it was decided, and not as it has become meanwhile."""
+        try:
+            self._annotate(f"{self._profiles}/unused", next(self._numbers))
+        except ApiError:
+            add_unused_profile(self._stage.client, self._profiles)
+        return True
+
+    def _annotate(self, path: str, number: int) -> None:
+        self._stage.client.merge(path, {"metadata": {"annotations": {"number": str(number)}}})
+
+
+def create_queue(stage: Stage, name: str) -> None:
+    body = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": name}}
+    stage.client.create(f"{OURS}/gpuqueues", body | {"spec": {}})
+
+
+def shared_job(stage: Stage, name: str, **spec: Any) -> None:
+    sharing = {"mode": "Shared", "maxSlowdownPercent": 100}
+    stage.apply_job(name, gpu={"memory": "1Gi"}, sharing=sharing, **spec)
+
+
+def run_pod_of(stage: Stage, job: str, **spec: Any) -> None:
+    """A job whose worker runs, of a workload of its own."""
+    stage.apply_job(job, workload=job, **spec)
+    stage.wait(lambda: f"{job}-1-0" in stage.pod_names(), f"{job} has its pod", SECONDS)
+    stage.run_pod(f"{job}-1-0")
+    stage.wait_phase("Running", job, SECONDS)
+
+
+def pod_of(stage: Stage, job: str) -> Json:
+    return stage.client.get(f"{stage.pods_path}/{job}-1-0")
+
+
+def measure(stage: Stage, job: str) -> None:
+    """Its worker has memory on the GPU."""
+    uid = pod_of(stage, job)["metadata"]["uid"]
+    stage.measure([{"pid": 7, "memoryBytes": 2 * GIB, "podUid": uid}])
+
+
+def report(stage: Stage, url: str, job: str) -> tuple[int, Json]:
+    """Its worker trains, and says how long a step takes."""
+    return post_report(url, stage.token(pod_of(stage, job)), make_report())
+
+
+def has_entries(stage: Stage, profiles_path: str) -> bool:
+    items = stage.client.get(profiles_path)["items"]
+    return any(item.get("status", {}).get("entries") for item in items)
 
 
 @pytest.mark.parametrize("right", sorted(granted("agent")), ids=" ".join)
@@ -157,7 +360,11 @@ def test_what_an_agent_may_not(stage: Stage, right: Right) -> None:
 
 
 def gpu_nodes(stage: Stage) -> list[str]:
-    return [one["metadata"]["name"] for one in stage.client.get(f"{OURS}/gpunodes")["items"]]
+    return names(stage, f"{OURS}/gpunodes")
+
+
+def names(stage: Stage, path: str) -> list[str]:
+    return [one["metadata"]["name"] for one in stage.client.get(path)["items"]]
 
 
 def somebody_leads(stage: Stage) -> bool:
@@ -175,12 +382,10 @@ def said(stage: Stage) -> str:
 
 
 def suspend_all(stage: Stage) -> None:
-    for job in stage.client.get(stage.jobs_path)["items"]:
-        stage.client.merge(
-            f"{stage.jobs_path}/{job['metadata']['name']}", {"spec": {"suspend": True}}
-        )
+    for name in names(stage, stage.jobs_path):
+        stage.client.merge(f"{stage.jobs_path}/{name}", {"spec": {"suspend": True}})
 
 
 def delete_all(stage: Stage, path: str) -> None:
-    for one in stage.client.get(path)["items"]:
-        stage.client.delete(f"{path}/{one['metadata']['name']}")
+    for name in names(stage, path):
+        stage.client.delete(f"{path}/{name}")

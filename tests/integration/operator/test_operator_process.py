@@ -18,7 +18,7 @@ from tests.harness.operator_process import (
     account_kubeconfig,
     start_agent,
 )
-from tests.harness.stage import OURS, Stage
+from tests.harness.stage import OURS, Stage, post_report
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -125,24 +125,10 @@ def _reports_go_to(stage: Stage) -> list[str]:
     ]
 
 
-def _operator_in_a_pod(stage: Stage, name: str, address: str) -> Process:
-    """The pod is an object only; the process runs here."""
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {"containers": [{"name": "operator", "image": "any"}]},
-    }
-    created = stage.client.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", pod)
-    uid = created["metadata"]["uid"]
-    own = (f"--identity={name}", f"--pod-uid={uid}", f"--pod-address={address}")
-    return stage.operator("--report-service=reports", *own)
-
-
 def test_reports_go_to_the_pod_that_leads(stage: Stage) -> None:
-    first = _operator_in_a_pod(stage, "first", "10.0.0.1")
+    first = stage.operator_in_a_pod("first", "10.0.0.1")
     stage.wait(lambda: _reports_go_to(stage) == ["10.0.0.1"], "the first one leads")
-    second = _operator_in_a_pod(stage, "second", "10.0.0.2")
+    second = stage.operator_in_a_pod("second", "10.0.0.2")
     second.wait_for("started")
     assert _reports_go_to(stage) == ["10.0.0.1"]
     first.kill()
@@ -189,31 +175,6 @@ def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
     assert first.stop() == 0
 
 
-def _token(stage: Stage, pod: dict[str, Any], audience: str = "gpujob") -> str:
-    reference = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": pod["metadata"]["name"],
-        "uid": pod["metadata"]["uid"],
-    }
-    spec = {"audiences": [audience], "boundObjectRef": reference}
-    path = f"/api/v1/namespaces/{stage.namespace}/serviceaccounts/default/token"
-    return stage.client.create(path, {"spec": spec})["status"]["token"]
-
-
-def _report(url: str, token: str, report: Report) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(
-        url,
-        data=report.to_text().encode(),
-        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=5) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
 def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> None:
     operator = stage.operator()
     url = operator.wait_for("started")["reports"]
@@ -223,17 +184,17 @@ def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> N
     stage.wait_phase("Running")
     pod = stage.pods()[0]
     report = Report(1, WorkerPhase.TRAINING, sequence=1, step=3)
-    token = _token(stage, pod)
-    assert _report(url, token, report) == (200, {"intervalSeconds": 2.0})
-    assert _report(url, _token(stage, pod, "https://kubernetes.default.svc"), report)[0] == 401
-    assert _report(url, stage.kubeconfig.name, report)[0] == 401
-    assert _report(url, token, Report(2, WorkerPhase.TRAINING))[0] == 403
-    assert _report(url, token, Report(1, WorkerPhase.TRAINING, rank=1))[0] == 403
+    token = stage.token(pod)
+    assert post_report(url, token, report) == (200, {"intervalSeconds": 2.0})
+    assert post_report(url, stage.token(pod, "https://kubernetes.default.svc"), report)[0] == 401
+    assert post_report(url, stage.kubeconfig.name, report)[0] == 401
+    assert post_report(url, token, Report(2, WorkerPhase.TRAINING))[0] == 403
+    assert post_report(url, token, Report(1, WorkerPhase.TRAINING, rank=1))[0] == 403
     finished = Report(1, WorkerPhase.CHECKPOINTING, sequence=2, step=9)
-    assert _report(url, token, finished)[0] == 200
+    assert post_report(url, token, finished)[0] == 200
     stage.client.merge(f"{stage.jobs_path}/job", {"spec": {"suspend": True}})
     stage.wait_phase("Stopping")
-    stage.wait(lambda: "stop" in _report(url, token, finished)[1], "the reply says stop")
+    stage.wait(lambda: "stop" in post_report(url, token, finished)[1], "the reply says stop")
 
 
 def test_bad_input_harms_nobody(stage: Stage) -> None:

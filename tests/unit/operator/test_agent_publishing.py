@@ -7,52 +7,27 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpunode import GPU, GPUProcess
-from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.act.kube import GPU_NODES, NODES, NotFound, Unavailable
 from gpujob_operator.agent.agent import Agent
-from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.agent.publish import (
+    Publisher,
+    Readiness,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import make_gpu
-from tests.harness.clocks import FakeClock
-from tests.harness.fake_kube import FakeKube
 from tests.harness.fake_nvml import FakeGPU, FakeNvml
+from tests.harness.publisher_bench import A_GPU, PublisherBench, with_more
 from tests.harness.waiting import eventually
-
-READY = Readiness(True, "Measuring", "all is well")
-A_GPU = make_gpu(ours=[("pod-a", 2 * GIB)])
-
-
-class _Bench:
-    def __init__(self, interval_seconds: float = 2.0) -> None:
-        self.kube = FakeKube()
-        self.kube.put(NODES, {"metadata": {"name": "n0", "uid": "node-n0"}})
-        self.clock = FakeClock()
-        self.publisher = Publisher(
-            self.kube,
-            "n0",
-            interval_seconds=interval_seconds,
-            agent_version="1",
-            clock=self.clock.now,
-            monotonic=self.clock.monotonic,
-        )
-
-    async def publish(self, *gpus: GPU) -> bool:
-        return await self.publisher.publish(gpus, "580", READY)
-
-    @property
-    def node(self):
-        manifest = self.kube.stored(GPU_NODES, "n0")
-        return gpunode_from_manifest({**manifest, "kind": "GPUNode"})
 
 
 @pytest.fixture
-def bench() -> _Bench:
-    return _Bench()
+def bench() -> PublisherBench:
+    return PublisherBench()
 
 
-async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
+async def test_the_first_reading_creates_the_node(bench: PublisherBench) -> None:
     assert await bench.publish(A_GPU)
     status = bench.node.status
     assert status.gpus == (A_GPU,)
@@ -62,13 +37,13 @@ async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
     assert verbs == [("patch", "status"), ("create", ""), ("patch", "status")]
 
 
-async def test_a_gpu_node_goes_with_its_node(bench: _Bench) -> None:
+async def test_a_gpu_node_goes_with_its_node(bench: PublisherBench) -> None:
     await bench.publish(A_GPU)
     (owner,) = bench.kube.stored(GPU_NODES, "n0")["metadata"]["ownerReferences"]
     assert owner == {"apiVersion": "v1", "kind": "Node", "name": "n0", "uid": "node-n0"}
 
 
-async def test_a_node_that_is_gone_gets_no_gpu_node(bench: _Bench) -> None:
+async def test_a_node_that_is_gone_gets_no_gpu_node(bench: PublisherBench) -> None:
     """An agent may outlive its Node for a moment; nobody would delete what it made."""
     bench.kube.remove(NODES, "n0")
     with pytest.raises(NotFound):
@@ -78,13 +53,13 @@ async def test_a_node_that_is_gone_gets_no_gpu_node(bench: _Bench) -> None:
     assert await bench.publish(A_GPU)
 
 
-async def test_an_existing_node_keeps_its_spec(bench: _Bench) -> None:
+async def test_an_existing_node_keeps_its_spec(bench: PublisherBench) -> None:
     bench.kube.put(GPU_NODES, {"metadata": {"name": "n0"}, "spec": {"pricePerGpuHour": 2.5}})
     await bench.publish(A_GPU)
     assert bench.node.spec.price_per_gpu_hour == 2.5
 
 
-async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
+async def test_noise_waits_for_the_heartbeat(bench: PublisherBench) -> None:
     await bench.publish(A_GPU)
     written: list[int] = []
     for reading in range(1, 12):
@@ -102,7 +77,7 @@ async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
 @pytest.mark.parametrize("interval_seconds", [0.5, 2.0, 5.0, 10.0, 15.0])
 async def test_a_gpu_on_which_nothing_happens_does_not_grow_stale(interval_seconds: float) -> None:
     """I14: what is written less often than the operator believes it would place nothing here."""
-    bench = _Bench(interval_seconds)
+    bench = PublisherBench(interval_seconds)
     await bench.publish(A_GPU)
     oldest = 0.0
     for _ in range(round(120 / interval_seconds)):
@@ -114,19 +89,10 @@ async def test_a_gpu_on_which_nothing_happens_does_not_grow_stale(interval_secon
     assert oldest <= Configuration().telemetry_stale_seconds / 2
 
 
-def _more(gpu: GPU, amount: int) -> GPU:
-    (process,) = gpu.processes
-    return replace(
-        gpu,
-        memory_used_bytes=gpu.memory_used_bytes + amount,
-        processes=(replace(process, memory_bytes=process.memory_bytes + amount),),
-    )
-
-
 @pytest.mark.parametrize(
     "changed",
     [
-        (_more(A_GPU, 300 * MIB),),
+        (with_more(A_GPU, 300 * MIB),),
         (replace(A_GPU, memory_used_bytes=A_GPU.memory_used_bytes + 300 * MIB),),
         (replace(A_GPU, processes=()),),
         (replace(A_GPU, processes=(*A_GPU.processes, GPUProcess(5, 0))),),
@@ -137,28 +103,30 @@ def _more(gpu: GPU, amount: int) -> GPU:
         (),
     ],
 )
-async def test_what_matters_is_written_at_once(bench: _Bench, changed: tuple[GPU, ...]) -> None:
+async def test_what_matters_is_written_at_once(
+    bench: PublisherBench, changed: tuple[GPU, ...]
+) -> None:
     await bench.publish(A_GPU)
     bench.clock.advance(2.0)
     assert await bench.publish(*changed)
     assert bench.node.status.gpus == changed
 
 
-async def test_small_gpus_have_a_floor_for_noise(bench: _Bench) -> None:
+async def test_small_gpus_have_a_floor_for_noise(bench: PublisherBench) -> None:
     """1 % of a small GPU is less than any allocator's chunk."""
     small = make_gpu(total=GIB, ours=[("pod-a", 100 * MIB)])
     await bench.publish(small)
-    assert not await bench.publish(_more(small, 31 * MIB))
-    assert await bench.publish(_more(small, 33 * MIB))
+    assert not await bench.publish(with_more(small, 31 * MIB))
+    assert await bench.publish(with_more(small, 33 * MIB))
 
 
-async def test_creeping_memory_is_seen_against_what_was_written(bench: _Bench) -> None:
+async def test_creeping_memory_is_seen_against_what_was_written(bench: PublisherBench) -> None:
     await bench.publish(A_GPU)
-    published = [await bench.publish(_more(A_GPU, step * 100 * MIB)) for step in range(1, 6)]
+    published = [await bench.publish(with_more(A_GPU, step * 100 * MIB)) for step in range(1, 6)]
     assert published == [False, False, True, False, False]
 
 
-async def test_a_write_that_failed_is_made_up_for(bench: _Bench) -> None:
+async def test_a_write_that_failed_is_made_up_for(bench: PublisherBench) -> None:
     await bench.publish(A_GPU)
     bench.clock.advance(2.0)
     bench.kube.fail("patch", "gpunodes")
@@ -167,14 +135,14 @@ async def test_a_write_that_failed_is_made_up_for(bench: _Bench) -> None:
     assert await bench.publish(replace(A_GPU, processes=()))
 
 
-async def test_a_race_to_create_the_node(bench: _Bench) -> None:
+async def test_a_race_to_create_the_node(bench: PublisherBench) -> None:
     bench.kube.fail("create", "gpunodes", after_effect=True)
     with pytest.raises(Unavailable):
         await bench.publish(A_GPU)
     assert await bench.publish(A_GPU)
 
 
-async def test_a_condition_keeps_its_time_until_it_turns(bench: _Bench) -> None:
+async def test_a_condition_keeps_its_time_until_it_turns(bench: PublisherBench) -> None:
     await bench.publish(A_GPU)
     since = bench.node.status.conditions[0].last_transition_time
     bench.clock.advance(20.0)
@@ -184,7 +152,7 @@ async def test_a_condition_keeps_its_time_until_it_turns(bench: _Bench) -> None:
     assert bench.node.status.conditions[0].last_transition_time > since
 
 
-async def test_trouble_leaves_gpus_and_their_time(bench: _Bench) -> None:
+async def test_trouble_leaves_gpus_and_their_time(bench: PublisherBench) -> None:
     """I14: a GPU without a reading does not vanish under a job, and takes no new one."""
     await bench.publish(A_GPU)
     measured_at = bench.node.status.observed_at
@@ -198,7 +166,7 @@ async def test_trouble_leaves_gpus_and_their_time(bench: _Bench) -> None:
     assert status.conditions[0].reason == "NVMLFailed"
 
 
-async def test_a_restarted_agent_knows_the_gpus_of_the_one_before(bench: _Bench) -> None:
+async def test_a_restarted_agent_knows_the_gpus_of_the_one_before(bench: PublisherBench) -> None:
     """Their jobs run on, whether or not NVML answers the new agent."""
     await bench.publish(A_GPU)
     again = Publisher(
@@ -216,7 +184,7 @@ async def test_a_restarted_agent_knows_the_gpus_of_the_one_before(bench: _Bench)
     assert (gpu.uuid, gpu.healthy) == (A_GPU.uuid, False)
 
 
-async def test_there_may_have_been_no_agent_before(bench: _Bench) -> None:
+async def test_there_may_have_been_no_agent_before(bench: PublisherBench) -> None:
     await bench.publisher.recall()
     assert bench.publisher.last.gpus == ()
     bench.kube.put(GPU_NODES, {"metadata": {"name": "n0"}, "spec": {}, "status": {"gpus": "?"}})
@@ -228,7 +196,7 @@ class _Running:
     """An agent at work, fast."""
 
     def __init__(self) -> None:
-        self.bench = _Bench()
+        self.bench = PublisherBench()
         self.nvml = FakeNvml(FakeGPU(compute={11: GIB}))
         self.agent = Agent(
             self.nvml, self.bench.publisher, lambda pid: "pod-a", interval_seconds=0.001

@@ -107,6 +107,19 @@ async def test_a_lost_answer_to_a_status_is_a_conflict_that_refreshes_the_cache(
     assert bench.written == [("gpujobs", "job")]
 
 
+async def test_an_older_state_than_was_known_says_that_data_was_restored(
+    bench: ExecutorBench,
+) -> None:
+    """I9: a cache with newer states than the API server's would be refused again and again."""
+    job = bench.job()
+    known = int(job.metadata.resource_version)
+    stored = bench.kube.put(JOBS, bench.kube.stored(JOBS, "job", "team"))
+    for version, restores in ((known, 0), (int(stored["metadata"]["resourceVersion"]) + 5, 1)):
+        bench.versions[job.metadata.uid] = version
+        assert await bench.run(status_item(job)) == {WriteResult.CONFLICT: 1}
+        assert bench.restores == restores
+
+
 @pytest.mark.parametrize(
     "owner",
     [
@@ -152,13 +165,13 @@ async def test_only_the_state_that_was_decided_on_is_deleted(bench: ExecutorBenc
     await bench.run(create_item(job))
     stored = bench.kube.stored(PODS, "job-1-0", "team")
     pod = pod_view(stored)
-    bench.pod_versions[pod.uid] = int(stored["metadata"]["resourceVersion"])
+    bench.versions[pod.uid] = int(stored["metadata"]["resourceVersion"])
     bench.kube.put(PODS, {**stored, "status": {"phase": "Succeeded"}})
     assert await bench.run(DeletePod(pod, 30, "test")) == {WriteResult.CONFLICT: 1}
     assert "deletionTimestamp" not in bench.kube.stored(PODS, "job-1-0", "team")["metadata"]
     assert bench.written[-1] == ("pods", "job-1-0"), "the next cycle reads how it ended"
     now = bench.kube.stored(PODS, "job-1-0", "team")["metadata"]["resourceVersion"]
-    bench.pod_versions[pod.uid] = int(now)
+    bench.versions[pod.uid] = int(now)
     assert await bench.run(DeletePod(pod, 30, "test")) == {WriteResult.DONE: 1}
 
 

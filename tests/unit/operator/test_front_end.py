@@ -7,8 +7,8 @@ import kopf
 import pytest
 from kubernetes.aio import client
 
-from gpujob_api.manifest import GPUJOB
-from gpujob_operator.act.kube import JOBS
+from gpujob_api.manifest import GPUQUEUE
+from gpujob_operator.act.kube import QUEUES
 from gpujob_operator.handlers.front import (
     FRONT_KINDS,
     EndlessBackoffs,
@@ -41,7 +41,7 @@ def test_kopf_writes_nothing() -> None:
     assert settings.watching.inactivity_timeout == 70
 
 
-def test_all_our_kinds_have_one_low_level_handler_and_nothing_else() -> None:
+def test_each_of_its_kinds_has_one_low_level_handler_and_nothing_else() -> None:
     registry = _front([]).registry()
     handlers = registry._watching.get_all_handlers()
     names = [handler.selector.any_name for handler in handlers if handler.selector is not None]
@@ -52,9 +52,9 @@ def test_all_our_kinds_have_one_low_level_handler_and_nothing_else() -> None:
 
 async def test_a_handler_hands_the_event_over() -> None:
     delivered: Delivered = []
-    handler = _front(delivered)._handler(GPUJOB.kind)
+    handler = _front(delivered)._handler(GPUQUEUE.kind)
     await handler(event={"type": "MODIFIED", "object": {"a": 1}}, logger=None, name="x")
-    assert delivered == [("GPUJob", "MODIFIED", {"a": 1})]
+    assert delivered == [("GPUQueue", "MODIFIED", {"a": 1})]
 
 
 async def test_the_connection_is_our_own() -> None:
@@ -76,13 +76,13 @@ async def test_a_server_that_refuses_for_a_while_costs_no_watch(
     refusals = 40
     delivered: Delivered = []
     with HttpApi().running() as api:
-        api.put(JOBS, {"metadata": {"name": "job", "namespace": "team"}, "spec": {}})
-        api.fail(JOBS, status=403, body={"reason": "Forbidden"}, methods=["GET"], times=refusals)
+        api.put(QUEUES, {"metadata": {"name": "queue"}, "spec": {}})
+        api.fail(QUEUES, status=403, body={"reason": "Forbidden"}, methods=["GET"], times=refusals)
         front = _front(delivered, host=api.url)
         front.start()
         try:
-            await eventually(lambda: [one[0] for one in delivered] == ["GPUJob"])
-            asked = [one for one in api.requests if one.place.plural == JOBS.plural]
+            await eventually(lambda: [one[0] for one in delivered] == ["GPUQueue"])
+            asked = [one for one in api.requests if one.place.plural == QUEUES.plural]
         finally:
             front.stop()
     assert len(asked) > refusals

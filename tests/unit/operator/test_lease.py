@@ -17,6 +17,7 @@ class _Candidate:
         self.changes: list[bool] = []
         self.knows = identity
         self.inherited: list[str] = []
+        self.restores = 0
         settings = LeaseSettings("gpujob-system", identity, seconds=SECONDS)
         self.leadership = Leadership(
             kube,
@@ -24,8 +25,12 @@ class _Candidate:
             monotonic=clock.monotonic,
             sleep=clock.sleep,
             changed=self.changes.append,
+            restored=self._restored,
             legacy=Legacy("known", write=lambda: self.knows, read=self.inherited.append),
         )
+
+    def _restored(self) -> None:
+        self.restores += 1
 
     async def attempt(self) -> bool:
         return await self.leadership.try_once()
@@ -71,6 +76,32 @@ async def test_renewal_keeps_it(one: _Candidate, two: _Candidate, clock: FakeClo
         assert not await two.attempt()
         clock.advance(SECONDS / 3)
     assert one.changes == [True]
+
+
+async def test_a_lease_that_is_older_than_it_was_is_told_once(
+    one: _Candidate, two: _Candidate, kube: FakeKube
+) -> None:
+    """I9: the API server's data was restored from a backup; leader and standby hear of it."""
+    for _ in range(3):
+        assert await one.attempt()
+        assert not await two.attempt()
+    assert (one.restores, two.restores) == (0, 0)
+    kube.stored(LEASES, "gpujob-operator", "gpujob-system")["metadata"]["resourceVersion"] = "1"
+    for _ in range(3):
+        assert not await two.attempt()
+        assert await one.attempt()
+    assert (one.restores, two.restores) == (1, 1)
+
+
+async def test_another_lease_of_the_name_is_no_restored_one(
+    one: _Candidate, kube: FakeKube
+) -> None:
+    await one.attempt()
+    await one.attempt()
+    metadata = kube.stored(LEASES, "gpujob-operator", "gpujob-system")["metadata"]
+    metadata.update(uid="another", resourceVersion="1")
+    await one.attempt()
+    assert one.restores == 0
 
 
 async def test_takeover_after_a_whole_duration_without_renewal(

@@ -17,12 +17,8 @@ from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
-from gpujob_operator.observe.reports import (
-    BODY_BYTES_MAX,
-    REPORTS_BURST_MAX,
-    ReportReceiver,
-    TokenCheckFailed,
-)
+from gpujob_operator.observe.port import BURST_MAX, TokenCheckFailed
+from gpujob_operator.observe.reports import BODY_BYTES_MAX, ReportReceiver
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.odd_json import ODD_SCALARS, to_json
@@ -234,8 +230,8 @@ async def test_too_large(bench: _Bench) -> None:
 
 
 async def test_a_flood_is_refused_and_time_heals(bench: _Bench) -> None:
-    statuses = [(await bench.post())[0] for _ in range(int(REPORTS_BURST_MAX) + 3)]
-    assert statuses.count(200) == REPORTS_BURST_MAX
+    statuses = [(await bench.post())[0] for _ in range(int(BURST_MAX) + 3)]
+    assert statuses.count(200) == BURST_MAX
     assert statuses[-3:] == [429] * 3
     bench.clock.advance(1.0)
     assert (await bench.post())[0] == 200

@@ -121,6 +121,19 @@ def test_a_list_from_before_everything_that_was_seen_replaces_it() -> None:
     assert "a@61" in store.views
 
 
+def test_a_list_with_an_older_state_of_an_object_replaces_everything() -> None:
+    """The versions of the restored data have grown beyond those before meanwhile."""
+    store = _store()
+    for manifest in (_object("a", 90), _object("same", 40), _object("dead", 80)):
+        store.upsert(manifest)
+    store.remove("dead", 99)
+    restored, mark = [_object("a", 50), _object("same", 40), _object("dead", 30)], store.mark
+    assert not store.lacks([_object("a", 90), _object("same", 40)], "200", mark)
+    assert store.lacks(restored, "200", mark)
+    assert store.resync(restored, "200", mark)
+    assert sorted(store.views) == ["a@50", "dead@30", "same@40"]
+
+
 def test_a_write_that_overtook_a_list_is_no_other_past() -> None:
     store = _store()
     store.upsert(_object("a", 5))

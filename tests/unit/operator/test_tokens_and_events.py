@@ -9,6 +9,7 @@ from gpujob_operator.act.events import QUEUE_MAX, REPEAT_SECONDS, EventPoster
 from gpujob_operator.act.kube import (
     EVENTS,
     TOKEN_REVIEWS,
+    Forbidden,
     Kube,
     Manifest,
     ResourceType,
@@ -21,11 +22,13 @@ from gpujob_operator.act.tokens import (
     REVIEWS_AT_ONCE_MAX,
     REVIEWS_OF_SOURCE_AT_ONCE_MAX,
     REVIEWS_WAITING_MAX,
+    SAID_AGAIN_SECONDS,
     SOURCES_MAX,
     VALID_SECONDS,
     TokenReviewer,
     TooManyReviews,
 )
+from gpujob_operator.logs import JsonFormatter
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.waiting import eventually
@@ -80,8 +83,17 @@ def _reviewer(kube: Kube, clock: FakeClock) -> TokenReviewer:
 async def test_the_pod_behind_a_token() -> None:
     kube = _Reviews(GOOD)
     identity = await _reviewer(kube, FakeClock()).review("token", SOURCE)
-    assert identity == ("team", "job-1-0", "pod-uid")
+    assert identity == ("team", "default", "job-1-0", "pod-uid", "")
     assert kube.bodies[0]["spec"] == {"token": "token", "audiences": ["gpujob"]}
+
+
+async def test_the_node_behind_a_token() -> None:
+    """A pod's token names its node, too; a token may be bound to a node alone."""
+    node = {"authentication.kubernetes.io/node-name": ["n0"]}
+    for extra, pod in ((GOOD["user"]["extra"], ("job-1-0", "pod-uid")), ({}, ("", ""))):
+        user = {**GOOD["user"], "extra": {**extra, **node}}
+        reviewer = _reviewer(_Reviews({**GOOD, "user": user}), FakeClock())
+        assert await reviewer.review("token", SOURCE) == ("team", "default", *pod, "n0")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +142,27 @@ async def test_no_answer_is_not_remembered() -> None:
     assert await reviewer.review("token", SOURCE) is not None
 
 
+async def test_that_no_token_can_be_checked_is_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An operator that lacks the right takes no report, and its log says why."""
+    words = "cannot create resource tokenreviews"
+    kube, clock = _Reviews(Forbidden(403, "Forbidden", words)), FakeClock()
+    reviewer = _reviewer(kube, clock)
+
+    async def ask(number: int) -> None:
+        with pytest.raises(Forbidden):
+            await reviewer.review(f"token-{number}", SOURCE)
+
+    for number in range(5):
+        await ask(number)
+    (line,) = caplog.records
+    assert words in JsonFormatter().format(line)
+    clock.advance(SAID_AGAIN_SECONDS)
+    await ask(5)
+    assert len(caplog.records) == 2
+
+
 async def test_one_question_for_everybody_who_asks_the_same() -> None:
     kube = _SlowReviews(GOOD)
     reviewer = _reviewer(kube, FakeClock())
@@ -139,7 +172,7 @@ async def test_one_question_for_everybody_who_asks_the_same() -> None:
     kube.open.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(answers[0], asyncio.CancelledError)
-    assert answers[1:] == [("team", "job-1-0", "pod-uid")] * 4
+    assert answers[1:] == [("team", "default", "job-1-0", "pod-uid", "")] * 4
     assert len(kube.bodies) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Throttled, Unavailable
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import OUR_KINDS, Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import WATCHED, Watch, restart_of
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -39,7 +39,7 @@ class _Bench:
         await self.clock.sleep(seconds)
         await asyncio.sleep(0)
 
-    def _silent(self) -> None:
+    def _silent(self, kind: Kind) -> None:
         self.silences += 1
 
     async def start_watch(self) -> None:
@@ -142,6 +142,22 @@ async def test_repeated_breaks_end_in_a_fresh_list(bench: _Bench) -> None:
     bench.kube.break_streams(Unavailable(0, "SocketTimeoutError", "silent"))
     await eventually(lambda: bench.lists() == 2)
     await bench.following()
+
+
+async def test_a_restarted_watch_lists_again_with_the_next_sign_of_life(bench: _Bench) -> None:
+    await bench.start_watch()
+    others: list[int] = []
+    restart = restart_of([bench.watch], lambda: others.append(1))
+    restart(Kind.QUEUE)
+    assert (bench.lists(), others) == (1, [1])
+    restart(Kind.POD)
+    bench.kube.bookmark("pods")
+    await eventually(lambda: bench.lists() == 2)
+    await bench.following()
+    bench.kube.bookmark("pods")
+    bench.kube.put(PODS, pod_manifest(JOB))
+    await bench.pods(1)
+    assert (bench.lists(), others) == (2, [1])
 
 
 async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:

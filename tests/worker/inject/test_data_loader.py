@@ -1,4 +1,4 @@
-"""Worker processes for data loaders: only where they change neither samples nor order."""
+"""Worker processes for data loaders: which loaders get them, when, and how long."""
 
 import gc
 import io
@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset
 
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.inject.data_loader import (
-    add_workers,
-    go_on_here,
-    loader_refusal,
-    remove_workers,
-)
+from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.inject.worker_batches import WorkerBatches
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune import data_loader_policy
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.loader_trial import StepTimes
 from gpujob_worker.tune.registry import tuned
 
 
@@ -37,6 +34,11 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(self.start + index)
+
+
+class Long(Numbers):
+    def __len__(self) -> int:
+        return 60
 
 
 class Noisy(Numbers):
@@ -91,13 +93,32 @@ class Named(Numbers):
         raise KeyError(index)
 
 
+class CachedOwnNoise(OwnNoise):
+    """A collate_fn that draws from a generator of its own."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return torch.stack(samples) + self.generator.random()
+
+
+class DrawsAsItGoes(Sampler[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Any:
+        for _ in range(10):
+            yield int(torch.randint(10, ()))
+
+
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        (DataLoader(Numbers(), num_workers=2), "2 workers of its own"),
+        (DataLoader(Noisy(), num_workers=2), "2 workers draw random numbers"),
+        (DataLoader(Numbers(), num_workers=2, worker_init_fn=print), "worker_init_fn"),
         (DataLoader(Stream()), "streamed dataset"),
-        (DataLoader(Noisy()), "draws random numbers"),
-        (DataLoader(OwnNoise()), "draws random numbers"),
+        (DataLoader(OwnNoise()), "a random generator of its own"),
+        (DataLoader(Numbers(), collate_fn=CachedOwnNoise()), "a random generator of its own"),
+        (DataLoader(Numbers(), sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
+        (DataLoader(Numbers(), 2, sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
         (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
         (DataLoader(Changing()), "changes the dataset"),
         (DataLoader(Keeping()), "changes the dataset"),
@@ -113,54 +134,20 @@ def test_refusals(loader: Any, reason: str) -> None:
     assert own is None or own.bit_generator.state == before
 
 
-def test_accepted() -> None:
-    assert loader_refusal(DataLoader(Numbers())) is None
-    assert loader_refusal(DataLoader(TensorDataset(torch.arange(4)))) is None
-
-
-def test_order_and_random_state_stay_those_of_the_plain_loader() -> None:
-    orders: list[Any] = []
-    for injected in (False, True):
-        torch.manual_seed(9)
-        numbers = Numbers()
-        loader = DataLoader(numbers, batch_size=3, shuffle=True)
-        if injected:
-            add_workers(loader, 1)
-        passes: list[Any] = []
-        for _ in range(3):
-            passes.append([batch.tolist() for batch in loader])
-            # A look at one batch in the middle of a pass is a pass of its own.
-            whole = iter(loader)
-            passes.append([next(whole).tolist(), next(iter(loader)).tolist()])
-            passes.append([batch.tolist() for batch in whole])
-            # What the script changes between passes is seen by the next.
-            numbers.start += 100
-        orders.append((passes, torch.rand(3).tolist()))
-    assert orders[0] == orders[1]
-
-
-@pytest.mark.parametrize("taken", [1, 4, 10])
-def test_a_pass_goes_on_without_its_workers(taken: int) -> None:
-    """Every sample comes once and in the order of the plain loader, now and in later passes."""
-    orders: list[Any] = []
-    workers: list[Any] = []
-    for injected in (False, True):
-        torch.manual_seed(9)
-        loader = DataLoader(Numbers(), batch_size=1, shuffle=True)
-        if injected:
-            add_workers(loader, 2)
-        first: list[Any] = []
-        iterator: Any = iter(loader)
-        for batch in iterator:
-            first.append(batch.tolist())
-            if injected and len(first) == taken:
-                workers = iterator._workers
-                remove_workers(loader)
-                go_on_here(iterator)
-        orders.append((first, [batch.tolist() for batch in loader], torch.rand(3).tolist()))
-    assert orders[0] == orders[1]
-    assert len(workers) == 2
-    assert not any(worker.is_alive() for worker in workers)
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Numbers()),
+        DataLoader(Numbers(), num_workers=2),
+        DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
+        DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
+        DataLoader(Numbers(), sampler=[3, 1, 2]),
+    ],
+)
+def test_accepted(loader: Any) -> None:
+    state = torch.get_rng_state()
+    assert loader_refusal(loader) is None
+    assert torch.equal(state, torch.get_rng_state())
 
 
 class Training:
@@ -176,10 +163,13 @@ class Training:
         self.session.meter.clock = lambda: self.now
         self.session.state.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
+        self.session.explanation.verbose = True
         self.loader = self.new_loader()
         self.applied = Applied()
         # Another program is given the machine for a while in every fourth step.
         self.turns = False
+        # Of each step: whether its batch could come from worker processes.
+        self.worked: list[bool] = []
 
     def new_loader(self) -> DataLoader[Any]:
         return DataLoader(Numbers(), batch_size=1, shuffle=True)
@@ -212,14 +202,18 @@ class Training:
 
     def _steps(self, iterator: Any, seconds: float, waiting: float) -> list[Any]:
         seen: list[Any] = []
-        for batch in iterator:
-            self.policy.waited(waiting)
-            seen.append(batch.item())
+        while True:
+            self.policy.before_batch(iterator)
+            batch = next(iterator, None)
+            self.policy.waited(iterator, waiting if batch is not None else 0.0)
+            if batch is None:
+                return seen
+            seen.append(self.policy.received(batch).item())
+            self.worked.append(isinstance(iterator._next_data, WorkerBatches))
             self.now += seconds
             if self.turns and self.session.meter.steps % 4 == 0:
                 self.now += 0.6
             self.session.meter.step_done()
-        return seen
 
     def tuned(self) -> None:
         self.policy.decide(self.applied)
@@ -239,11 +233,59 @@ def test_workers_that_shorten_the_wait_and_the_steps_stay(training: Training) ->
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(1, 0.02, 0.008)
-    assert training.loader.num_workers == 0
+    assert not any(training.worked)
     training.passes(4, 0.012, 0.0)
-    assert training.loader.num_workers == 2
-    assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
+    # The first batch of each pass is loaded here: many a script looks at one only.
+    assert training.worked[20:] == [False, *[True] * 9] * 4
+    assert training.session.state.tuned == TunedSettings(data_loader_workers=1)
     assert "steps take 0.0120 s with workers, 0.0000 s of it waiting" in training.said
+    assert training.loader.num_workers == 0
+
+
+def test_they_come_in_the_middle_of_a_pass(training: Training) -> None:
+    """The only pass of a run may take days."""
+    training.loader = DataLoader(Long(), batch_size=1, shuffle=True)
+    training.tuned()
+    assert sorted(training.passes(1, 0.02, 0.008)) == [*range(60)]
+    assert 10 <= training.worked.index(True) <= 13
+
+
+def test_as_many_as_the_step_needs_within_the_cores(
+    training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = StepTimes(0.1, 0.06)
+    assert times.workers_needed(0) == 2  # 0.06 s of loading for 0.04 s of computing, and a margin
+    assert times.workers_needed(2) == 7  # two load a batch in 0.1 s
+    assert StepTimes(0.1, 0.001).workers_needed(0) == 1
+    training.tuned()
+    training.passes(3, 0.1, 0.09)
+    assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
+    assert "waiting takes 90 %: 2 worker processes, on trial" in capsys.readouterr().err
+
+
+def test_advice_where_the_cores_are_too_few(training: Training) -> None:
+    training.tuned()
+    training.passes(1, 0.1, 0.09)
+    training.passes(5, 0.08, 0.07)
+    assert "s with workers" in training.said
+    assert "data format recommended: waiting takes 8" in training.said
+    assert "processes would keep up and there are cores for 2: samples that" in training.said
+
+
+def test_waiting_counts_once_the_other_settings_are_in_force(training: Training) -> None:
+    """Steps that have become shorter wait for what they did not wait for before."""
+    training.session.state.baseline_wait_percent = 4.0
+    training.tuned()
+    assert training.said == "data loading skipped: 4.0 % of the step is spent waiting, below 10"
+    training.passes(3, 0.02, 0.008)
+    assert any(training.worked)
+
+
+def test_a_loop_that_waits_little_gets_none(training: Training) -> None:
+    training.tuned()
+    training.passes(3, 0.02, 0.001)
+    assert not any(training.worked)
+    assert training.said == "data loading skipped: 5.0 % of the step is spent waiting, below 10"
 
 
 def test_a_machine_that_is_taken_in_turns_does_not_speak_against_workers(
@@ -255,7 +297,7 @@ def test_a_machine_that_is_taken_in_turns_does_not_speak_against_workers(
     training.passes(1, 0.02, 0.008)
     training.turns = True
     training.passes(4, 0.013, 0.001)
-    assert training.loader.num_workers == 2
+    assert training.worked[-1]
     assert "steps take 0.0130 s with workers, 0.0010 s of it waiting" in training.said
 
 
@@ -284,15 +326,27 @@ def test_workers_that_give_nothing_go_in_the_middle_of_the_pass(
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(1, 0.02, 0.008)
-    seen = training.passes(2, seconds, waiting)
-    seen += training.passes(1, seconds, waiting)
-    assert training.loader.num_workers == 0
-    assert sorted(seen) == sorted([*range(10)] * 3)
+    seen = training.passes(4, seconds, waiting)
+    assert sorted(seen) == sorted([*range(10)] * 4)
     assert training.applied.loader_workers is None
     assert training.session.state.tuned == TunedSettings()
     assert "data loading skipped: no gain: steps take" in training.said
     training.passes(1, seconds, waiting)
-    assert training.loader.num_workers == 0
+    assert not any(training.worked[-10:])
+
+
+def test_a_loader_with_a_few_workers_gets_more(
+    training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the rest of its pass on trial, and from the start of a pass once it was judged."""
+    training.loader = DataLoader(Numbers(), batch_size=1, shuffle=True, num_workers=1)
+    training.tuned()
+    training.passes(2, 0.02, 0.008)
+    assert training.loader.num_workers == 1
+    seen = training.passes(5, 0.012, 0.0)
+    assert sorted(seen) == sorted([*range(10)] * 5)
+    assert "2 worker processes, after 1 of its own" in capsys.readouterr().err
+    assert training.loader.num_workers == 2
 
 
 @pytest.mark.parametrize(
@@ -311,22 +365,12 @@ def test_loaders_that_are_made_for_one_pass_are_judged_and_let_go(
     assert not any(loader() for loader in loaders)
 
 
-def test_too_few_steps_before_a_pass_start_no_trial(training: Training) -> None:
-    training.tuned()
-    training.passes(1, 0.02, 0.008)
-    assert training.loader.num_workers == 0
-    training.passes(1, 0.02, 0.008)
-    assert training.loader.num_workers == 0  # nine steps were timed: the first has no start
-    training.passes(1, 0.02, 0.008)
-    assert training.loader.num_workers == 2
-
-
 def test_a_recommendation_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(monkeypatch, OptimizeMode.RECOMMEND)
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(3, 0.02, 0.008)
-    assert training.loader.num_workers == 0
+    assert not any(training.worked)
     assert training.session.state.tuned == TunedSettings()
     expected = "data loading recommended: 2 worker processes: waiting takes 40 % of a step"
     assert training.said == expected
@@ -337,5 +381,5 @@ def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.Mon
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(3, 0.02, 0.008)
-    assert training.loader.num_workers == 0
+    assert not any(training.worked)
     assert training.said == "data loading skipped: something waits for a core"

@@ -48,6 +48,14 @@ def test_each_module_has_one_setting_and_each_field_one_owner() -> None:
     assert len({setting.ORDER for setting in SETTINGS}) == len(SETTINGS)
 
 
+def test_a_setting_for_memory_survives_a_return_to_memory_only() -> None:
+    """A roll-back under a memory limit keeps exactly the settings that say they are for memory."""
+    kept = FULL.memory_only()
+    for setting in SETTINGS:
+        if setting.NAME != "data_loader":
+            assert setting.chosen(kept) == setting.FOR_MEMORY, setting.NAME
+
+
 def test_names_are_known_without_torch() -> None:
     """The command line needs them before it is known whether the script imports torch at all."""
     code = (

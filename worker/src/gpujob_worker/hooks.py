@@ -108,7 +108,7 @@ class Hooks:
         watch_loaders(
             guard(loaders.before_pass),
             guard(loaders.begun),
-            guard(session.meter.wait_starts),
+            guard(loaders.before_batch),
             guard(loaders.received, _unchanged),
             guard(loaders.waited),
         )

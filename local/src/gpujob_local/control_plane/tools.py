@@ -63,6 +63,7 @@ def _containerd(name: str, build_seconds: int) -> Binary:
 
 
 _CONTAINERD = "github.com/containerd/containerd/v2"
+_KWOK = "sigs.k8s.io/kwok"
 _ETCD = "go.etcd.io/etcd/server/v3"
 SETS: dict[str, tuple[Binary, ...]] = {
     "kubernetes": (
@@ -88,6 +89,8 @@ SETS: dict[str, tuple[Binary, ...]] = {
         Binary("pause", "./pause", _CONTAINERD, (), 0, 5),
     ),
     "coredns": (Binary("coredns", ".", "github.com/coredns/coredns", (), 0, 100),),
+    # Plays kubelets in a benchmark.
+    "kwok": (Binary("kwok", f"{_KWOK}/cmd/kwok", _KWOK, (), 0, 100),),
 }
 # What a local cluster of process nodes and the chart's tests need; real kubelets need all sets.
 DEFAULT_SETS = ("kubernetes", "helm")

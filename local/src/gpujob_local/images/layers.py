@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,9 @@ SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
 SITE_PACKAGES = f"opt/gpujob/lib/python{PYTHON_VERSION}/site-packages"
 LIMIT_SECONDS = 900.0
+# Of a layer that follows every change of a checkout, so many are kept, and what may be in use.
+KEPT = 4
+IN_USE_SECONDS = 3600.0
 # No use in a container, and a third of the base.
 _LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt")
 
@@ -55,7 +59,21 @@ def cached_layer(name: str, key: str, fill: Fill, owner: str = "0:0") -> Layer:
             packed = Path(temporary) / "layer.tar"
             pack(root, packed, owner)
             packed.rename(target)
+    os.utime(target)
+    remove_old(images_cache().glob(f"{name}-*.tar"), KEPT, IN_USE_SECONDS)
     return Layer.of(target)
+
+
+def remove_old(made: Iterable[Path], kept: int, in_use_seconds: float) -> None:
+    """Of what was made under one name, what is neither among the newest nor was used of late."""
+    for old in newest_first(made)[kept:]:
+        if time.time() - old.stat().st_mtime > in_use_seconds:
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+
+
+def newest_first(made: Iterable[Path]) -> list[Path]:
+    """By when they were used last."""
+    return sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def cached_folder(name: str, key: str, fill: Fill) -> Path:

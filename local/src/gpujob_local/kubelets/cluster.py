@@ -55,6 +55,7 @@ class KubeletCluster:
         self._say = say
         self._binaries: dict[str, Path] = {}
         self._children: list[Child] = []
+        self._added: set[str] = set()
         self.marker_value = f"kubelets-{secrets.token_hex(8)}"
         self._record = Record(
             directory=str(directory),
@@ -128,11 +129,14 @@ class KubeletCluster:
         return done.stdout
 
     def add_image(self, image: Image) -> None:
-        """Every node has it from now on, as if it had been pulled."""
+        """Every node has it from now on, as if it had been pulled; a name means one image."""
+        if self._added.issuperset(image.names):
+            return
         archive = write_archive([image], architecture(), self.directory / "image.tar")
         for node in self.nodes.values():
             node.import_images(archive)
         archive.unlink()
+        self._added.update(image.names)
 
     def user_environment(self) -> dict[str, str]:
         """What a shell needs to work with this cluster."""

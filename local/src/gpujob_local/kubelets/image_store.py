@@ -12,13 +12,13 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpujob_local.control_plane.control_plane import ClusterError
 from gpujob_local.control_plane.go_toolchain import ToolError
 from gpujob_local.images.archive import Image, configuration, write_archive
-from gpujob_local.images.layers import Say, images_cache, key_of, only_one
+from gpujob_local.images.layers import Say, images_cache, key_of, newest_first, only_one, remove_old
 from gpujob_local.kubelets.configuration import to_toml
 from gpujob_local.processes.processes import Child, start_child, stop_child
 
@@ -49,7 +49,8 @@ def image_store(
             _make(target, images, binaries, environment, say)
         # Its folder has the date of the one that it was linked from, and the oldest ones go.
         os.utime(target)
-        _remove_old()
+        # Not those of which somebody may just link files.
+        remove_old(_stores(), KEPT, IN_USE_SECONDS)
     return target
 
 
@@ -64,19 +65,12 @@ def _make(
     with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{NAME}-") as temporary:
         folder = Path(temporary)
         # What an earlier store has unpacked is not unpacked again.
-        if earlier := _stores():
+        if earlier := newest_first(_stores()):
             link_store(earlier[0], folder / "root")
         archive = write_archive(images, architecture(), folder / "images.tar")
         _import(archive, folder, binaries, environment)
         (folder / "root").rename(target)
     say(f"images: {len(images)} unpacked after {time.monotonic() - began:.0f} s")
-
-
-def _remove_old() -> None:
-    """Not those of which somebody may just link files."""
-    for old in _stores()[KEPT:]:
-        if time.time() - old.stat().st_mtime > IN_USE_SECONDS:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def architecture() -> str:
@@ -98,10 +92,8 @@ def link_store(source: Path, target: Path) -> None:
         os.replace(copy, database)
 
 
-def _stores() -> list[Path]:
-    """Newest first."""
-    found = images_cache().glob(f"{NAME}-*")
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+def _stores() -> Iterator[Path]:
+    return images_cache().glob(f"{NAME}-*")
 
 
 def import_archive(archive: Path, socket: Path, ctr: Path) -> None:

@@ -6,7 +6,7 @@ plain objects.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -248,7 +248,7 @@ class Kube:
         label_selector: str = "",
         field_selector: str = "",
         seconds: int = 300,
-    ) -> AsyncIterator[Manifest]:
+    ) -> AsyncGenerator[Manifest, None]:
         """Yields the events after a resourceVersion, bookmarks included, until the server ends the
         stream.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpujob_operator.act.kube import LEASES, ApiError, Conflict, Kube, Manifest, NotFound
 from gpujob_operator.logs import Log
+from gpujob_operator.read.shapes import identity
 
 log = Log(__name__)
 
@@ -56,6 +57,7 @@ class Leadership:
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         changed: Callable[[bool], None] = lambda leads: None,
+        restored: Callable[[], None] = lambda: None,
         legacy: Legacy | None = None,
     ) -> None:
         self._kube = kube
@@ -63,6 +65,10 @@ class Leadership:
         self._monotonic = monotonic
         self._sleep = sleep
         self._changed = changed
+        # Called for a Lease that is older than it once was: the data was restored from a backup.
+        self._restored = restored
+        # The UID and the newest version of the Lease that the API server has said.
+        self._seen: tuple[str, int] = ("", 0)
         self._legacy = legacy
         # Whether the legacy has been read since another process may have led.
         self._inherited = False
@@ -159,9 +165,18 @@ class Leadership:
 
     async def _get(self) -> Manifest | None:
         try:
-            return await self._kube.get(LEASES, self._settings.name, self._settings.namespace)
+            lease = await self._kube.get(LEASES, self._settings.name, self._settings.namespace)
         except NotFound:
             return None
+        before, now = self._seen, self._see(lease)
+        if before[0] == now[0] and now[1] < before[1]:
+            self._restored()
+        return lease
+
+    def _see(self, lease: Manifest) -> tuple[str, int]:
+        found = identity(lease)
+        self._seen = found.uid, found.version
+        return self._seen
 
     async def _create(self) -> bool:
         now = _now()
@@ -192,7 +207,7 @@ class Leadership:
         """
         settings = self._settings
         try:
-            await self._kube.replace(LEASES, settings.name, lease, settings.namespace)
+            self._see(await self._kube.replace(LEASES, settings.name, lease, settings.namespace))
         except (Conflict, NotFound):
             return False
         return True

@@ -1,4 +1,5 @@
-"""Asks the API server which pod a worker's token belongs to, and caches the answer.
+"""Asks the API server whom a token belongs to, a worker's pod or a node's agent, and caches the
+answer.
 
 Questions are bounded: one for each token, a few at once, and few from an address whose tokens were
 refused, so that nobody can make the API server busy through the report port.
@@ -7,15 +8,19 @@ refused, so that nobody can make the API server busy through the report port.
 import asyncio
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache, TLRUCache
 
 from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
 
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
+_NODE_NAME = "authentication.kubernetes.io/node-name"
 _PREFIX = "system:serviceaccount:"
 # A pod that is gone is refused whatever its token says, so that a proven token may be believed for
 # longer than a refused one.
@@ -29,9 +34,22 @@ REVIEWS_OF_SOURCE_AT_ONCE_MAX = 2
 REFUSED_BURST_MAX = 4.0
 REFUSED_PER_SECOND_MAX = 0.1
 SOURCES_MAX = 4096
+# Every worker asks again within seconds: one line says it for all.
+SAID_AGAIN_SECONDS = 60.0
 
-# namespace, pod name, pod UID
-Identity = tuple[str, str, str]
+
+class Identity(NamedTuple):
+    """A service account, and what its token is bound to; "" for what it is not bound to.
+
+    The token of a pod names the pod and the node that the pod was bound to. A token can also be
+    bound to a node alone.
+    """
+
+    namespace: str
+    account: str
+    pod_name: str
+    pod_uid: str
+    node: str
 
 
 class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of the program
@@ -41,18 +59,26 @@ class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of
 class TokenReviewer:
     """TokenReview with a bounded cache. Its keys are hashes, so no token stays in memory."""
 
-    def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        monotonic: Callable[[], float],
+        *,
+        waiting_max: int = REVIEWS_WAITING_MAX,
+    ) -> None:
         self._kube = kube
         self._monotonic = monotonic
+        self._waiting_max = waiting_max
         self._answers: TLRUCache[bytes, tuple[Identity | None]] = TLRUCache(
             ANSWERS_MAX, ttu=_believed_until, timer=monotonic
         )
         self._asked: dict[bytes, asyncio.Future[Identity | None]] = {}
         self._at_once = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
         self._sources: LRUCache[str, _Source] = LRUCache(SOURCES_MAX)
+        self._said_at = float("-inf")
 
     async def review(self, token: str, source: str) -> Identity | None:
-        """Namespace, name and UID of the pod, or None. `source` is the address that sent the token.
+        """Whose token it is, or None. `source` is the address that sent the token.
 
         Raises `TooManyReviews` where the bounds forbid the question, `ApiError` if nobody can say.
         """
@@ -63,8 +89,8 @@ class TokenReviewer:
             return known[0]
         asked = self._asked.get(key)
         if asked is None:
-            if len(self._asked) >= REVIEWS_WAITING_MAX:
-                raise TooManyReviews(f"{REVIEWS_WAITING_MAX} tokens wait for their review")
+            if len(self._asked) >= self._waiting_max:
+                raise TooManyReviews(f"{self._waiting_max} tokens wait for their review")
             asked = asyncio.ensure_future(self._ask(key, token, self._source(source)))
             self._asked[key] = asked
             asked.add_done_callback(lambda done: self._answered(key, done))
@@ -93,11 +119,20 @@ class TokenReviewer:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [TOKEN_AUDIENCE]},
         }
-        answer = await self._kube.create(TOKEN_REVIEWS, review)
-        status = answer.get("status")
-        if not isinstance(status, dict):
-            raise ApiError(0, "BadAnswer", "TokenReview without status")
+        try:
+            status = (await self._kube.create(TOKEN_REVIEWS, review)).get("status")
+            if not isinstance(status, dict):
+                raise ApiError(0, "BadAnswer", "TokenReview without status")
+        except ApiError as error:
+            self._say(error)
+            raise
         return status
+
+    def _say(self, error: ApiError) -> None:
+        """That no report is taken meanwhile, which the workers alone would hear otherwise."""
+        if self._monotonic() - self._said_at >= SAID_AGAIN_SECONDS:
+            self._said_at = self._monotonic()
+            log.warning("tokens of workers cannot be checked", error=str(error))
 
     def _source(self, address: str) -> "_Source":
         return self._sources.setdefault(address, _Source(address, self._monotonic()))
@@ -133,10 +168,17 @@ def _identity(status: dict[str, Any]) -> Identity | None:
     ):
         return None
     user = status.get("user") or {}
-    extra = user.get("extra") or {}
-    names, uids = extra.get(_POD_NAME) or (), extra.get(_POD_UID) or ()
     username = str(user.get("username") or "")
-    if len(names) != 1 or len(uids) != 1 or not username.startswith(_PREFIX):
+    namespace, _, account = username.removeprefix(_PREFIX).partition(":")
+    if not username.startswith(_PREFIX):
         return None
-    namespace = username.removeprefix(_PREFIX).partition(":")[0]
-    return namespace, names[0], uids[0]
+    extra = user.get("extra") or {}
+    pod_name, pod_uid, node = (_only(extra.get(key)) for key in (_POD_NAME, _POD_UID, _NODE_NAME))
+    if not (pod_name and pod_uid) and not node:
+        return None
+    return Identity(namespace, account, pod_name, pod_uid, node)
+
+
+def _only(values: list[str] | None) -> str:
+    """The value where there is exactly one."""
+    return values[0] if values is not None and len(values) == 1 else ""

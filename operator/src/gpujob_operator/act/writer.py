@@ -44,6 +44,7 @@ from gpujob_operator.decide.model.plan import (
 )
 from gpujob_operator.decide.model.workers import was_created_for, worker_name
 from gpujob_operator.logs import Log
+from gpujob_operator.read.shapes import version_number
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch
 from gpujob_operator.render.service import gang_service
@@ -77,6 +78,8 @@ class Feedback:
     written: Callable[[ResourceType, Manifest], None]
     gone: Callable[[ResourceType, str], None]
     noted: Callable[[Metadata, EventNote], None] = lambda metadata, note: None
+    # The API server has an older state of an object than it once had.
+    restored: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +103,15 @@ class Writer:
         configuration: Configuration,
         clock: Callable[[], datetime],
         may_act: Callable[[], bool],
-        pod_version: Callable[[str], int] = lambda uid: 0,
+        version: Callable[[ResourceType, str], int] = lambda kind, uid: 0,
     ) -> None:
         self._kube = kube
         self._feedback = feedback
         self._configuration = configuration
         self._clock = clock
         self.may_act = may_act
-        # The resourceVersion of a pod, by UID, in the newest snapshot; 0: unknown.
-        self._pod_version = pod_version
+        # The resourceVersion of an object, by UID, in the newest snapshot; 0: unknown.
+        self._version = version
 
     def pinned(self, item: PlanItem) -> PlanItem:
         """The item with the state of the cluster for which it was decided. Call it before anything
@@ -116,7 +119,7 @@ class Writer:
         """
         if not isinstance(item, DeletePod):
             return item
-        version = self._pod_version(item.pod.uid)
+        version = self._version(PODS, item.pod.uid)
         return replace(item, resource_version=str(version)) if version else item
 
     async def write(self, item: PlanItem) -> None:
@@ -233,15 +236,19 @@ class Writer:
 
         Returns the object that has the name now, or None.
         """
+        before = self._version(kind, uid)
         try:
             current = await self._kube.get(kind, name, namespace)
         except NotFound:
             self._feedback.gone(kind, uid)
             return None
-        if current["metadata"]["uid"] != uid:
+        found = _Current(current["metadata"]["uid"], str(current["metadata"]["resourceVersion"]))
+        if found.uid != uid:
             self._feedback.gone(kind, uid)
+        elif 0 < version_number(found.version) < before:
+            self._feedback.restored()
         self._feedback.written(kind, current)
-        return _Current(current["metadata"]["uid"], str(current["metadata"]["resourceVersion"]))
+        return found
 
     async def _create_pod(self, item: CreatePod) -> None:
         manifest = worker_pod(item, self._configuration)

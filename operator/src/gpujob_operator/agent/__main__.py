@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPUS_MAX
@@ -19,6 +20,7 @@ from gpujob_operator.act.kube import Kube
 from gpujob_operator.agent.agent import HANG_SECONDS, Agent, AgentMustEndError, nothing
 from gpujob_operator.agent.cpu.devices import cpu_devices
 from gpujob_operator.agent.cpu.pods import PodDevices
+from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.liveness import Liveness
 from gpujob_operator.agent.nvml import Nvml, load_nvml
 from gpujob_operator.agent.owners import (
@@ -29,12 +31,15 @@ from gpujob_operator.agent.owners import (
     start_ticks,
 )
 from gpujob_operator.agent.publish import Publisher
+from gpujob_operator.agent.websocket import WebSocketConnections
 from gpujob_operator.logs import Log, configure_logs
 from gpujob_operator.observe.listener import listening
 from gpujob_operator.options import listen_address
 
 log = Log(__name__)
 
+# Where the chart mounts the token.
+TOKEN_FILE = Path("/var/run/secrets/gpujob.dev/token")
 EXIT_USAGE = 2
 EXIT_RESTART = 3
 CPU_MEMORY_BYTES_MIN = 64 * MIB
@@ -56,6 +61,13 @@ def _arguments() -> argparse.Namespace:
     add("--cpu-memory", type=_memory, default="2Gi", help="memory of each, 64Mi at least")
     add("--cpu-beside-gpus", action="store_true", help="CPU cards on a node that has a GPU, too")
     add("--process-owner", choices=sorted(OWNERS), default="cgroup")
+    add(
+        "--readings-url",
+        default="",
+        metavar="URL[,URL]",
+        help="where operators take readings; without it they go by the status of the GPUNode",
+    )
+    add("--token-file", type=Path, default=TOKEN_FILE, help="for --readings-url")
     add("--interval-seconds", type=float, default=2.0)
     add(
         "--hang-seconds",
@@ -102,8 +114,31 @@ def _devices(
     return cpu_devices(arguments.node, count, memory_bytes, pods, beside_gpus=beside), pods.learn
 
 
+def _direct(
+    arguments: argparse.Namespace, connections: WebSocketConnections
+) -> DirectReadings | None:
+    addresses = [one.strip() for one in arguments.readings_url.split(",") if one.strip()]
+    if not addresses:
+        return None
+    return DirectReadings(addresses, connections.connect, time.monotonic)
+
+
+@asynccontextmanager
+async def _running(direct: DirectReadings | None) -> AsyncGenerator[None]:
+    """Keeps the connection while the block runs."""
+    task = None if direct is None else asyncio.create_task(direct.run())
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
 async def _run(arguments: argparse.Namespace) -> None:
     kube = Kube(await load_configuration(arguments.kubeconfig))
+    connections = WebSocketConnections(arguments.token_file)
+    direct = _direct(arguments, connections)
     publisher = Publisher(
         kube,
         arguments.node,
@@ -111,6 +146,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         agent_version=version("gpujob"),
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
+        direct=direct,
     )
     liveness = Liveness(2 * arguments.hang_seconds, time.monotonic)
     owner = remembered(OWNERS[arguments.process_owner](), start_ticks())
@@ -134,12 +170,14 @@ async def _run(arguments: argparse.Namespace) -> None:
                 serving = listening(liveness.application(), address.host, address.port)
                 url = await stack.enter_async_context(serving)
                 log.info("serving health", url=url)
+            await stack.enter_async_context(_running(direct))
             await agent.run()
     except AgentMustEndError as error:
         print(f"gpujob-agent: {error}", file=sys.stderr, flush=True)
         # The interpreter would wait for the thread that is in the driver.
         os._exit(EXIT_RESTART)
     finally:
+        await connections.close()
         await kube.close()
 
 

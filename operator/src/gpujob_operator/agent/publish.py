@@ -1,13 +1,18 @@
-"""Writes readings into the status of the node's GPUNode: at once after a material change, as a
-heartbeat otherwise. Creates the object if it is missing; deletes nothing.
+"""Tells what the agent reads: at once after a material change, as a heartbeat otherwise.
+
+To the operator directly where there is a connection. The status of the node's GPUNode is then for
+people, and written when a GPU comes, goes, sickens or heals, within half a minute when it is used
+by others, and every few minutes. Without a connection the status is the way to the operator, and
+all is written there. Creates the GPUNode if it is missing; deletes nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from random import Random
 
 from gpujob_api.codec import FieldError, encode
-from gpujob_api.gpunode import GPU, UNREADABLE, GPUNodeStatus, summarize
+from gpujob_api.gpunode import GPU, STATUS_SECONDS_MAX, UNREADABLE, GPUNodeStatus, summarize
 from gpujob_api.manifest import GPUNODE, gpunode_from_manifest
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
 from gpujob_operator.act.kube import (
@@ -19,6 +24,12 @@ from gpujob_operator.act.kube import (
     Manifest,
     NotFound,
 )
+from gpujob_operator.agent.changes import (
+    differs_for_good,
+    differs_for_people,
+    materially_different,
+)
+from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
@@ -28,8 +39,10 @@ HEARTBEAT_INTERVALS = 5
 # A third of the age at which the operator considers a reading stale. With a longer reading interval
 # every reading is written, so that idle GPUs do not become stale.
 HEARTBEAT_SECONDS_MAX = 10.0
-MEMORY_CHANGE_FRACTION = 0.01
-MEMORY_CHANGE_BYTES = 32 * 1024**2
+# Of a status that is for people: between two writes for changes of use. Nodes that joined together
+# do not write together.
+SHOWN_SECONDS_MIN = 30.0
+SHOWN_SECONDS_SPREAD = 75.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,11 @@ class Publisher:
         agent_version: str,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
+        direct: DirectReadings | None = None,
     ) -> None:
+        """Without `direct` the status is the only way."""
+        self._direct = direct
+        self._random = Random(node)  # noqa: S311 - jitter
         self._kube = kube
         self._node = node
         self._interval_seconds = interval_seconds
@@ -59,18 +76,24 @@ class Publisher:
         self._published: GPUNodeStatus | None = None
         self._recalled: GPUNodeStatus | None = None
         self._published_at = float("-inf")
+        # What was sent or written for the operator, and when.
+        self._delivered: GPUNodeStatus | None = None
+        self._delivered_at = float("-inf")
+        # When the figures were read; None while they are those of an earlier agent.
+        self._read_at: float | None = None
+        self._shown_seconds = STATUS_SECONDS_MAX
         self._generation = 0
 
     @property
     def last(self) -> GPUNodeStatus:
-        """The last status that was written, by this agent or an earlier one."""
-        return self._published or self._recalled or GPUNodeStatus()
+        """What was sent or written last, by this agent or an earlier one."""
+        return self._delivered or self._recalled or GPUNodeStatus()
 
     async def recall(self) -> None:
         """Reads what an earlier agent of this node wrote, because jobs may run on GPUs that do not
         answer now. Raises `ApiError`.
         """
-        if self._published is not None or self._recalled is not None:
+        if self._delivered is not None or self._recalled is not None:
             return
         try:
             # An empty patch returns the object and needs no right to read.
@@ -82,8 +105,9 @@ class Publisher:
     async def publish(
         self, gpus: tuple[GPU, ...], driver_version: str, readiness: Readiness
     ) -> bool:
-        """Publishes a new reading. Returns True if it was written. Raises `ApiError`."""
+        """Publishes a new reading. Returns True if it was sent or written. Raises `ApiError`."""
         now = self._clock()
+        self._read_at = self._monotonic()
         return await self._publish(gpus, driver_version, readiness, now, now)
 
     async def publish_failure(self, readiness: Readiness) -> bool:
@@ -121,11 +145,39 @@ class Publisher:
             summary=summarize(gpus),
             conditions=(self._condition(readiness, now),),
         )
-        if not self._due(status):
+        if self._due(status):
+            if not await self._deliver(status):
+                await self._show(status)
+            self._delivered, self._delivered_at = status, self._monotonic()
+            delivered = True
+        else:
+            delivered = False
+        if self._worth_showing(status):
+            await self._show(status)
+            return True
+        return delivered
+
+    async def _deliver(self, status: GPUNodeStatus) -> bool:
+        """Only of what this agent read itself it knows the age."""
+        if self._direct is None or self._read_at is None:
             return False
+        return await self._direct.deliver(status, self._read_at)
+
+    async def _show(self, status: GPUNodeStatus) -> None:
         await self._write(status)
         self._published, self._published_at = status, self._monotonic()
-        return True
+        self._shown_seconds = STATUS_SECONDS_MAX - self._random.uniform(0, SHOWN_SECONDS_SPREAD)
+
+    def _worth_showing(self, status: GPUNodeStatus) -> bool:
+        """Whether a status that is not the way to the operator is to be written."""
+        if self._published is status:
+            return False
+        if self._published is None or differs_for_good(self._published, status):
+            return True
+        passed = self._monotonic() - self._published_at
+        if passed >= self._shown_seconds:
+            return True
+        return passed >= SHOWN_SECONDS_MIN and differs_for_people(self._published, status)
 
     def _condition(self, readiness: Readiness, now: datetime) -> Condition:
         condition = Condition(
@@ -136,7 +188,7 @@ class Publisher:
             last_transition_time=now,
             observed_generation=self._generation,
         )
-        before = self._published.conditions if self._published is not None else ()
+        before = self._delivered.conditions if self._delivered is not None else ()
         for old in before:
             if old.status is condition.status:
                 return replace(condition, last_transition_time=old.last_transition_time)
@@ -145,9 +197,9 @@ class Publisher:
     def _due(self, status: GPUNodeStatus) -> bool:
         heartbeat = min(self._interval_seconds * HEARTBEAT_INTERVALS, HEARTBEAT_SECONDS_MAX)
         # A heartbeat half an interval early is better than one a whole interval late.
-        if self._monotonic() - self._published_at >= heartbeat - self._interval_seconds / 2:
+        if self._monotonic() - self._delivered_at >= heartbeat - self._interval_seconds / 2:
             return True
-        return self._published is None or materially_different(self._published, status)
+        return self._delivered is None or materially_different(self._delivered, status)
 
     async def _write(self, status: GPUNodeStatus) -> None:
         # A merge patch replaces lists as a whole, so no GPU of an earlier agent remains.
@@ -181,32 +233,3 @@ class Publisher:
             return []
         uid = node["metadata"]["uid"]
         return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid}]
-
-
-def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if a decision may depend on the difference: GPUs, processes, health, or memory beyond
-    noise.
-    """
-    if len(before.gpus) != len(now.gpus):
-        return True
-    if [(one.status, one.reason) for one in before.conditions] != [
-        (one.status, one.reason) for one in now.conditions
-    ]:
-        return True
-    return any(_gpu_differs(one, other) for one, other in zip(before.gpus, now.gpus, strict=True))
-
-
-def _gpu_differs(before: GPU, now: GPU) -> bool:
-    if _identity(before) != _identity(now):
-        return True
-    limit = max(MEMORY_CHANGE_BYTES, MEMORY_CHANGE_FRACTION * now.memory_total_bytes)
-    pairs = zip(before.processes, now.processes, strict=True)
-    moved = [abs(one.memory_bytes - other.memory_bytes) for one, other in pairs]
-    moved.append(abs(before.memory_used_bytes - now.memory_used_bytes))
-    return max(moved) > limit
-
-
-def _identity(gpu: GPU) -> object:
-    owners = [(process.pid, process.pod_uid) for process in gpu.processes]
-    total, reserved = gpu.memory_total_bytes, gpu.memory_reserved_bytes
-    return gpu.uuid, gpu.model, total, reserved, gpu.healthy, gpu.health_message, owners

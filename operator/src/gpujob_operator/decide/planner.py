@@ -14,8 +14,8 @@ from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus, with_reservation
-from gpujob_operator.decide.capacity.sites import gpus_at, is_same_place, sites_of
+from gpujob_operator.decide.capacity.cluster import Capacity, Place, holds_gpus, with_reservation
+from gpujob_operator.decide.capacity.sites import gpus_at, gpus_by_place, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
@@ -143,7 +143,7 @@ class _Cycle:
     unheard: set[str] = field(default_factory=set[str])
     # Larger reservations of this cycle, by UID. They count at once: nobody else gets these bytes.
     grown: dict[str, Reservation] = field(default_factory=dict[str, Reservation])
-    _promised_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    _promised_bytes: dict[Place, int] = field(default_factory=dict[Place, int])
     _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
 
     @property
@@ -185,11 +185,7 @@ class _Cycle:
         if still_holds(entry, inputs, self.now):
             entry.inputs = inputs
             return None
-        promised = {
-            gpu.uuid: self._promised_bytes[gpu.uuid]
-            for gpu in gpus_at(inputs.sites)
-            if gpu.uuid in self._promised_bytes
-        }
+        promised = self._promised_at(inputs)
         if promised:
             # Decided again in the next cycle, when the GPUs say so themselves.
             inputs = replace(inputs, promised_bytes=promised)
@@ -198,6 +194,15 @@ class _Cycle:
         step = attempt.advance(entry.job, inputs, self.configuration, self.now)
         self._count_growth(uid, entry.job, step.status, inputs)
         return step
+
+    def _promised_at(self, inputs: JobInputs) -> dict[Place, int]:
+        """What this cycle has already given to other jobs on the GPUs of this one."""
+        promised = self._promised_bytes
+        if not promised:
+            return {}
+        return {
+            place: promised[place] for place in gpus_by_place(inputs.sites) if place in promised
+        }
 
     def _count_growth(self, uid: str, job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> None:
         held, wanted = job.status.reservation, status.reservation
@@ -211,10 +216,10 @@ class _Cycle:
         if larger == replace(held, source=wanted.source):
             return
         self.grown[uid] = larger
-        for gpu in gpus_at(inputs.sites):
+        for place, gpu in gpus_by_place(inputs.sites).items():
             more_bytes = gpu.free_bytes - with_reservation(gpu, uid, larger).free_bytes
-            before_bytes = self._promised_bytes.get(gpu.uuid, 0)
-            self._promised_bytes[gpu.uuid] = before_bytes + more_bytes
+            before_bytes = self._promised_bytes.get(place, 0)
+            self._promised_bytes[place] = before_bytes + more_bytes
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""

@@ -6,8 +6,8 @@ pod without its job's newest status would look like a leftover, and a job withou
 look lost. Therefore jobs are listed first and pods last, after the Lease is acquired.
 
 kopf does not report an object that vanished while a watch was interrupted, nor a watch that has
-died. A full list finds both: missing objects are removed from the cache, and a change that kopf
-should have reported long ago makes kopf restart.
+died. A full list finds both: missing objects are removed from the cache, and a change that should
+have been reported long ago makes the kind's watch restart (`silent`).
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Relist:
         kube: Kube,
         cache: Cache,
         *,
-        silent: Callable[[], None],
+        silent: Callable[[Kind], None],
         retry: Retry | None = None,
         period_seconds: float = RELIST_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
@@ -108,7 +108,7 @@ class Relist:
             await self._retry.sleep(self._grace_seconds)
         if self._take(kind, listing, mark):
             log.warning("events missed", kind=kind.value)
-            self._silent()
+            self._silent(kind)
 
     def _take(self, kind: Kind, listing: Listing, mark: Mark) -> bool:
         version = listing.resource_version

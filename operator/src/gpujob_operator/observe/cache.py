@@ -13,7 +13,7 @@ from typing import Any
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpunode import GPUNode, GPUNodeStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.configuration import Configuration
@@ -28,15 +28,13 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.freshness import Freshness
-from gpujob_operator.observe.program_faults import ProgramFaults
+from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unreadable import Unreadable
-from gpujob_operator.observe.usage import MeasuredUsage
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
-from gpujob_operator.read.nouns import read_gpu_node, read_job, written_at
+from gpujob_operator.read.nouns import read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity
 
@@ -91,9 +89,9 @@ class Cache:
         self._dirty = dirty
         self._metrics = metrics
         self._clock = clock
-        self._freshness = Freshness()
-        self._usage = MeasuredUsage()
-        self._program_faults = ProgramFaults()
+        self._readings = NodeReadings(
+            self._worker, clock, lambda reason: metrics.readings_dropped.labels(reason).inc()
+        )
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone: dict[str, GonePod] = {}
@@ -104,7 +102,7 @@ class Cache:
             read_job, _same_noun, ignored=self._ignored(Kind.JOB)
         )
         self.gpu_nodes = Store(
-            self._read_gpu_node,
+            self._readings.read,
             _same_noun,
             self._gpu_node_changed,
             ignored=self._ignored(Kind.GPU_NODE),
@@ -187,6 +185,12 @@ class Cache:
             self._dirty.mark()
         return changed
 
+    def begin_another_history(self) -> None:
+        """The API server's data was restored from a backup: what comes next replaces what is
+        stored, however old it is. List every kind after this."""
+        for store in self._stores.values():
+            store.begin_another_history()
+
     def lacks(
         self,
         kind: Kind,
@@ -204,6 +208,9 @@ class Cache:
     def pod(self, uid: str) -> PodView | None:
         pod = self.pods.get(uid)
         return None if pod is None else pod.view
+
+    def has_node(self, name: str) -> bool:
+        return self.nodes.by_name(name) is not None
 
     def job_of(self, pod: PodView) -> GPUJob | None:
         """The job whose worker the pod is, or None."""
@@ -231,10 +238,10 @@ class Cache:
             queues=self.queues.views,
             profiles=self.profiles.views,
             reports=reports,
-            usage=self._usage.usage(),
+            usage=self._readings.usage.usage(),
             spot_pools=self.spot.pools(),
             gone_pods=self._gone_pods(),
-            program_faults=self._program_faults.all(),
+            program_faults=self._readings.program_faults.all(),
             configuration=configuration,
         )
 
@@ -255,7 +262,9 @@ class Cache:
         attempts |= {
             (pod.view.job_uid, pod.view.attempt) for pod in self.pods.views if pod.view is not None
         }
-        self._usage.keep_only(attempts, {node.metadata.name for node in self.gpu_nodes.views})
+        self._readings.usage.keep_only(
+            attempts, {node.metadata.name for node in self.gpu_nodes.views}
+        )
 
     def _node_view(self, node: CachedNode) -> NodeView:
         name = node.empty.name
@@ -270,20 +279,34 @@ class Cache:
         pod = cached_pod(manifest)
         return pod if self._scope.covers(manifest) else replace(pod, view=None)
 
-    def _read_gpu_node(self, manifest: Mapping[str, Any]) -> GPUNode:
-        node = read_gpu_node(
-            manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
-        )
-        self._usage.observe(node, self._worker)
-        self._program_faults.observe(node, self._worker)
-        arrived = self._freshness.arrived(
-            node.metadata.name, node.status.observed_at, self._clock(), written_at(manifest)
-        )
-        return replace(node, status=replace(node.status, observed_at=arrived))
+    def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
+        """A reading that the node's agent sent itself. `taken_at` is on this cache's clock. Returns
+        False, and keeps nothing, while there is no such GPUNode."""
+        node = self.gpu_nodes.by_name(name)
+        if node is None:
+            return False
+        self._put_gpu_node(self._readings.take(node, status, taken_at))
+        return True
+
+    def close_readings(self, name: str) -> None:
+        """The agent sends nothing any more; a status that is as new counts again."""
+        self._readings.close(name)
+        self._reread_gpu_node(name)
 
     def clock_moved(self, by: timedelta) -> None:
-        """The clock was set. Readings that are known already become right with the next list."""
-        self._freshness.clock_moved(by)
+        """The clock was set. Readings that are known already become right with the next list, those
+        that agents sent at once."""
+        for name in self._readings.clock_moved(by):
+            self._reread_gpu_node(name)
+
+    def _reread_gpu_node(self, name: str) -> None:
+        node = self.gpu_nodes.by_name(name)
+        if node is not None:
+            self._put_gpu_node(self._readings.current(node))
+
+    def _put_gpu_node(self, node: GPUNode) -> None:
+        if self.gpu_nodes.amend(node.metadata.uid, node):
+            self._dirty.mark(urgent=False)
 
     def _worker(self, uid: str) -> PodView | None:
         """The worker pod with this UID. Use by other pods is not attributed to the job."""
@@ -296,8 +319,7 @@ class Cache:
 
     def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
         if after is None and before is not None:
-            self._freshness.forget(before.metadata.name)
-            self._program_faults.forget(before.metadata.name)
+            self._readings.forget(before.metadata.name)
 
     def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
         for pod, sign in ((before, -1), (after, 1)):
@@ -310,7 +332,7 @@ class Cache:
         if after is None and before is not None and before.view is not None:
             view = before.view
             self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
-            self._program_faults.remember(view)
+            self._readings.program_faults.remember(view)
 
     def _gone_pods(self) -> tuple[GonePod, ...]:
         """Pods that ended since the agents' last readings, or shortly before."""

@@ -31,23 +31,53 @@ class PodIdentity:
     pod_uid: str
 
 
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """The service account and the node that a token was issued for, and the UID of the pod; "" for
+    a token that is bound to the node alone."""
+
+    namespace: str
+    account: str
+    node: str
+    pod_uid: str
+
+
 def claimed_identity(token: str, now_seconds: float) -> PodIdentity | None:
     """The pod that the token claims; None where no API server would take the token for us.
 
     `now_seconds` are seconds since 1970. The claims are those of bound service account tokens:
     `aud`, `exp`, and `kubernetes.io` with `namespace` and `pod`.
     """
-    claims = _claims(token)
-    if TOKEN_AUDIENCE not in _audiences(claims.get("aud")):
-        return None
-    if _seconds(claims.get("exp")) + CLOCK_ERROR_SECONDS_MAX < now_seconds:
-        return None
-    bound = mapping(claims.get("kubernetes.io"))
+    bound = _bound(token, now_seconds)
     pod = mapping(bound.get("pod"))
     identity = PodIdentity(
         text(bound.get("namespace")), text(pod.get("name")), text(pod.get("uid"))
     )
     return identity if identity.namespace and identity.pod_name and identity.pod_uid else None
+
+
+def claimed_agent(token: str, now_seconds: float) -> AgentIdentity | None:
+    """The account and the node that the token claims; None where no API server would take the token
+    for us. Besides, the claims need `node` and `serviceaccount` (Kubernetes 1.30 or newer).
+    """
+    bound = _bound(token, now_seconds)
+    identity = AgentIdentity(
+        text(bound.get("namespace")),
+        text(mapping(bound.get("serviceaccount")).get("name")),
+        text(mapping(bound.get("node")).get("name")),
+        text(mapping(bound.get("pod")).get("uid")),
+    )
+    return identity if identity.namespace and identity.account and identity.node else None
+
+
+def _bound(token: str, now_seconds: float) -> Mapping[str, Any]:
+    """What the token is bound to, empty where no API server would take the token for us."""
+    claims = _claims(token)
+    if TOKEN_AUDIENCE not in _audiences(claims.get("aud")):
+        return {}
+    if _seconds(claims.get("exp")) + CLOCK_ERROR_SECONDS_MAX < now_seconds:
+        return {}
+    return mapping(claims.get("kubernetes.io"))
 
 
 def _claims(token: str) -> Mapping[str, Any]:

@@ -21,20 +21,20 @@ from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
+from gpujob_operator.observe.port import (
+    PER_SECOND_MAX,
+    Bucket,
+    Refused,
+    TokenCheckFailed,
+    bearer_token,
+)
 
 log = Log(__name__)
 
 REPORT_PATH = "/report"
 BODY_BYTES_MAX = 64 * 1024
 BODY_SECONDS_MAX = 5.0
-REPORTS_PER_SECOND_MAX = 10.0
-REPORTS_BURST_MAX = 20.0
 REPORTS_KEPT_MAX = 20_000
-RETRY_AFTER_SECONDS = 1
-
-
-class TokenCheckFailed(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """The API server could not be asked, or must not be asked now; the worker may try again."""
 
 
 class TokenChecker(Protocol):
@@ -54,32 +54,6 @@ class Workers(Protocol):
     def job_of(self, pod: PodView) -> GPUJob | None:
         """The job whose worker the pod is, or None."""
         ...
-
-
-class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    def __init__(self, status: int, result: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.result = result
-
-
-class _Bucket:
-    """A token bucket for the reports of one pod: refilled over time, up to a burst."""
-
-    __slots__ = ("tokens", "updated")
-
-    def __init__(self, now: float) -> None:
-        self.tokens = REPORTS_BURST_MAX
-        self.updated = now
-
-    def take(self, now: float) -> bool:
-        refill = (now - self.updated) * REPORTS_PER_SECOND_MAX
-        self.tokens = min(REPORTS_BURST_MAX, self.tokens + refill)
-        self.updated = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
 
 
 class ReportReceiver:
@@ -106,7 +80,7 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
-        self._buckets: LRUCache[str, _Bucket] = LRUCache(REPORTS_KEPT_MAX)
+        self._buckets: LRUCache[str, Bucket] = LRUCache(REPORTS_KEPT_MAX)
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
@@ -125,21 +99,17 @@ class ReportReceiver:
         except Exception as error:
             refused = _refusal(error)
             self._metrics.reports.labels(refused.result).inc()
-            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-            body = {"error": str(refused)}
-            return web.json_response(
-                body, status=refused.status, headers=headers if refused.status > 428 else None
-            )
+            return refused.response()
         self._metrics.reports.labels("accepted").inc()
         return web.Response(text=reply.to_text(), content_type="application/json")
 
     async def _receive(self, request: web.Request) -> Reply:
         if not self._is_leader():
-            raise _Refused(503, "not_leader", "this replica is not the leader; try again")
-        token = _bearer_token(request.headers.get("Authorization", ""))
+            raise Refused(503, "not_leader", "this replica is not the leader; try again")
+        token = bearer_token(request.headers.get("Authorization", ""))
         claimed = claimed_identity(token, self._clock().timestamp())
         if claimed is None:
-            raise _Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
+            raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
         pod, job = self._worker(claimed)
         await self._prove(token, claimed, request.remote or "")
         self._limit(pod.uid)
@@ -151,12 +121,12 @@ class ReportReceiver:
         pod = self._workers.pod(claimed.pod_uid)
         if pod is None:
             # Our watch may lag behind a pod that has just started.
-            raise _Refused(503, "no_pod", f"pod {claimed.pod_name} is not a known worker")
+            raise Refused(503, "no_pod", f"pod {claimed.pod_name} is not a known worker")
         if (pod.namespace, pod.name) != (claimed.namespace, claimed.pod_name):
-            raise _Refused(403, "wrong_pod", "the token names another pod")
+            raise Refused(403, "wrong_pod", "the token names another pod")
         job = self._workers.job_of(pod)
         if job is None:
-            raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
+            raise Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
         return pod, job
 
     async def _prove(self, token: str, claimed: PodIdentity, source: str) -> None:
@@ -164,18 +134,18 @@ class ReportReceiver:
             identity = await self._tokens.check(token, source)
         except TokenCheckFailed as error:
             text = f"the token could not be checked: {error}"
-            raise _Refused(503, "check_failed", text) from None
+            raise Refused(503, "check_failed", text) from None
         if identity is None:
-            raise _Refused(401, "bad_token", "the token is not valid for audience gpujob")
+            raise Refused(401, "bad_token", "the token is not valid for audience gpujob")
         if identity != claimed:
-            raise _Refused(403, "wrong_pod", "the token is of another pod than it claims")
+            raise Refused(403, "wrong_pod", "the token is of another pod than it claims")
 
     def _limit(self, pod_uid: str) -> None:
         now = self._monotonic()
-        bucket = self._buckets.setdefault(pod_uid, _Bucket(now))
+        bucket = self._buckets.setdefault(pod_uid, Bucket(now))
         if not bucket.take(now):
-            text = f"more than {REPORTS_PER_SECOND_MAX:g} reports a second"
-            raise _Refused(429, "rate_limited", text)
+            text = f"more than {PER_SECOND_MAX:g} reports a second"
+            raise Refused(429, "rate_limited", text)
 
     def _keep(self, job_uid: str, pod: PodView, report: Report) -> None:
         key = (job_uid, pod.rank)
@@ -212,21 +182,14 @@ def is_given_up(job: GPUJob, pod: PodView) -> bool:
     return pod.attempt == status.attempt and status.placement is None
 
 
-def _refusal(error: Exception) -> _Refused:
+def _refusal(error: Exception) -> Refused:
     """The answer to a failed report. An internal error is logged and does not end the server."""
-    if isinstance(error, _Refused):
+    if isinstance(error, Refused):
         return error
     log.error(
         "report handling failed", problem=f"{type(error).__name__}: {error}", with_traceback=True
     )
-    return _Refused(500, "error", "the report cannot be read; see the operator's log")
-
-
-def _bearer_token(header: str) -> str:
-    scheme, _, token = header.partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise _Refused(401, "no_token", "Authorization: Bearer <token> is required")
-    return token.strip()
+    return Refused(500, "error", "the report cannot be read; see the operator's log")
 
 
 async def _body(request: web.Request) -> bytes:
@@ -235,23 +198,23 @@ async def _body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         text = f"the report did not arrive within {BODY_SECONDS_MAX:g} s"
-        raise _Refused(408, "too_slow", text) from None
+        raise Refused(408, "too_slow", text) from None
     except web.HTTPRequestEntityTooLarge:
         text = f"the report is larger than {BODY_BYTES_MAX} bytes"
-        raise _Refused(413, "too_large", text) from None
+        raise Refused(413, "too_large", text) from None
     except (ConnectionError, web.RequestPayloadError) as error:
-        raise _Refused(400, "bad_report", f"the report ended early: {error}") from None
+        raise Refused(400, "bad_report", f"the report ended early: {error}") from None
 
 
 def _read_report(body: bytes, pod: PodView) -> Report:
     try:
         report = Report.from_text(body.decode())
     except UnicodeDecodeError as error:
-        raise _Refused(400, "bad_report", f"report: is not JSON: {error}") from None
+        raise Refused(400, "bad_report", f"report: is not JSON: {error}") from None
     except FieldError as error:
-        raise _Refused(400, "bad_report", str(error)) from None
+        raise Refused(400, "bad_report", str(error)) from None
     if (report.attempt, report.rank) != (pod.attempt, pod.rank):
-        raise _Refused(
+        raise Refused(
             403,
             "wrong_worker",
             f"report.attempt, report.rank: got {report.attempt}, {report.rank} from the worker of "

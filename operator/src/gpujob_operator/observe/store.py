@@ -117,6 +117,17 @@ class Store(Generic[ViewT]):
         self._changed(None if known is None else known.view, view)
         return known is None or not self._same(known.view, view)
 
+    def amend(self, uid: str, view: ViewT) -> bool:
+        """Puts another view in the place of a known object's. Returns True if decisions could
+        change."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return False
+        before, entry.view = entry.view, view
+        self._views = None
+        self._changed(before, view)
+        return not self._same(before, view)
+
     def _identity(self, manifest: object) -> Identity | None:
         try:
             return identity(manifest)
@@ -167,11 +178,12 @@ class Store(Generic[ViewT]):
         gone.
 
         `mark` is that of the store before the list was asked for. A list that is older than the
-        mark is of another history: the API server's data was restored from a backup. The list then
-        replaces everything.
+        mark, or that has an older state of an object than was known by then, is of another history:
+        the API server's data was restored from a backup. The list then replaces everything.
         """
-        if self._is_of_another_history(resource_version, mark):
-            self._begin_another_history()
+        manifests = list(manifests)
+        if self._is_of_another_history(manifests, resource_version, mark):
+            self.begin_another_history()
         listed: set[str] = set()
         changed = False
         for manifest in manifests:
@@ -184,14 +196,19 @@ class Store(Generic[ViewT]):
             changed |= self.remove(uid, limit)
         return changed
 
-    def _is_of_another_history(self, resource_version: str, mark: Mark | None) -> bool:
+    def _is_of_another_history(
+        self, manifests: Iterable[object], resource_version: str, mark: Mark | None
+    ) -> bool:
         if mark is None or mark.history != self._mark.history:
             # Another list has shown it meanwhile.
             return False
-        return 0 < version_number(resource_version) < mark.version
+        if 0 < version_number(resource_version) < mark.version:
+            return True
+        listed = (found for one in manifests if (found := _identity_or_none(one)) is not None)
+        return any(0 < one.version < self.version(one.uid) <= mark.version for one in listed)
 
-    def _begin_another_history(self) -> None:
-        """Whatever is listed next replaces what is stored, and whatever is not listed is gone."""
+    def begin_another_history(self) -> None:
+        """Whatever comes next replaces what is stored, and whatever the next list lacks is gone."""
         self._tombstones.clear()
         for entry in self._entries.values():
             entry.version = 0
@@ -207,7 +224,8 @@ class Store(Generic[ViewT]):
         """True if the list has a change that no event has brought: an object, a state or a
         deletion; or if it is of another history (see `resync`).
         """
-        if self._is_of_another_history(resource_version, mark):
+        manifests = list(manifests)
+        if self._is_of_another_history(manifests, resource_version, mark):
             return True
         listed: set[str] = set()
         for manifest in manifests:

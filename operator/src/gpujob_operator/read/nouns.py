@@ -8,7 +8,7 @@ from typing import Any, cast
 from gpujob_api.bounds import INTEGER_MAX
 from gpujob_api.codec import FieldError, decode, parse_time
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUProcess
+from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUNodeStatus, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
 from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.read.shapes import mapping, mappings, text
@@ -41,13 +41,28 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
     """
     status = mapping(manifest.get("status"))
     node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
-    entries = status.get("gpus")
-    listed = cast("list[object]", entries) if isinstance(entries, list) else []
-    gpus = [_read_gpu(entry, dropped) for entry in listed[:GPUS_MAX]]
-    found = {gpu.uuid: gpu for gpu in gpus if gpu is not None}
-    if len(found) != len([gpu for gpu in gpus if gpu is not None]):
-        dropped("duplicate_uuid")
-    return replace(node, status=replace(node.status, gpus=tuple(found.values())))
+    gpus = read_gpus(status.get("gpus"), dropped).values()
+    found = tuple(gpu for gpu in gpus if gpu is not None)
+    return replace(node, status=replace(node.status, gpus=found))
+
+
+def read_gpus(value: object, dropped: Dropped) -> dict[str, GPU | None]:
+    """The GPUs of a list by UUID, None for an implausible one; without those that have no UUID."""
+    listed = cast("list[object]", value) if isinstance(value, list) else []
+    found: dict[str, GPU | None] = {}
+    for entry in listed[:GPUS_MAX]:
+        gpu = _read_gpu(entry, dropped)
+        uuid = gpu.uuid if gpu is not None else text(mapping(entry).get("uuid"))
+        if gpu is not None and found.get(uuid) is not None:
+            dropped("duplicate_uuid")
+        if uuid and (gpu is not None or uuid not in found):
+            found[uuid] = gpu
+    return found
+
+
+def read_status(status: Mapping[str, Any]) -> GPUNodeStatus:
+    """A status without GPUs. Raises `FieldError`."""
+    return decode(GPUNodeStatus, status, "status")
 
 
 def written_at(manifest: Mapping[str, Any]) -> datetime | None:

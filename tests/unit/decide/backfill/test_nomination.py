@@ -11,6 +11,7 @@ from gpujob_operator.decide.backfill.nomination import Nomination, describe_star
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
+from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.requirements import requirements_of
@@ -42,7 +43,11 @@ def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Nomination | None:
 
 def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:
     found = claim_of(job, *jobs, **snapshot)
-    return found.uuids if found is not None else frozenset()
+    return frozenset(uuid for _, uuid in found.gpus) if found is not None else frozenset()
+
+
+def on_n0(*uuids: str) -> frozenset[Place]:
+    return frozenset(("n0", uuid) for uuid in uuids)
 
 
 def nodes_of_two(count: int) -> list[Any]:
@@ -112,9 +117,9 @@ def test_a_claim_is_where_jobs_end_first() -> None:
         left(running(make_job("b"), ("n0", ("GPU-1",)), held=reserve(20 * GIB)), 1000),
         running(make_job("c"), ("n0", ("GPU-2",)), held=reserve(GIB)),
     ]
-    assert claim_of(make_job(), *busy, gpus=gpus) == Nomination(frozenset({"GPU-1"}), 100.0)
+    assert claim_of(make_job(), *busy, gpus=gpus) == Nomination(on_n0("GPU-1"), 100.0)
     both = claim_of(make_job(gpus_per_worker=2), *busy, gpus=gpus)
-    assert both == Nomination(frozenset({"GPU-0", "GPU-1"}), 300.0)
+    assert both == Nomination(on_n0("GPU-0", "GPU-1"), 300.0)
     everything = claim_of(make_job(gpus_per_worker=3), *busy, gpus=gpus)
     assert everything is not None
     assert everything.start_seconds == inf
@@ -125,7 +130,7 @@ def test_a_claim_is_where_jobs_end_first() -> None:
 def test_a_gpu_that_is_free_already_is_ready_now() -> None:
     gpus = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
     busy = running(make_job("a"), ("n0", ("GPU-0",)))
-    assert claim_of(make_job(), busy, gpus=gpus) == Nomination(frozenset({"GPU-1"}), 0.0)
+    assert claim_of(make_job(), busy, gpus=gpus) == Nomination(on_n0("GPU-1"), 0.0)
 
 
 def test_only_as_many_must_go_as_are_in_the_way() -> None:
@@ -134,13 +139,13 @@ def test_only_as_many_must_go_as_are_in_the_way() -> None:
         left(running(make_job("a"), held=reserve(10 * GIB, utilization_percent=5)), 5000),
         left(running(make_job("b"), held=reserve(12 * GIB, utilization_percent=5)), 2000),
     ]
-    assert claim_of(small, *tenants) == Nomination(frozenset({"GPU-0"}), 200.0)
+    assert claim_of(small, *tenants) == Nomination(on_n0("GPU-0"), 200.0)
 
 
 def test_who_is_being_stopped_is_named_and_gone_at_its_deadline() -> None:
     stop = StopReason("Preempted", "makes room", after(20))
     leaving = running(make_job("a"), phase=JobPhase.STOPPING, stop=stop)
-    assert claim_of(make_job(), leaving) == Nomination(frozenset({"GPU-0"}), 20.0, ("uid-a",))
+    assert claim_of(make_job(), leaving) == Nomination(on_n0("GPU-0"), 20.0, ("uid-a",))
 
 
 def test_lengths_of_earlier_runs_count_for_their_like() -> None:

@@ -15,6 +15,11 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
             "files/operator-rules.yaml",
         ),
         (
+            'pods "a-1-0" is forbidden: User "system:serviceaccount:gpujob-system:gpujob-operator" '
+            'cannot get resource "pods" in API group "" in the namespace "team"',
+            "files/operator-rules.yaml",
+        ),
+        (
             'pods "a-1-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, '
             "limited: pods=0",
             "ask for less",

@@ -150,7 +150,7 @@ def test_after_running_out_of_memory_nothing_is_given_back_before_that_step(
     status = replace(JOB.status, out_of_memory_step=500)
     report = None if step is None else make_report(step=step)
     after, _ = with_measured_reservation(
-        JOB, status, report, used(5 * GIB, samples=30), CONFIGURATION, CARD_BYTES
+        JOB, status, report, used(5 * GIB, samples=30), CONFIGURATION, lambda: CARD_BYTES
     )
     assert (after != status) is shrinks
 
@@ -171,7 +171,7 @@ def test_the_reservation_follows_once_the_worker_has_settled(
 ) -> None:
     """I1: what a probe uses is not yet what the job needs."""
     status, events = with_measured_reservation(
-        JOB, JOB.status, make_report(phase=phase), used(4 * GIB), CONFIGURATION, CARD_BYTES
+        JOB, JOB.status, make_report(phase=phase), used(4 * GIB), CONFIGURATION, lambda: CARD_BYTES
     )
     assert (status != JOB.status) is settled
     assert [event.reason for event in events] == (["ReservationMeasured"] if settled else [])
@@ -182,9 +182,13 @@ def test_the_reservation_follows_once_the_worker_has_settled(
 
 def test_a_worker_without_reports_is_measured_for_longer() -> None:
     few, many = used(GIB, samples=29), used(GIB, samples=30)
-    unchanged = with_measured_reservation(JOB, JOB.status, None, few, CONFIGURATION, CARD_BYTES)
+    unchanged = with_measured_reservation(
+        JOB, JOB.status, None, few, CONFIGURATION, lambda: CARD_BYTES
+    )
     assert unchanged == (JOB.status, ())
-    status, _ = with_measured_reservation(JOB, JOB.status, None, many, CONFIGURATION, CARD_BYTES)
+    status, _ = with_measured_reservation(
+        JOB, JOB.status, None, many, CONFIGURATION, lambda: CARD_BYTES
+    )
     assert status.reservation is not None
     assert status.reservation.source is ReservationSource.MEASURED
 

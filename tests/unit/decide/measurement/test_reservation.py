@@ -47,7 +47,7 @@ def after_measuring(
     held: Reservation, usage: GPUUsage, *, most: int = CARD_BYTES, known: int = 0, **job: Any
 ) -> Reservation | None:
     attempt = running(make_job(**job), held=held, measurement=measured(known))
-    return measured_reservation(attempt, usage, CONFIGURATION, most)
+    return measured_reservation(attempt, usage, CONFIGURATION, lambda: most)
 
 
 def test_margin_is_a_tenth_and_at_least_256_mebibytes() -> None:
@@ -73,7 +73,7 @@ def test_where_the_kubelet_picks_the_gpus_all_jobs_take_whole_ones(mode: Sharing
     assert wanted_reservation(job, ENTRY, PICKED_BY_KUBELET) is None
     held = reserve(24 * GIB, source=ReservationSource.WHOLE_GPU)
     after = running(make_job(sharing=mode), held=held)
-    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET, CARD_BYTES) is None
+    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET, lambda: CARD_BYTES) is None
 
 
 def test_two_small_jobs_do_not_share_a_gpu_that_the_kubelet_picks() -> None:
@@ -201,11 +201,13 @@ def test_a_job_can_reserve_what_it_has_and_what_is_free() -> None:
     )
     gpu = GPUCapacity("GPU-0", MODEL, CARD_BYTES, GIB, 0, (own, other))
     job = running(make_job(), held=reserve(8 * GIB))
-    assert reservable_bytes(job, [gpu], {}) == 13 * GIB
-    assert reservable_bytes(job, [gpu], {"GPU-0": 2 * GIB}) == 11 * GIB
-    assert reservable_bytes(job, [gpu, replace(gpu, external_bytes=GIB)], {}) == 12 * GIB
-    assert reservable_bytes(job, [gpu], {"GPU-0": 20 * GIB}) == 8 * GIB
-    assert reservable_bytes(job, [], {}) == 8 * GIB
+    here, elsewhere = ("n0", "GPU-0"), ("n1", "GPU-0")
+    assert reservable_bytes(job, {here: gpu}, {}) == 13 * GIB
+    assert reservable_bytes(job, {here: gpu}, {here: 2 * GIB, elsewhere: GIB}) == 11 * GIB
+    fuller = replace(gpu, external_bytes=GIB)
+    assert reservable_bytes(job, {here: gpu, elsewhere: fuller}, {}) == 12 * GIB
+    assert reservable_bytes(job, {here: gpu}, {here: 20 * GIB}) == 8 * GIB
+    assert reservable_bytes(job, {}, {}) == 8 * GIB
 
 
 def test_busier_changes_the_utilization_and_not_the_memory() -> None:
@@ -218,7 +220,7 @@ def test_exclusive_and_unreserved_stay() -> None:
     """I2."""
     whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0, exclusive=True)
     assert after_measuring(whole, used(GIB)) is None
-    assert measured_reservation(make_job(), used(GIB), CONFIGURATION, CARD_BYTES) is None
+    assert measured_reservation(make_job(), used(GIB), CONFIGURATION, lambda: CARD_BYTES) is None
 
 
 def test_a_measured_reservation_settles() -> None:

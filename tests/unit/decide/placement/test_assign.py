@@ -41,7 +41,7 @@ def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> An
     jobs = (*snapshot.jobs, job)
     demands = [demand_of(requirements_of(j, None), capacity, CONFIGURATION) for j in jobs]
     assumed = AssumedCapacity.of(capacity, WorkloadMix.of(Counter(demands)))
-    assumed.nominate(claimed)
+    assumed.nominate(("n0", uuid) for uuid in claimed)
     return assign(requirements_of(job, None), assumed, CONFIGURATION)
 
 

@@ -145,3 +145,6 @@ def test_the_real_modules_pin_what_the_code_expects() -> None:
     assert parse_version(kubernetes.versions["go.etcd.io/etcd/server/v3"])[:2] == (3, 6)
     assert parse_version(helm.versions["helm.sh/helm/v4"])[0] == 4
     assert kubernetes.cache != helm.cache
+    kwok = tools.Pins.read("kwok")
+    assert kwok.wanted(tools.SETS["kwok"][0]) == ()
+    assert parse_version(kwok.versions["sigs.k8s.io/kwok"])[:2] == (0, 8)

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import os
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpujob_local.images.archive import Image, Layer, configuration, write_archive
-from gpujob_local.images.layers import entry_points, pack
+from gpujob_local.images.layers import entry_points, pack, remove_old
 from gpujob_local.images.requirement_files import is_shared, select
 
 REQUIREMENTS = """\
@@ -86,6 +88,18 @@ def test_a_layer_depends_on_its_files_alone(tmp_path: Path) -> None:
     assert made[0] == made[1]
     with tarfile.open(tmp_path / "one.tar") as archive:
         assert {entry.uid for entry in archive} == {65532}
+
+
+def test_of_what_is_cached_the_newest_and_what_is_in_use_stay(tmp_path: Path) -> None:
+    ages = {"new": 10.0, "used": 20.0, "older": 7200.0, "oldest": 9000.0}
+    for name, seconds in ages.items():
+        (tmp_path / name).touch()
+        used = time.time() - seconds
+        os.utime(tmp_path / name, (used, used))
+    remove_old(tmp_path.iterdir(), 3, 3600.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "used", "older"}
+    remove_old(tmp_path.iterdir(), 1, 3600.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "used"}
 
 
 def test_torch_and_its_libraries_are_shared_and_nvml_is_not() -> None:

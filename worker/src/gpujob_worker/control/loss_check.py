@@ -98,7 +98,7 @@ class LossCheck:
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were applied."""
         look = self._look
-        if look is not None and not look.is_over:
+        if look is not None and not look.ends_with_step():
             return
         self._look = None
         if look is not None and self._root is not None:

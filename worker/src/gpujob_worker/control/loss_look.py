@@ -28,9 +28,10 @@ class Look:
     waited: bool = False
     handles: list[Any] = field(default_factory=list[Any])
 
-    @property
-    def is_over(self) -> bool:
-        """True if backward was seen, or is waited for no longer."""
+    def ends_with_step(self) -> bool:
+        """Called after each optimizer's step. True if backward was seen, or if this is the second
+        step without it, after which it is waited for no longer.
+        """
         waited, self.waited = self.waited, True
         return waited or self.changes is not None or self.failure is not None
 

@@ -12,7 +12,7 @@ from gpujob_api.report import WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
-from gpujob_worker.control.secondary_modules import SECONDARY_MAX, names_of
+from gpujob_worker.control.secondary_modules import SECONDARY_MAX, names_of, too_many
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -79,7 +79,7 @@ class TuningSchedule:
         tuning = TuningRun(self._session, in_force, optimizer)
         for root in roots:
             root.stop_recording()
-        reason = self._no_root()
+        reason = self._select_roots()
         if reason is not None and self._has_memory_of_several():
             tuning.memory_only(names_of(roots[1:]), reason)
         elif reason is not None:
@@ -87,25 +87,24 @@ class TuningSchedule:
         elif len(roots) == 1:
             self._compile_due = tuning.run(roots[0])
         else:
-            text = f"{len(roots)} modules are trained from outside, one is needed"
-            others = names_of(roots[1:])
-            self._compile_due = tuning.run_several(others, f"{text}: {names_of(roots)}")
+            self._compile_due = tuning.run_several(names_of(roots[1:]), too_many(roots))
 
     def _has_memory_of_several(self) -> bool:
         in_force = self._in_force
         several = len(in_force.roots) > 1 and in_force.run_refusal is None
         return several and not in_force.script_compiles
 
-    def _no_root(self) -> str | None:
-        """Why no root can be tuned; None if one can."""
+    def _select_roots(self) -> str | None:
+        """Leaves out the roots that must not be run for a measurement, and puts the one that takes
+        longest first. Returns why no root can be tuned; None if one can.
+        """
         in_force, roots = self._in_force, self._in_force.roots
         if in_force.script_compiles:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
             return "no module in training was called from outside all others, with gradients"
         if len(roots) > 1 and (in_force.agreement is not None or in_force.run_refusal is not None):
-            names = names_of(roots)
-            return f"{len(roots)} modules are trained from outside, one is needed: {names}"
+            return too_many(roots)
         if all(root.recorded is None for root in roots):
             return "no call of the module was seen"
         if in_force.run_refusal is None and in_force.agreement is None:

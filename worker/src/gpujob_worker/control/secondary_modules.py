@@ -101,3 +101,8 @@ def names_of(roots: Sequence[Root]) -> str:
     names = [type(root.module).__name__ for root in roots]
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
+
+
+def too_many(roots: Sequence[Root]) -> str:
+    """Why something is not done that is done for one module only."""
+    return f"{len(roots)} modules are trained from outside, one is needed: {names_of(roots)}"

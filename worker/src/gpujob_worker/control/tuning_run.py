@@ -16,8 +16,6 @@ from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
-# Settings for memory.
-MEMORY = ("batch_split", "activation_checkpointing", "offload")
 
 
 class TuningRun:
@@ -46,7 +44,7 @@ class TuningRun:
 
     def _without_speed(self, reason: str) -> None:
         for setting in SETTINGS:
-            if setting.SAID_WITHOUT_ROOT and setting.NAME not in MEMORY:
+            if setting.SAID_WITHOUT_ROOT and not setting.FOR_MEMORY:
                 self._explain.skipped(setting.ITEM, reason)
         self._fused_optimizer()
 
@@ -54,7 +52,7 @@ class TuningRun:
         """`judged`: the check of the memory limit was logged already."""
         keeps_limit = False
         for setting in SETTINGS:
-            if setting.NAME not in MEMORY or not setting.SAID_WITHOUT_ROOT:
+            if not (setting.FOR_MEMORY and setting.SAID_WITHOUT_ROOT):
                 continue
             # What keeps a limit since the first step stays.
             if setting.chosen(self._tuner.applied):

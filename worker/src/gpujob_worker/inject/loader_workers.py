@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-WORKERS_MAX = 4
+WORKERS_MAX = 16
+# Where nothing was measured that says how many are needed.
+UNMEASURED_MAX = 4
 # Shares of ten seconds in which a runnable task waited for a core.
 LOADED_PERCENT = 50.0
 _CGROUPS_MAX = 64
@@ -100,6 +102,21 @@ def workers_wanted(environ: Mapping[str, str] = os.environ, machine: Machine | N
     """As many as there are spare cores beside the training process, at most `WORKERS_MAX`."""
     spare = int(cores_here(environ, machine or Machine())) - 1
     return max(0, min(WORKERS_MAX, spare))
+
+
+def workers_that_fit(
+    batch_bytes: int,
+    batches_each: int,
+    folder: Path = Path("/dev/shm"),  # noqa: S108
+) -> int:
+    """How many workers may lay `batches_each` batches ready: half of the shared memory that is
+    free, since a process that finds none is killed.
+    """
+    try:
+        free = os.statvfs(folder)
+    except OSError:
+        return WORKERS_MAX
+    return (free.f_bavail * free.f_frsize // 2) // max(1, batches_each * batch_bytes)
 
 
 def loaded(machine: Machine | None = None) -> str | None:

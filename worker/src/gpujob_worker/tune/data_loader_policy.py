@@ -1,59 +1,64 @@
-"""Decides when the script's data loader gets worker processes, and when it loses them again.
+"""Decides when batches of the script's data loaders come from worker processes, and when no longer.
 
-Workers are requested, known from an earlier run, or tried if the loop waits for data. A trial is
-kept only if steps get shorter by the clock and wait less; otherwise the current pass ends without
-workers.
+Workers are requested, known from an earlier run, or tried if the loop waits for data once the other
+settings are in force: as many as are needed for the step not to wait. A trial begins in the middle
+of a pass, and so does its end. It is kept only if steps get shorter by the clock and wait less.
 """
 
 import weakref
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_worker.inject.data_loader import (
-    add_workers,
-    go_on_here,
-    loader_refusal,
-    remove_workers,
+from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.inject.loader_workers import (
+    UNMEASURED_MAX,
+    loaded,
+    workers_that_fit,
+    workers_wanted,
 )
-from gpujob_worker.inject.loader_workers import loaded, workers_wanted
-from gpujob_worker.run.meter import Meter, Timed
+from gpujob_worker.inject.worker_batches import PREFETCH_FACTOR, LoaderFacts, WorkerBatches
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.loader_trial import LoaderTrial, StepTimes
 from gpujob_worker.tune.pinned_memory import PinnedMemory
 
 WAIT_PERCENT_NEEDED = 10.0
-# Steps with workers that are not counted: the workers start, and prefetched batches are available
-# at once.
-SETTLE_STEPS = 5
-TRIAL_STEPS = 20
-# Steps without workers that a trial is compared with; a pass that begins earlier stays unchanged.
-BEFORE_STEPS = 10
 _ITEM = "data loading"
+_ADVICE = "data format"
+_LOADER = "_gpujob_loader"
 
 
 class LoaderPolicy:
-    """Decides once; applies the decision before the next pass over each training loader."""
+    """Decides once; applies the decision to each pass over a loader, from its second batch on."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._workers: int | None = None
-        # By identity, for as long as the script keeps them: a loader may be created for each epoch.
-        self._seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._given: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._trial: _Trial | None = None
+        # Of each loader: a script may make one for each pass.
+        self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
+        self._sources: weakref.WeakSet[WorkerBatches] = weakref.WeakSet()
+        # Whose persistent workers are gone, so that the next pass makes others, with a seed.
+        self._renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trial: LoaderTrial | None = None
+        self._latest: LoaderFacts | None = None
+        self._generator: torch.Generator | None = None
+        self._batch_bytes = 0
         self._pinned = PinnedMemory(session)
         self._judged = False  # and what was measured is said
         self._stopped = False
         self._applied: Applied | None = None
         settings = session.environment.settings
         self._recommends = settings.mode is OptimizeMode.RECOMMEND
-        if session.optimizes and not self._recommends:
+        self._allowed = session.features.allows("data_loader")
+        if session.optimizes and not self._recommends and self._allowed:
             if settings.tuned is not None:
                 self._workers = settings.tuned.data_loader_workers
             elif settings.data_loading is Toggle.ON:
-                self._workers = workers_wanted()
+                self._workers = min(UNMEASURED_MAX, workers_wanted())
 
     def stop(self) -> None:
         """For a process that the script forked, which may not be allowed to start other
@@ -63,154 +68,187 @@ class LoaderPolicy:
         self._pinned.stop()
 
     def before_pass(self, loader: Any) -> None:
-        session = self._session
-        if self._stopped or self._recommends or not session.optimizes:
+        """A loader with workers of its own starts with more of them once they have proved it."""
+        facts = self._facts.get(loader)
+        more = self._judged and self._workers is not None and not self._stopped
+        more = more and loader.num_workers > 0
+        if more and facts is not None and facts.compared and facts.refusal is None:
+            loader.num_workers = max(loader.num_workers, self._workers or 0)
+        if loader in self._renewed and loader._iterator is None:
+            self._generator = loader.generator
+            loader.generator = torch.Generator()
+
+    def begun(self, loader: Any, iterator: Any) -> None:
+        """A pass over the loader starts."""
+        if loader in self._renewed and loader._iterator is iterator:
+            # The seed of workers that the script would still have is not of its generator.
+            self._renewed.discard(loader)
+            loader.generator = self._generator
+        setattr(iterator, _LOADER, loader)
+
+    def before_batch(self, iterator: Any) -> None:
+        """The script asks for a batch."""
+        self._look_at(iterator)
+        self._session.meter.wait_starts()
+
+    def _look_at(self, iterator: Any) -> None:
+        if self._stopped or not self._workers or isinstance(iterator._next_data, WorkerBatches):
             return
-        if not session.features.allows("data_loader"):
+        # A look at one batch is worth no processes; its order was drawn with the first.
+        if iterator._num_yielded < 1 or not (self._trial is None or self._trial.may_start):
             return
-        if self._workers is None or id(loader) in self._seen:
+        loader = getattr(iterator, _LOADER, None)
+        if loader is not None:
+            with self._session.meter.paused():
+                self._take_over(loader, iterator)
+
+    def _take_over(self, loader: Any, iterator: Any) -> None:
+        facts = self._facts.get(loader)
+        if facts is None:
+            facts = self._facts[loader] = LoaderFacts(refusal=loader_refusal(loader))
+            if facts.refusal is not None:
+                self._session.explanation.skipped(_ITEM, facts.refusal)
+        workers = self._workers or 0
+        if facts.refusal is not None or iterator._num_workers >= workers:
             return
-        if self._trial is not None and not self._trial.may_start():
-            return
-        self._seen[id(loader)] = loader
-        if self._workers < 1:
-            session.explanation.skipped(_ITEM, "no core to spare for worker processes")
-            return
-        reason = loader_refusal(loader)
-        if reason is not None:
-            session.explanation.skipped(_ITEM, reason)
-            return
-        add_workers(loader, self._workers)
-        self._given[id(loader)] = loader
+        source = WorkerBatches(iterator, loader, workers, facts)
+        iterator._next_data = source
+        if iterator._num_workers > 0 and loader.persistent_workers:
+            loader._iterator = None
+            self._renewed.add(loader)
+        self._sources.add(source)
+        self._latest = facts
         if self._trial is not None:
             self._trial.starts()
         if not self._judged:
-            text = f"{self._workers} worker processes, new ones for each pass"
-            session.explanation.applied(_ITEM, text)
-
-    def begun(self, loader: Any, iterator: Any) -> None:
-        """A pass over the loader starts; its workers, if added here, may have to end before the
-        pass does.
-        """
-        if id(loader) in self._given:
-            self._passes.add(iterator)
+            own = f", after {iterator._num_workers} of its own" if iterator._num_workers else ""
+            text = f"{_named(workers)}{own}, new for each pass"
+            self._session.explanation.applied(_ITEM, text)
 
     def received(self, batch: Any) -> Any:
         """The batch that the script gets."""
+        if self._trial is not None and self._trial.measures_before:
+            self._batch_bytes = max(self._batch_bytes, _bytes_of(batch))
         return self._pinned.received(batch, beside=self._trial is not None)
 
-    def waited(self, seconds: float) -> None:
-        """Called after each batch: judges a trial once it was observed for long enough."""
-        meter = self._session.meter
-        meter.waited(seconds)
+    def waited(self, iterator: Any, seconds: float) -> None:
+        """Called after each batch: begins a trial, and judges it, once enough was observed."""
+        self._session.meter.waited(seconds)
+        if self._latest is not None and self._latest.refusal is not None:
+            why, self._latest = self._latest.refusal, None
+            self._remove_workers(why)
         trial = self._trial
-        verdict = trial.verdict() if trial is not None else None
+        if trial is None:
+            return
+        before = trial.before()
+        if before is not None:
+            self._begin_trial(iterator, before)
+        verdict = trial.verdict()
         if verdict is None:
             return
-        self._trial = None
-        self._judged = True
+        self._trial, self._judged = None, True
         if verdict.shorter:
-            self._session.explanation.note(_ITEM, str(verdict))
+            one = self._latest is not None and self._latest.varies
+            alone = "; one process loads, for what a batch draws varies" if one else ""
+            self._session.explanation.note(_ITEM, f"{verdict}{alone}")
         else:
-            self._remove_workers(str(verdict))
+            self._remove_workers(f"no gain: {verdict}")
+        self._advise(verdict.after, self._workers or 0)
+
+    def _begin_trial(self, iterator: Any, before: StepTimes) -> None:
+        session, own = self._session, iterator._num_workers
+        busy = loaded()
+        wanted = max(own + 1, before.workers_needed(own))
+        cores = workers_wanted()
+        workers = min(wanted, cores, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
+        if before.wait_percent < WAIT_PERCENT_NEEDED:
+            self._trial = None
+            session.explanation.skipped(_ITEM, _too_little(before.wait_percent))
+        elif busy is not None or workers <= own:
+            self._trial = None
+            session.explanation.skipped(_ITEM, busy or _no_more(own))
+            self._advise(before, own)
+        else:
+            self._workers = workers
+            self._settle(workers)
+            text = f"waiting takes {before.wait_percent:.0f} %: {_named(workers)}, on trial"
+            session.explanation.note(_ITEM, text)
+
+    def _advise(self, now: StepTimes, workers: int) -> None:
+        """Only where more processes cannot be had."""
+        if now.wait_percent < WAIT_PERCENT_NEEDED:
+            return
+        needed, cores = now.workers_needed(workers), workers_wanted()
+        if needed <= cores:
+            return
+        text = (
+            f"waiting takes {now.wait_percent:.0f} % of a step, {now.seconds:.4f} s; {needed}"
+            f" processes would keep up and there are cores for {cores}: samples that are stored"
+            " decoded, or are decoded on the GPU, load faster"
+        )
+        self._session.explanation.recommended(_ADVICE, text)
 
     def _remove_workers(self, why: str) -> None:
+        for source in self._sources:
+            source.withdraw()
+        self._sources.clear()
+        self._workers = self._trial = None
+        self._session.explanation.skipped(_ITEM, why)
+        self._settle(None)
+
+    def _settle(self, workers: int | None) -> None:
+        """What this run reports and the next one begins with."""
         session = self._session
-        for loader in self._given.values():
-            remove_workers(loader)
-        for iterator in self._passes:
-            go_on_here(iterator)
-        self._given.clear()
-        self._passes.clear()
-        self._workers = None
-        session.explanation.skipped(_ITEM, f"no gain: {why}")
         if self._applied is not None:
-            self._applied.loader_workers = None
+            self._applied.loader_workers = workers
         if session.state.tuned is not None:
-            session.settings_are(replace(session.state.tuned, data_loader_workers=None))
+            session.settings_are(replace(session.state.tuned, data_loader_workers=workers))
 
     def decide(self, applied: Applied) -> None:
-        """After the baseline: adds workers from the next pass on if the loop waits for data."""
+        """After the other settings: from now on the steps are what workers would have to feed."""
         session = self._session
         settings = session.environment.settings
         self._pinned.tuned()
-        wait = session.state.baseline_wait_percent
-        if not session.features.allows("data_loader") or settings.data_loading is Toggle.OFF:
+        wait = session.state.baseline_wait_percent or 0.0
+        if not self._allowed or settings.data_loading is Toggle.OFF:
             session.explanation.skipped(_ITEM, "switched off")
         elif self._workers is not None:
             applied.loader_workers = self._workers if self._workers > 0 else None
-        elif wait is None or wait < WAIT_PERCENT_NEEDED:
-            share = 0.0 if wait is None else wait
-            session.explanation.skipped(
-                _ITEM,
-                f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}",
-            )
+            if self._workers < 1:
+                session.explanation.skipped(_ITEM, _no_more(0))
+        elif self._recommends:
+            self._recommend(wait)
+        elif not self._judged:
+            if wait < WAIT_PERCENT_NEEDED:
+                session.explanation.skipped(_ITEM, _too_little(wait))
+            self._applied = applied
+            self._trial = LoaderTrial(session.meter)
+
+    def _recommend(self, wait_percent: float) -> None:
+        workers, busy = min(UNMEASURED_MAX, workers_wanted()), loaded()
+        explanation = self._session.explanation
+        if wait_percent < WAIT_PERCENT_NEEDED:
+            explanation.skipped(_ITEM, _too_little(wait_percent))
+        elif workers < 1 or busy is not None:
+            explanation.skipped(_ITEM, busy or _no_more(0))
         else:
-            self._try(applied, wait)
-
-    def _try(self, applied: Applied, wait_percent: float) -> None:
-        session, workers, busy = self._session, workers_wanted(), loaded()
-        if workers < 1 or busy is not None:
-            session.explanation.skipped(_ITEM, busy or "no core to spare for worker processes")
-            return
-        if self._recommends:
-            text = f"{workers} worker processes: waiting takes {wait_percent:.0f} % of a step"
-            session.explanation.recommended(_ITEM, text)
-            return
-        self._workers = applied.loader_workers = workers
-        self._applied = applied
-        self._trial = _Trial(session.meter)
-        text = f"waiting takes {wait_percent:.0f} %: {workers} workers from the next pass, on trial"
-        session.explanation.note(_ITEM, text)
+            text = f"{_named(workers)}: waiting takes {wait_percent:.0f} % of a step"
+            explanation.recommended(_ITEM, text)
 
 
-class _Verdict:
-    """Seconds of a step, and of waiting in it, without and with workers."""
-
-    def __init__(self, before: tuple[float, float], after: tuple[float, float]) -> None:
-        self._before, self._after = before, after
-
-    @property
-    def shorter(self) -> bool:
-        return all(now < then for now, then in zip(self._after, self._before, strict=True))
-
-    def __str__(self) -> str:
-        (before, waited), (after, waits) = self._before, self._after
-        return (
-            f"steps take {after:.4f} s with workers, {waits:.4f} s of it waiting, "
-            f"after {before:.4f} s and {waited:.4f} s"
-        )
+def _named(workers: int) -> str:
+    return f"{workers} worker process{'es' if workers != 1 else ''}"
 
 
-class _Trial:
-    """Compares the steps after tuning with those after the workers were added."""
+def _too_little(wait_percent: float) -> str:
+    return f"{wait_percent:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}"
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._tuned_at = meter.timed
-        self._before = (0.0, 0.0)
-        self._settled: Timed | None = None
-        self._started: Timed | None = None
 
-    def may_start(self) -> bool:
-        return self._started is not None or self._steps_since(self._tuned_at) >= BEFORE_STEPS
+def _no_more(own: int) -> str:
+    beside = f" beside {own} of its own" if own else ""
+    return f"no core to spare for worker processes{beside}"
 
-    def starts(self) -> None:
-        if self._started is None:
-            self._started = self._meter.timed
-            self._before = self._meter.undisturbed(self._tuned_at)
 
-    def verdict(self) -> _Verdict | None:
-        """None until enough steps were observed."""
-        if self._started is None:
-            return None
-        if self._settled is None:
-            if self._steps_since(self._started) >= SETTLE_STEPS:
-                self._settled = self._meter.timed
-            return None
-        if self._steps_since(self._settled) < TRIAL_STEPS:
-            return None
-        return _Verdict(self._before, self._meter.undisturbed(self._settled))
-
-    def _steps_since(self, then: Timed) -> int:
-        return self._meter.timed.since(then).steps
+def _bytes_of(batch: Any) -> int:
+    leaves = pytree.tree_leaves(batch)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -83,6 +83,8 @@ class Setting(ABC):
     ORDER: ClassVar[int]
     # It logs a line if there is no root module; parts of another setting need not.
     SAID_WITHOUT_ROOT: ClassVar[bool] = True
+    # It is chosen so that a step takes less memory, not less time.
+    FOR_MEMORY: ClassVar[bool] = False
     # It changes no number, or only by the order of additions: each process decides for itself.
     OWN: ClassVar[bool] = False
 

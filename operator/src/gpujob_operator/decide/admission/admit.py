@@ -306,7 +306,7 @@ class Admission:
         return earliest_start(requirements, found, self.releases, self.assumed.nominated)
 
     def _hold_gpus(self, nomination: Nomination) -> None:
-        self.assumed.nominate(nomination.uuids, nomination.start_seconds)
+        self.assumed.nominate(nomination.gpus, nomination.start_seconds)
 
     # -- the job's status
 

@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Tenancy
-from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import (
+    Capacity,
+    GPUCapacity,
+    NodeCapacity,
+    Place,
+    Tenant,
+)
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
@@ -41,9 +47,14 @@ class CandidateGpus(NamedTuple):
     """
 
     soon: ReadyTime
+    node: str
     uuids: tuple[str, ...]
     gpus: tuple[GPUCapacity, ...]
     tenants: tuple[Tenant, ...]
+
+    @property
+    def places(self) -> list[Place]:
+        return [(self.node, uuid) for uuid in self.uuids]
 
     @property
     def awaiting_reading(self) -> bool:
@@ -59,7 +70,9 @@ class Candidates:
     _rows: Integers
     _gpus: list[GPUCapacity]
     _tenants: list[list[Tenant]]
+    _nodes: list[NodeCapacity]
     # By row.
+    _node_of: Integers
     _at: Floats
     _count: Integers
     _order: Integers
@@ -79,7 +92,8 @@ class Candidates:
             tenants += [self._tenants[row][column] for column in first]
         last, gpu = rows[-1], gpus[-1]
         soon = ReadyTime(float(self._at[last]), int(self._count[last]), -gpu.free_bytes, gpu.uuid)
-        return CandidateGpus(soon, tuple(gpu.uuid for gpu in gpus), gpus, tuple(tenants))
+        node = self._nodes[self._node_of[last]].node.name
+        return CandidateGpus(soon, node, tuple(gpu.uuid for gpu in gpus), gpus, tuple(tenants))
 
 
 def candidates(
@@ -160,7 +174,16 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
     # The order is updated while candidates are still being read.
-    return Candidates(found, tenancy.gpus, tenancy.tenants, at, count, tenancy.stay.order.copy())
+    return Candidates(
+        found,
+        tenancy.gpus,
+        tenancy.tenants,
+        tenancy.nodes,
+        tenancy.node_of,
+        at,
+        count,
+        tenancy.stay.order.copy(),
+    )
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:

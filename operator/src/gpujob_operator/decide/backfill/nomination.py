@@ -13,6 +13,7 @@ from math import inf
 
 from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
+from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 # Time until an agent has read its GPUs again and published that.
@@ -26,7 +27,7 @@ class Nomination:
     `being_preempted` has the jobs on them that are being stopped.
     """
 
-    uuids: frozenset[str]
+    gpus: frozenset[Place]
     start_seconds: float
     being_preempted: tuple[str, ...] = ()
 
@@ -35,7 +36,7 @@ def earliest_start(
     requirements: JobRequirements,
     candidates: Iterable[Iterable[CandidateGpus]],
     releases: ReleaseTimes,
-    nominated: frozenset[str] = frozenset(),
+    nominated: frozenset[Place] = frozenset(),
 ) -> Nomination | None:
     """The nomination with the earliest start among the candidates of each model; None if the job
     would not fit even without other GPUJobs. GPUs in `nominated` belong to an earlier job.
@@ -43,7 +44,7 @@ def earliest_start(
     workers = requirements.job.spec.workers
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
-        free = (place for place in of_model if nominated.isdisjoint(place.uuids))
+        free = (place for place in of_model if nominated.isdisjoint(place.places))
         chosen = list(islice(free, workers))
         if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
             best = chosen
@@ -52,7 +53,7 @@ def earliest_start(
     tenants = {tenant.job_uid for place in best for tenant in place.tenants}
     readings = (READING_SECONDS for place in best if place.awaiting_reading)
     return Nomination(
-        uuids=frozenset(uuid for place in best for uuid in place.uuids),
+        gpus=frozenset(gpu for place in best for gpu in place.places),
         start_seconds=max(best[-1].soon.at - releases.now_seconds, *readings, 0.0),
         being_preempted=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
     )

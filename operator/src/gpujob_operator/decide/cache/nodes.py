@@ -17,6 +17,7 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
+    Place,
     capacity_of,
     sizes,
 )
@@ -107,15 +108,15 @@ class Nodes:
         self._gpu_nodes |= {node.metadata.name: node for node in new}
         self._dirty |= names
         after = self._claims(names)
-        for uuid, name in before - after:
+        for name, uuid in before - after:
             self._nodes_of_gpu.discard(uuid, name)
-        for uuid, name in after - before:
+        for name, uuid in after - before:
             self._nodes_of_gpu.add(uuid, name)
 
-    def _claims(self, names: Iterable[str]) -> set[tuple[str, str]]:
-        """The GPUs that these nodes call their own, each with the node's name."""
+    def _claims(self, names: Iterable[str]) -> set[Place]:
+        """The GPUs that these nodes call their own."""
         nodes = [self._gpu_nodes[name] for name in names if name in self._gpu_nodes]
-        return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
+        return {(node.metadata.name, gpu.uuid) for node in nodes for gpu in node.status.gpus}
 
     def has(self, name: str) -> bool:
         return name in self._views
@@ -140,7 +141,7 @@ class Nodes:
             for node, _, _ in holding.not_yet_bound:
                 self._touched.setdefault(node, set())
 
-    def _touch(self, places: Iterable[tuple[str, str]]) -> None:
+    def _touch(self, places: Iterable[Place]) -> None:
         """Each a node and a GPU of it; without a node, of all that have such a GPU."""
         for node, uuid in places:
             for name in (node,) if node else self._nodes_of_gpu.of(uuid):

@@ -17,6 +17,8 @@ from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
 # An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
 EXTERNAL_NOISE_BYTES = 64 * MIB
+# A node and the UUID of a GPU of it: two nodes can claim one UUID.
+Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)

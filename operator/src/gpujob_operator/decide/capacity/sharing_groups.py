@@ -43,5 +43,6 @@ def _alone(queue: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _number(name: str) -> int:
-    """A number for the name, so that arrays can compare names. Of 63 bits: two names never meet."""
+    """A number for the name, so that arrays can compare names. A hash of 63 bits: that two of a
+    million names have the same number is less likely than one in ten million."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpujob_api.gpujob import Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
-from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity, Place
 from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 
@@ -72,6 +72,10 @@ def is_same_place(one: Placement | None, other: Placement | None) -> bool:
 
 def facts_at(sites: Sites) -> list[NodeFacts | None]:
     return [site.facts for site in sites]
+
+
+def gpus_by_place(sites: Iterable[WorkerSite]) -> dict[Place, GPUCapacity]:
+    return {(site.node, gpu.uuid): gpu for site in sites for gpu in site.gpus}
 
 
 def gpus_at(sites: Iterable[WorkerSite]) -> list[GPUCapacity]:

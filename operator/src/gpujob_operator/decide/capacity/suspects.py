@@ -7,23 +7,24 @@ namespace from GPU to GPU are that namespace's, so that nobody's bad programs cl
 
 from collections.abc import Iterable
 
+from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.model.snapshot import ProgramFault
 
 SUSPECT_JOBS_MIN = 2
 
 
-def suspects(faults: Iterable[ProgramFault]) -> dict[tuple[str, str], str]:
+def suspects(faults: Iterable[ProgramFault]) -> dict[Place, str]:
     """By node and GPU, why nothing new is placed there. It ends when the agent no longer tells of
     the errors (an hour after them, or once the GPU was reset), or when they are seen on another GPU
     as well.
     """
     faults = tuple(faults)
-    gpus: dict[str, set[tuple[str, str]]] = {}
+    gpus: dict[str, set[Place]] = {}
     for fault in faults:
         gpus.setdefault(fault.namespace, set()).add((fault.node, fault.gpu))
     believed = [fault for fault in faults if len(gpus[fault.namespace]) == 1]
-    jobs: dict[tuple[str, str], set[str]] = {}
-    xids: dict[tuple[str, str], set[int]] = {}
+    jobs: dict[Place, set[str]] = {}
+    xids: dict[Place, set[int]] = {}
     for fault in believed:
         place = fault.node, fault.gpu
         jobs.setdefault(place, set()).add(fault.job_uid)

@@ -18,6 +18,7 @@ from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
     NodeCapacity,
+    Place,
     Tenant,
     as_tenant,
 )
@@ -46,12 +47,12 @@ class JobUsage:
 
     tenant: Tenant | None = None
     # Node and GPU of each of the job's; one that two workers share is named twice.
-    gpus: tuple[tuple[str, str], ...] = ()
+    gpus: tuple[Place, ...] = ()
     # Live pods of the attempt that reserves the GPUs, by UID.
     pods: tuple[str, ...] = ()
     # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
     # a pod that may yet come to one.
-    gpus_of_stale_pods: tuple[tuple[str, str], ...] = ()
+    gpus_of_stale_pods: tuple[Place, ...] = ()
     # Requests of workers that are not on their node yet.
     not_yet_bound: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
@@ -115,7 +116,7 @@ def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
     return tuple([TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in ended])
 
 
-def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
+def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[Place]:
     """The GPUs that a live pod outside of its job's attempt holds, on its own node only. None of a
     pod that never ran and never will; nor of one of an attempt that the job has not come to, until
     it is bound: anybody in its namespace may make such a pod."""
@@ -144,7 +145,7 @@ class Learned:
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
     # By node and GPU, why it may be the GPU's fault that programs failed there.
-    suspects: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    suspects: Mapping[Place, str] = field(default_factory=dict[Place, str])
 
 
 @dataclass(slots=True)
@@ -155,15 +156,13 @@ class ClusterUsage:
     """
 
     # By node and GPU, in the order of the jobs' UIDs.
-    tenants: dict[tuple[str, str], tuple[Tenant, ...]] = field(
-        default_factory=dict[tuple[str, str], tuple[Tenant, ...]]
+    tenants: dict[Place, tuple[Tenant, ...]] = field(
+        default_factory=dict[Place, tuple[Tenant, ...]]
     )
     # The jobs of each live pod that is where it should be: one, whatever the API server says.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
-    gpus_of_stale_pods: dict[tuple[str, str], int] = field(
-        default_factory=dict[tuple[str, str], int]
-    )
+    gpus_of_stale_pods: dict[Place, int] = field(default_factory=dict[Place, int])
     not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
     # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(

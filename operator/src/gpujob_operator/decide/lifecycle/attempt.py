@@ -17,7 +17,7 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
-from gpujob_operator.decide.capacity.sites import gpus_at
+from gpujob_operator.decide.capacity.sites import gpus_by_place
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -215,7 +215,10 @@ def _running(
         status = with_seen_gpus(status, inputs.usage.seen)
     usage = joined_usage(inputs.usage, report, job.status.reservation)
     status = with_measurement(status, report, usage)
-    most_bytes = reservable_bytes(job, gpus_at(inputs.sites), inputs.promised_bytes)
+
+    def most_bytes() -> int:
+        return reservable_bytes(job, gpus_by_place(inputs.sites), inputs.promised_bytes)
+
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )

@@ -9,7 +9,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource, StopReaso
 from gpujob_api.quantities import MIB, format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
-from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
+from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at, gpus_by_place
 from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.notices import NoticeKind
@@ -117,8 +117,8 @@ def _outgrown(
     held = job.status.reservation
     if usage is None or held is None or held.source is not ReservationSource.MEASURED:
         return None
-    for gpu in gpus_at(sites):
-        most_bytes = reservable_bytes(job, [gpu], {})
+    for place, gpu in gpus_by_place(sites).items():
+        most_bytes = reservable_bytes(job, {place: gpu}, {})
         if len(gpu.tenants) < 2 or usage.memory_peak_bytes <= most_bytes:
             continue
         message = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
 from gpujob_operator.decide.model.workers import NO_PODS, JobPods
@@ -32,7 +33,7 @@ class JobInputs:
     listening_since: datetime | None = None
     # What other jobs of this cycle grew by on the GPUs of its workers. Not compared: a job that
     # sees any is decided again in the next cycle.
-    promised_bytes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
+    promised_bytes: Mapping[Place, int] = field(default_factory=dict[Place, int], compare=False)
     # Not compared: a pace measured by another job of the workload does not affect this job, and the
     # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)

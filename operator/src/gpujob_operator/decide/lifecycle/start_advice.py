@@ -1,5 +1,9 @@
 """What people can do where Kubernetes does not let a pod start, by Kubernetes' own words."""
 
+_RIGHT = (
+    "the operator's own account lacks this right: compare its roles with those of the chart "
+    "(files/operator-rules.yaml, operator.watchNamespaces)"
+)
 _SECRETS = "kubectl get secrets,configmaps in the job's namespace: create it, or name another one"
 _IMAGE = (
     "check the image's name and tag, that the node reaches its registry, and the template's "
@@ -11,11 +15,8 @@ _USER = (
 )
 # The first row of which all words are there counts.
 _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        ("cannot create resource",),
-        "the operator's own account lacks this right: compare its roles with those of the chart "
-        "(files/operator-rules.yaml, operator.watchNamespaces)",
-    ),
+    (("cannot create resource",), _RIGHT),
+    (("cannot get resource",), _RIGHT),
     (
         ("failed quota", "must specify"),
         "a ResourceQuota limits it: set it in the template's containers (resources), or let a "

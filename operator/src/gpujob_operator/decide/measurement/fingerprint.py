@@ -22,7 +22,7 @@ def fingerprint(spec: GPUJobSpec) -> str:
         "workers": spec.workers,
         "gpusPerWorker": spec.gpus_per_worker,
         "batchTotal": spec.optimize.batch_size.total,
-        **_program(spec),
+        **_identity(spec),
     }
     return hashlib.sha256(_JSON.encode(identity).encode()).hexdigest()[:16]
 
@@ -47,7 +47,7 @@ def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _program(spec: GPUJobSpec) -> dict[str, object]:
+def _identity(spec: GPUJobSpec) -> dict[str, object]:
     if spec.workload is not None:
         return {"workload": spec.workload}
     worker = spec.worker_container()

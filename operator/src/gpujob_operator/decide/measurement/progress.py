@@ -1,5 +1,6 @@
 """Updates the status of a running attempt from its measurements: speed, memory, reservation."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
@@ -113,18 +114,16 @@ def with_measured_reservation(
     report: Report | None,
     usage: GPUUsage | None,
     configuration: Configuration,
-    reservable_bytes: int,
+    most_bytes: Callable[[], int],
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
     """The status with the measured reservation, once the worker's use has settled.
-    `reservable_bytes` is the most that the job can reserve on its GPUs."""
+    `most_bytes` says what the job can reserve at most on its GPUs."""
     held = status.reservation
     if usage is None or held is None or not _settled(report, usage, configuration):
         return status, ()
     if _may_run_out_again(status, report):
         return status, ()
-    wanted = measured_reservation(
-        replace(job, status=status), usage, configuration, reservable_bytes
-    )
+    wanted = measured_reservation(replace(job, status=status), usage, configuration, most_bytes)
     if wanted is None:
         return status, ()
     after, before = format_memory(wanted.memory_bytes), format_memory(held.memory_bytes)

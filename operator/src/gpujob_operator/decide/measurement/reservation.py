@@ -5,11 +5,11 @@ measurement, its workload's profile on this GPU model, or the whole GPU until th
 measurement.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Place
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
@@ -72,14 +72,14 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 
 
 def measured_reservation(
-    job: GPUJob, usage: GPUUsage, configuration: Configuration, reservable_bytes: int
+    job: GPUJob, usage: GPUUsage, configuration: Configuration, most_bytes: Callable[[], int]
 ) -> Reservation | None:
     """The reservation after a measurement, or None while it stays unchanged.
 
     It shrinks once, from the whole GPU or a profile's estimate to the measured value, and never
     below the peak that the job is known to have had in any attempt. It grows only if the job is
-    seen to use more than it reserved, and never beyond `reservable_bytes`, because the rest of the
-    GPU may already be reserved by other jobs (I1).
+    seen to use more than it reserved, and never beyond `most_bytes`, because the rest of the GPU
+    may already be reserved by other jobs (I1). It is asked for only then, because few jobs grow.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -110,7 +110,7 @@ def measured_reservation(
         return None
     memory_bytes = held.memory_bytes
     if outgrown:
-        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, reservable_bytes))
+        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, most_bytes()))
     elif first:
         memory_bytes = min(memory_bytes, wanted.memory_bytes)
     found = Reservation(memory_bytes, wanted.utilization_percent, wanted.source)
@@ -118,14 +118,16 @@ def measured_reservation(
     return found if found.memory_bytes != held.memory_bytes or first or busier else None
 
 
-def reservable_bytes(job: GPUJob, gpus: Iterable[GPUCapacity], promised: Mapping[str, int]) -> int:
+def reservable_bytes(
+    job: GPUJob, gpus: Mapping[Place, GPUCapacity], promised: Mapping[Place, int]
+) -> int:
     """The most memory that the job can reserve on each of its GPUs: what it holds and uses there,
     and what is free. `promised` is what this cycle has already given to other jobs, by GPU.
     """
     held = job.status.reservation
     if held is None:
         return 0
-    limits = [_most_on(job, held, gpu, promised.get(gpu.uuid, 0)) for gpu in gpus]
+    limits = [_most_on(job, held, gpu, promised.get(place, 0)) for place, gpu in gpus.items()]
     return max(held.memory_bytes, min(limits, default=0))
 
 

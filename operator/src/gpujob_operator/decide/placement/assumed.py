@@ -16,6 +16,7 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
+    Place,
     Tenant,
     has_external_use,
     with_reservation,
@@ -43,16 +44,15 @@ class AssumedCapacity:
     # Copied nodes, which change as places are assumed.
     capacity: Capacity
     mix: WorkloadMix
-    nominated: frozenset[str] = frozenset()
+    nominated: frozenset[Place] = frozenset()
     # When the first nominated job is expected to start. Jobs that end earlier may use the GPUs.
     nominated_from_seconds: float = inf
     # The nominated GPUs by node; never changed, but replaced.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # Equivalence classes that fit nowhere. Capacity only shrinks, so this holds for the cycle.
     unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    # By node.
     _rows: dict[str, int] = field(default_factory=dict[str, int])
-    # By GPU; computed on first use.
-    _gpus_rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     # For jobs that never share: the same without GPUs with unmanaged processes.
     _no_external_use: PackedNodes | None = None
@@ -182,11 +182,11 @@ class AssumedCapacity:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
-    def nominate(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
+    def nominate(self, gpus: Iterable[Place], start_seconds: float = 0.0) -> None:
         """Nominates GPUs for a job that could start there in `start_seconds`. No later job is
         placed there in this cycle, unless it ends by then.
         """
-        new = frozenset(uuids) - self.nominated
+        new = frozenset(gpus) - self.nominated
         if not new:
             return
         if self._backfill is None:
@@ -195,10 +195,9 @@ class AssumedCapacity:
         self.nominated_from_seconds = min(self.nominated_from_seconds, start_seconds)
         # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
-        for uuid in new:
-            row = self._row_of_gpu.get(uuid)
-            if row is not None:
-                on.setdefault(self._views.main.arrays.names[row], set()).add(uuid)
+        for node, uuid in new:
+            if node in self._rows:
+                on.setdefault(node, set()).add(uuid)
         before = self.nominated_on
         after = {name: before.get(name, NO_GPUS) | here for name, here in on.items()}
         self.nominated_on = {**before, **after}
@@ -253,13 +252,6 @@ class AssumedCapacity:
                     self._no_external_use.arrays.close(row, self._columns(node.node.name, used))
             self._views.no_external_use.settle()
         return self._no_external_use
-
-    @property
-    def _row_of_gpu(self) -> Mapping[str, int]:
-        if not self._gpus_rows:
-            uuids = enumerate(self._views.main.arrays.uuids)
-            self._gpus_rows = {uuid: row for row, here in uuids for uuid in here}
-        return self._gpus_rows
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
         row = self._views.main.arrays.uuids[self._rows[node]]

@@ -14,11 +14,18 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import (
+    Capacity,
+    GPUCapacity,
+    NodeCapacity,
+    Place,
+    Tenant,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.node_filter import nodes_for
 from gpujob_operator.decide.placement.requirements import (
@@ -46,7 +53,7 @@ class PreemptionTargets:
     """The victims. `nominated` has the GPUs on which the pending job will fit."""
 
     victims: tuple[Victim, ...]
-    nominated: frozenset[str]
+    nominated: frozenset[Place]
 
     @property
     def cost_gpu_seconds(self) -> float:
@@ -124,11 +131,12 @@ def _places(
     request = resolve(requirements, model, assumed.capacity, configuration)
     found: list[_FreedPlace] = []
     for node in nodes_for(requirements, assumed.capacity):
+        nominated = assumed.nominated_on.get(node.node.name, NO_GPUS)
         gpus = sorted(
             (cost, len(who), gpu.uuid, who)
             for gpu in node.gpus
             if gpu.model == model
-            and (freed := _freed(request, gpu, assumed.nominated, victims)) is not None
+            and (freed := _freed(request, gpu, nominated, victims)) is not None
             for cost, who in (freed,)
         )
         found += _worker_places(requirements, node, [(c, u, w) for c, _, u, w in gpus], victims)
@@ -199,12 +207,12 @@ def _verified(
 ) -> PreemptionTargets | None:
     """The places checked together; victims that are not needed are spared."""
     chosen = list(places)
-    names = {place.node for place in chosen}
-    uuids = {uuid for place in chosen for uuid in place.uuids}
+    gpus = {(place.node, uuid) for place in chosen for uuid in place.uuids}
     gone = {uid for place in chosen for uid in place.victims}
     if not gone or len(gone) > VICTIMS_MAX:
         return None
-    nodes = {name: _only(assumed.capacity.nodes[name], uuids) for name in sorted(names)}
+    names = sorted({place.node for place in chosen})
+    nodes = {name: _only(assumed.capacity.nodes[name], gpus) for name in names}
     part = replace(assumed.capacity, nodes=nodes)
     if not _fits(requirements, part, gone, victims, assumed, configuration):
         return None
@@ -214,11 +222,12 @@ def _verified(
             requirements, part, gone - {uid}, victims, assumed, configuration
         ):
             gone.discard(uid)
-    return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(uuids))
+    return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(gpus))
 
 
-def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
-    return replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.uuid in uuids))
+def _only(node: NodeCapacity, gpus: Set[Place]) -> NodeCapacity:
+    name = node.node.name
+    return replace(node, gpus=tuple(gpu for gpu in node.gpus if (name, gpu.uuid) in gpus))
 
 
 def _fits(

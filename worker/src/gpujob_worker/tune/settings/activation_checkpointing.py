@@ -14,6 +14,7 @@ class ActivationCheckpointingSetting(Setting):
     ITEM = "activation checkpointing"
     FIELDS = ("activation_checkpointing",)
     ORDER = 20
+    FOR_MEMORY = True
     OWN = True
 
     def refusal(self, context: Context) -> str | None:

@@ -12,6 +12,7 @@ class BatchSplitSetting(Setting):
     ITEM = "batch split"
     FIELDS = ("batch_per_step",)
     ORDER = 10
+    FOR_MEMORY = True
     OWN = True
 
     def refusal(self, context: Context) -> str | None:

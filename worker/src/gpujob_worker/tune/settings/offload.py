@@ -14,6 +14,7 @@ class OffloadSetting(Setting):
     FIELDS = ("activation_offload", "optimizer_offload")
     ORDER = 25
     SAID_WITHOUT_ROOT = False
+    FOR_MEMORY = True
     OWN = True
 
     def refusal(self, context: Context) -> str | None:

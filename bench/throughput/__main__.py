@@ -1,0 +1,212 @@
+"""How fast jobs get from `kubectl apply` to their end on a real control plane, beside plain Jobs.
+
+    python -m bench.throughput [--jobs 300] [--nodes 50] [--gpus 8] [--gangs 8] [--arrive 10]
+                               [--restart] [--kinds jobs,gpujobs]
+
+Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the operator as a process
+of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
+succeeded at once), agents by one process that publishes as the product's agents do. Plain batch
+Jobs of the same pods come first, without operator and agents; then the GPUJobs, on the same control
+plane. All share this machine's cores, so figures of two machines do not compare; the ratio of the
+columns does.
+
+Times are those of a user: from before the request until a watch shows the last pod bound, the job
+succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
+without what is played (kwok, agents, bench). Writes are all writing requests that the API server
+counted, whoever made them. `decisions_per_second` are the operator's writes that took effect.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from bench.machine import print_result
+from bench.table import format_table
+from bench.throughput.figures import (
+    Outcome,
+    difference,
+    figure_rows,
+    process_rows,
+    write_rows,
+    writes_by_kind,
+)
+from bench.throughput.load import GPUJOBS, KINDS, Kind, Load, Run, while_running
+from bench.throughput.stack import PLAYED, Stack, processes_between, start_cluster
+from gpujob_operator.act.connection import load_configuration
+from gpujob_operator.act.kube import PODS, Kube
+
+# Connections, caches and Go's heap are there before the figures begin.
+WARM_UP_JOBS = 20
+WAIT_SECONDS_MAX = 120.0
+POLL_SECONDS = 0.5
+NAMESPACES = "/api/v1/namespaces"
+
+_started = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - _started:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+async def wait_until(condition: Callable[[], bool], what: str, stack: Stack) -> None:
+    """Polls in a thread. Raises `RuntimeError` after two minutes, or if a process ends."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not await asyncio.to_thread(condition):
+        await asyncio.to_thread(stack.check)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what}: not there after {WAIT_SECONDS_MAX:.0f} s")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def measure(
+    stack: Stack, kube: Kube, kind: Kind, load: Load, namespace: str, *, restart: bool
+) -> Outcome:
+    """Runs the load in a namespace of its own."""
+    head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    await asyncio.to_thread(stack.client.create, NAMESPACES, head)
+    run = Run(kube, kind, load, namespace)
+    stack.forget_peaks()
+    processes, requests = stack.processes(), stack.requests()
+    operator = stack.operator_series()
+    problem = await while_running(run.run(say), _restart(stack, run) if restart else None)
+    stack.check()
+    return Outcome(
+        kind.name,
+        run.times,
+        processes_between(processes, stack.processes()),
+        writes_by_kind(difference(stack.requests(), requests)),
+        difference(stack.operator_series(), operator),
+        problem,
+    )
+
+
+async def _restart(stack: Stack, run: Run) -> None:
+    await run.until_bound(run.load.jobs // 3)
+    say("operator killed")
+    await asyncio.to_thread(stack.restart_operator)
+    say("operator leads again")
+
+
+async def delete_all(stack: Stack, kube: Kube, kind: Kind, namespace: str) -> None:
+    """What is done does not weigh on what comes after."""
+    path = kind.resource.path(namespace)
+    body = {"propagationPolicy": "Background"}
+    with suppress(OSError):
+        # The server goes on when the request has taken too long.
+        await asyncio.to_thread(stack.client.request, "DELETE", path, body)
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while (await kube.list(PODS, namespace)).items:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"pods of {namespace} are still there")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def run_kind(stack: Stack, kube: Kube, kind: Kind, options: argparse.Namespace) -> Outcome:
+    if kind is GPUJOBS:
+        await asyncio.to_thread(stack.start_agents)
+        nodes = stack.nodes
+        await wait_until(lambda: stack.measured_nodes() >= nodes, "readings of all nodes", stack)
+        await asyncio.to_thread(stack.start_operator)
+        await wait_until(stack.operator_is_ready, "the operator", stack)
+    warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
+    first = f"warm-up-{kind.name}"
+    await _succeed(measure(stack, kube, kind, warm_up, first, restart=False))
+    await delete_all(stack, kube, kind, first)
+    load = Load(options.jobs, options.gangs, options.arrive, options.limit_seconds)
+    say(f"{kind.name}: {load.jobs} of {load.workers} pods")
+    namespace = f"measured-{kind.name}"
+    restart = options.restart and kind is GPUJOBS
+    outcome = await measure(stack, kube, kind, load, namespace, restart=restart)
+    say(f"{kind.name}: {outcome.problem or 'done'}")
+    if kind.name != options.kinds[-1]:
+        await delete_all(stack, kube, kind, namespace)
+    return outcome
+
+
+async def _succeed(outcome: Awaitable[Outcome]) -> None:
+    done = await outcome
+    if not done.complete:
+        raise RuntimeError(f"warm-up of {done.kind}: {done.problem}")
+
+
+async def run_all(stack: Stack, options: argparse.Namespace) -> list[Outcome]:
+    kube = Kube(await load_configuration(str(stack.cluster.kubeconfig)))
+    try:
+        await asyncio.to_thread(stack.start_nodes)
+        await wait_until(lambda: stack.ready_nodes() >= stack.nodes, "ready nodes", stack)
+        say(f"{stack.nodes} nodes ready")
+        return [await run_kind(stack, kube, KINDS[name], options) for name in options.kinds]
+    finally:
+        await kube.close()
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    text = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.throughput", description=text)
+    add = parser.add_argument
+    add("--jobs", type=_positive, default=300, help="jobs of each kind (%(default)s)")
+    add("--nodes", type=_positive, default=50, help="played nodes (%(default)s)")
+    add("--gpus", type=_positive, default=8, help="GPUs of a node (%(default)s)")
+    add("--gangs", type=_positive, default=1, help="workers of a job (%(default)s)")
+    add("--arrive", type=_rate, default=0.0, help="jobs a second, as 10 or 10/s; default: at once")
+    add("--restart", action="store_true", help="kill the operator once a third is bound")
+    add("--kinds", type=_kinds, default=_kinds("jobs,gpujobs"), help="of jobs, gpujobs")
+    add("--limit-seconds", type=float, default=900.0, help="for one kind (%(default)s)")
+    add("--operator-arguments", default="", help="more arguments of the operator")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {text}")
+    return number
+
+
+def _rate(text: str) -> float:
+    number = float(text.removesuffix("/s"))
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0; got {text}")
+    return number
+
+
+def _kinds(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(KINDS)):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; of {', '.join(KINDS)}")
+    return names
+
+
+def print_outcomes(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
+    rows = [outcome.row(PLAYED) for outcome in outcomes]
+    # The product first, as the ratio reads.
+    rows.sort(key=lambda row: row["kind"] != GPUJOBS.name)
+    kinds = [str(row["kind"]) for row in rows]
+    ratio = ["ratio"] if len(rows) == 2 else []
+    print("End to end; kubelets are played by kwok, agents by one process")
+    print(format_table(figure_rows(rows), ["figure", *kinds, *ratio]))
+    print("\nCPU a job in milliseconds, peak memory in MiB, by process")
+    memory = [f"{kind}_mib" for kind in kinds]
+    print(format_table(process_rows(rows), ["figure", *kinds, *ratio, *memory]))
+    print("\nWrites a job, by kind")
+    print(format_table(write_rows(rows), ["figure", *kinds, *ratio]))
+    for row in rows:
+        if not row["complete"]:
+            print(f"NOT COMPLETE: {row['kind']}: {row['problem']}")
+    print_result(rows, options=vars(options))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    with start_cluster(say) as cluster:
+        more = tuple(options.operator_arguments.split())
+        outcomes = asyncio.run(run_all(Stack(cluster, options.nodes, options.gpus, more), options))
+    print_outcomes(outcomes, options)
+    return 0 if all(outcome.complete for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""What a write to a GPUJob costs the API server, by kind of request.
+
+    python -m bench.throughput.calls [--calls 300] [--rounds 3]
+
+A real control plane without nodes and operator. The kinds take turns, a round each. Processor time
+of kube-apiserver and of etcd is divided by the number of calls, garbage collection included; calls
+are made eight at a time. Statuses are those of a job of one worker: it is placed, then it runs, and
+back, so that every write changes what the product's writes change.
+"""
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bench.machine import print_result
+from bench.table import format_table
+from bench.throughput.__main__ import NAMESPACES, say
+from bench.throughput.load import gpujob_manifest
+from bench.throughput.stack import cpu_seconds, start_cluster
+from gpujob_api.codec import encode
+from gpujob_api.gpujob import (
+    GPUJobStatus,
+    JobPhase,
+    Placement,
+    Reservation,
+    ReservationSource,
+    WorkerPlacement,
+)
+from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
+from gpujob_api.quantities import GIB
+from gpujob_api.summary import Summary
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_operator.act.connection import load_configuration
+from gpujob_operator.act.kube import JOBS, Kube, Manifest
+from gpujob_operator.render.patch import merge_patch
+
+PARALLEL = 8
+NAMESPACE = "calls"
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+Call = Callable[[int], Awaitable[Manifest]]
+
+
+def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(kind, status, reason, message, _NOW, 1)
+
+
+def job_status(runs: bool) -> GPUJobStatus:
+    """The status of a job that was just placed, or whose worker runs."""
+    where = "attempt 1 on node-0001 (GPU-node-0001-3), reserves 80 GiB on each GPU (WholeGPU)"
+    running = ConditionStatus.TRUE if runs else ConditionStatus.FALSE
+    words = ("WorkersRunning", "rank 0") if runs else ("Starting", "creating pods")
+    worker = WorkerPlacement(0, "node-0001", ("GPU-node-0001-3",), "u" * 36 if runs else None)
+    return GPUJobStatus(
+        phase=JobPhase.RUNNING if runs else JobPhase.STARTING,
+        observed_generation=1,
+        attempt=1,
+        placement=Placement((worker,), gpu_model="NVIDIA H100 80GB HBM3"),
+        reservation=Reservation(80 * GIB, 100.0, ReservationSource.WHOLE_GPU, exclusive=True),
+        attempt_started_at=_NOW,
+        started_at=_NOW if runs else None,
+        progressed_at=_NOW if runs else None,
+        observed_at=_NOW + timedelta(seconds=runs),
+        summary=Summary(memory="? of 80 GiB", where="node-0001 GPU 3"),
+        conditions=(
+            _condition("Accepted", ConditionStatus.TRUE, "Valid", "the spec is valid"),
+            _condition("Scheduled", ConditionStatus.TRUE, "Placed", where),
+            _condition("Running", running, *words),
+            _condition("Succeeded", ConditionStatus.UNKNOWN, "InProgress", "not finished yet"),
+        ),
+    )
+
+
+class PuttingKube(Kube):
+    """A client that also does what the product does not."""
+
+    async def put_status(self, name: str, body: Manifest) -> Manifest:
+        return await self._write("PUT", JOBS, JOBS.path(NAMESPACE, name, "status"), body)
+
+
+@dataclass(slots=True)
+class Calls:
+    """Requests on many jobs by turns: what is measured, one method a kind."""
+
+    kube: PuttingKube
+    jobs: list[Manifest]
+    created: int = 0
+
+    async def create(self, _number: int) -> Manifest:
+        self.created += 1
+        return await self.kube.create(
+            JOBS, gpujob_manifest(f"more-{self.created:06d}", 1), NAMESPACE
+        )
+
+    async def merge_patch_status(self, number: int) -> Manifest:
+        job = self.jobs[number % len(self.jobs)]
+        before, after = self._statuses(job)
+        body = {"metadata": self._precondition(job), "status": merge_patch(before, after)}
+        return await self._take(number, self._patch(job, body))
+
+    async def put_status(self, number: int) -> Manifest:
+        job = self.jobs[number % len(self.jobs)]
+        _before, after = self._statuses(job)
+        metadata = {"name": job["metadata"]["name"], "namespace": NAMESPACE}
+        head = {"apiVersion": API_VERSION, "kind": "GPUJob"}
+        body = head | {"metadata": metadata | self._precondition(job), "status": after}
+        return await self._take(number, self.kube.put_status(job["metadata"]["name"], body))
+
+    async def get(self, number: int) -> Manifest:
+        name = self.jobs[number % len(self.jobs)]["metadata"]["name"]
+        return await self.kube.get(JOBS, name, NAMESPACE)
+
+    def _patch(self, job: Manifest, body: Manifest) -> Awaitable[Manifest]:
+        name = job["metadata"]["name"]
+        return self.kube.patch(JOBS, name, body, NAMESPACE, subresource="status")
+
+    async def _take(self, number: int, request: Awaitable[Manifest]) -> Manifest:
+        answer = self.jobs[number % len(self.jobs)] = await request
+        return answer
+
+    def _statuses(self, job: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+        before = job.get("status") or {}
+        return before, encode(job_status(before.get("phase") != "Running"))
+
+    def _precondition(self, job: Manifest) -> dict[str, str]:
+        return {"resourceVersion": job["metadata"]["resourceVersion"]}
+
+
+async def timed(cluster: LocalCluster, call: Call, calls: int) -> tuple[float, float]:
+    """Milliseconds of the API server and of etcd per call."""
+    children = cluster.control_plane.children
+    pids = [children[name].pid for name in ("kube-apiserver", "etcd")]
+    before = [cpu_seconds(pid) for pid in pids]
+
+    async def some(first: int) -> None:
+        for number in range(first, calls, PARALLEL):
+            await call(number)
+
+    await asyncio.gather(*(some(first) for first in range(PARALLEL)))
+    server, etcd = (
+        1000 * (cpu_seconds(pid) - then) / calls for pid, then in zip(pids, before, strict=True)
+    )
+    return server, etcd
+
+
+async def run(cluster: LocalCluster, calls: int, rounds: int) -> list[dict[str, Any]]:
+    kube = PuttingKube(await load_configuration(str(cluster.kubeconfig)))
+    try:
+        head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        cluster.client().create(NAMESPACES, head)
+        jobs = [
+            await kube.create(JOBS, gpujob_manifest(f"job-{number:04d}", 1), NAMESPACE)
+            for number in range(10 * PARALLEL)
+        ]
+        made = Calls(kube, jobs)
+        kinds: dict[str, Call] = {
+            "create": made.create,
+            "merge patch of status": made.merge_patch_status,
+            "put of status": made.put_status,
+            "get": made.get,
+        }
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+        for number in range(rounds + 1):
+            say(f"round {number} of {rounds}; round 0 does not count")
+            for name, call in kinds.items():
+                figures = await timed(cluster, call, calls)
+                if number:
+                    found[name].append(figures)
+        return [_row(name, figures) for name, figures in found.items()]
+    finally:
+        await kube.close()
+
+
+def _row(name: str, figures: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    server, etcd = ([pair[index] for pair in figures] for index in (0, 1))
+    return {
+        "call": name,
+        "apiserver_milliseconds": statistics.median(server),
+        "least": min(server),
+        "most": max(server),
+        "etcd_milliseconds": statistics.median(etcd),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.throughput.calls")
+    parser.add_argument("--calls", type=int, default=300, help="a kind and round (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(arguments)
+    with start_cluster(say) as cluster:
+        rows = asyncio.run(run(cluster, options.calls, options.rounds))
+    columns = ["call", "apiserver_milliseconds", "least", "most", "etcd_milliseconds"]
+    print("Processor time of one call")
+    print(format_table(rows, columns))
+    print_result(rows, options=vars(options))
+
+
+if __name__ == "__main__":
+    main()

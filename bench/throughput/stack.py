@@ -1,0 +1,201 @@
+"""The processes that are measured: a control plane, the operator, played nodes and agents."""
+
+import os
+import sys
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.throughput.figures import Process, Series, read_series
+from bench.throughput.kwok import kwok_command, node_manifest, node_names
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.cluster.options import ClusterOptions
+from gpujob_local.cluster.setup import AGENT_ACCOUNT, account_token
+from gpujob_local.control_plane.api_client import ApiClient
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
+from gpujob_local.control_plane.ports import free_port
+from gpujob_local.control_plane.tools import find_tools
+from gpujob_local.processes.processes import MARKER, Child, start_child
+
+REQUESTS_TOTAL = "apiserver_request_total"
+OPERATOR_SERIES = (
+    "gpujob_cycle_seconds_bucket",
+    "gpujob_cycle_seconds_count",
+    "gpujob_cycle_seconds_sum",
+    "gpujob_writes_total",
+)
+# Processes that stand for nodes: what they take is not the control plane's.
+PLAYED = frozenset({"kwok", "agents", "bench"})
+Say = Callable[[str], None]
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MIB = 1024**2
+
+
+@dataclass(slots=True)
+class Stack:
+    """A cluster of played nodes. The operator and the agents are started and stopped on top."""
+
+    cluster: LocalCluster
+    nodes: int
+    gpus: int
+    operator_arguments: tuple[str, ...] = ()
+    _metrics_port: int = 0
+    # What processes had taken that were stopped or replaced since.
+    _ended: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def client(self) -> ApiClient:
+        return self.cluster.client()
+
+    def start_nodes(self) -> None:
+        binary = find_tools("kwok")["kwok"]
+        folder = self.cluster.directory
+        self._start("kwok", kwok_command(binary, self.cluster.kubeconfig, folder))
+        client = self.client
+        for name in node_names(self.nodes):
+            client.create("/api/v1/nodes", node_manifest(name, self.gpus))
+
+    def ready_nodes(self) -> int:
+        items = self.client.get("/api/v1/nodes", resourceVersion="0")["items"]
+        return sum(_is_ready(item) for item in items)
+
+    def start_agents(self) -> None:
+        kubeconfig = self.cluster.directory / "agents.kubeconfig"
+        token = account_token(self.client, AGENT_ACCOUNT)
+        self.cluster.control_plane.token_identity(token).write_kubeconfig(kubeconfig)
+        command = [sys.executable, "-m", "bench.throughput.agents"]
+        command += [f"--kubeconfig={kubeconfig}", f"--nodes={self.nodes}", f"--gpus={self.gpus}"]
+        self._start("agents", command)
+
+    def measured_nodes(self) -> int:
+        items = self.client.get("/apis/gpujob.dev/v1alpha1/gpunodes", resourceVersion="0")["items"]
+        return sum(bool((item.get("status") or {}).get("gpus")) for item in items)
+
+    def start_operator(self) -> None:
+        """Returns when it holds its Lease."""
+        self._metrics_port = free_port()
+        listen = f"--metrics-listen=127.0.0.1:{self._metrics_port}"
+        self.cluster.start_operator(listen, *self.operator_arguments)
+
+    def restart_operator(self) -> None:
+        """SIGKILL, and another one that has to take over the Lease."""
+        self._ended["operator"] += cpu_seconds(self.cluster.children["operator"].pid)
+        self.cluster.kill_operator()
+        self.start_operator()
+
+    def operator_is_ready(self) -> bool:
+        """True once it holds the Lease and has listed every kind."""
+        try:
+            self._operator_get("/readyz")
+        except OSError:
+            return False
+        return True
+
+    def forget_peaks(self) -> None:
+        """Peaks of memory count from now on."""
+        for pid in self._pids().values():
+            forget_peak(pid)
+
+    def processes(self) -> dict[str, Process]:
+        """CPU since each process's start, to a hundredth of a second, and its peak of memory."""
+        return {
+            name: Process(self._ended[name] + cpu_seconds(pid), peak_bytes(pid) / _MIB)
+            for name, pid in self._pids().items()
+        }
+
+    def _pids(self) -> dict[str, int]:
+        children: dict[str, Child] = {**self.cluster.control_plane.children}
+        children |= {
+            name: self.cluster.children[name]
+            for name in ("operator", "kwok", "agents")
+            if name in self.cluster.children
+        }
+        return {name: child.pid for name, child in children.items()} | {"bench": os.getpid()}
+
+    def requests(self) -> Series:
+        text = self.client.request_bytes("GET", "/metrics").decode()
+        return read_series(text, [REQUESTS_TOTAL])
+
+    def operator_series(self) -> Series:
+        """Empty without an operator."""
+        if "operator" not in self.cluster.children:
+            return {}
+        return read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
+
+    def check(self) -> None:
+        """Raises `RuntimeError` with the end of its log where a process has ended."""
+        parts = {**self.cluster.control_plane.children, **self.cluster.children}
+        for name, child in parts.items():
+            if not child.alive():
+                raise RuntimeError(f"{name} ended:\n{child.log_tail()}")
+
+    def _operator_get(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self._metrics_port}{path}"
+        # No proxy: it is on loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=30) as response:
+            return response.read().decode()
+
+    def _start(self, name: str, command: list[str]) -> None:
+        repository = Path(__file__).resolve().parents[2]
+        environment = {
+            MARKER: self.cluster.marker_value,
+            "PATH": os.defpath,
+            "HOME": str(self.cluster.directory),
+            "LANG": "C.UTF-8",
+        }
+        log = self.cluster.directory / "logs" / f"{name}.log"
+        child = start_child(name, command, environment, log, folder=repository)
+        self.cluster.children[name] = child
+
+
+def start_cluster(say: Say) -> LocalCluster:
+    """A control plane with the CRDs, rights and policies of the product, and no node."""
+    options = ClusterOptions(
+        nodes=(),
+        operator=False,
+        # The product's defaults, and a disk that is waited for.
+        operator_configuration={},
+        operator_lease_seconds=15.0,
+        control_plane=ControlPlaneOptions(node_grace_seconds=120, durable=True),
+    )
+    return LocalCluster.start(options, say=say)
+
+
+def processes_between(
+    before: Mapping[str, Process], after: Mapping[str, Process]
+) -> dict[str, Process]:
+    """CPU taken in between; memory as it is at the end."""
+    return {
+        name: Process(one.cpu_seconds - before[name].cpu_seconds, one.peak_mib)
+        for name, one in after.items()
+        if name in before
+    }
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def forget_peak(pid: int) -> None:
+    """The peak of memory begins with what is in use now, where the kernel allows it."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _is_ready(node: Mapping[str, object]) -> bool:
+    status = node.get("status")
+    conditions = status.get("conditions") or () if isinstance(status, dict) else ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,242 @@
+"""The agent's connection to the operator that leads, over which readings go directly.
+
+It is looked for all the time, and a reading that the operator has not is sent as soon as it is
+there: a new leader knows every node a moment after it began.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpujob_api.codec import FieldError, encode
+from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.reading import READING_BYTES_MAX, ReadingHead, ReadingReply, reading_text
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
+
+# To connect, and to be answered.
+REPLY_SECONDS_MAX = 2.0
+# Between two tries, less up to a half: not all agents at once. Who is refused for good tries
+# seldom.
+RETRY_SECONDS = 1.0
+RETRY_REFUSED_SECONDS = 30.0
+AT_ONCE_SECONDS = 0.2
+
+
+class ConnectionLost(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    """There is no connection, or no more. `refused`: to try again soon is of no use."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Connection(Protocol):
+    """Whatever goes wrong with it is a `ConnectionLost`."""
+
+    async def send(self, text: str) -> None: ...
+
+    async def receive(self) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+Connect = Callable[[str], Awaitable[Connection]]
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A reading, when it was taken on the monotonic clock, and whether the operator has it."""
+
+    status: GPUNodeStatus
+    read_at: float
+    answered: "asyncio.Future[bool]"
+
+
+class DirectReadings:
+    """Sends the readings of one node. Of several addresses one is the leader's."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Connect,
+        monotonic: Callable[[], float],
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._connect = connect
+        self._monotonic = monotonic
+        self._offer: _Offer | None = None
+        self._offered = asyncio.Event()
+        self._connected = False
+        self._served = False
+        self._uniform = uniform
+        # The last thing that the log says of the way.
+        self._said = ""
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    async def deliver(self, status: GPUNodeStatus, read_at: float) -> bool:
+        """True once the operator has the reading, False where it did not take it. Where it did not
+        answer in time the connection is closed: an agent speaks on one way at a time.
+
+        Without a connection the reading is kept, and sent as soon as there is one.
+        """
+        if self._offer is not None and not self._offer.answered.done():
+            self._offer.answered.set_result(False)
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._offer = _Offer(status, read_at, answered)
+        if not self._connected:
+            return False
+        self._offered.set()
+        return await answered
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            seconds = [await self._try(address) for address in self._addresses]
+            await asyncio.sleep(self._uniform(min(seconds) / 2, min(seconds)))
+
+    async def _try(self, address: str) -> float:
+        """Until the connection ends. Returns in how many seconds to try the address again."""
+        self._served = False
+        refused = False
+        try:
+            await self._use(address)
+        except (ConnectionLost, TimeoutError) as error:
+            refused = isinstance(error, ConnectionLost) and error.refused
+            self._say(f"{address}: {str(error) or 'no answer'}", by_status=True)
+        if self._served:
+            # The next leader is there soon, or already.
+            return AT_ONCE_SECONDS
+        return RETRY_REFUSED_SECONDS if refused else RETRY_SECONDS
+
+    async def _use(self, address: str) -> None:
+        """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            connection = await self._connect(address)
+        talk = _Talk(connection, self._monotonic)
+        try:
+            await talk.greet()
+            await self._talk(talk, address)
+        finally:
+            self._connected = False
+            talk.end()
+            if self._offer is not None and not self._offer.answered.done():
+                self._offer.answered.set_result(False)
+            with suppress(ConnectionLost, TimeoutError):
+                async with asyncio.timeout(REPLY_SECONDS_MAX):
+                    await connection.close()
+
+    async def _talk(self, talk: "_Talk", address: str) -> None:
+        self._connected = True
+        # What was read before goes first.
+        offer = self._offer
+        while True:
+            self._offered.clear()
+            if offer is not None:
+                taken = await talk.send(offer.status, offer.read_at)
+                if not offer.answered.done():
+                    offer.answered.set_result(taken)
+                if taken:
+                    self._served = True
+                    self._say(address, by_status=False)
+            await talk.until_lost_or(self._offered)
+            offer = self._offer
+
+    def _say(self, what: str, *, by_status: bool) -> None:
+        """Once for each turn."""
+        now = "status" if by_status else "directly"
+        if now == self._said:
+            return
+        self._said = now
+        if by_status:
+            log.warning("readings go by the status of the GPUNode", reason=what)
+        else:
+            log.info("readings go to the operator", address=what)
+
+
+class _Talk:
+    """One connection: what the operator knows, and when it replied last."""
+
+    def __init__(self, connection: Connection, monotonic: Callable[[], float]) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._sequence = 0
+        self._replied_at = 0.0
+        self._known: dict[str, GPU] = {}
+        self._incoming: asyncio.Task[str] | None = None
+
+    async def greet(self) -> None:
+        await self._reply()
+
+    def end(self) -> None:
+        if self._incoming is not None:
+            self._incoming.cancel()
+
+    async def send(self, status: GPUNodeStatus, read_at: float) -> bool:
+        """True if the operator took the reading. Once more with all GPUs if it asks for them."""
+        return await self._send_once(status, read_at) or await self._send_once(status, read_at)
+
+    async def until_lost_or(self, offered: asyncio.Event) -> None:
+        """Raises `ConnectionLost` as soon as the connection is."""
+        incoming = self._listen()
+        waiting = asyncio.ensure_future(offered.wait())
+        try:
+            await asyncio.wait({incoming, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if incoming.done():
+            incoming.result()
+            raise ConnectionLost("an answer without a question")
+
+    async def _send_once(self, status: GPUNodeStatus, read_at: float) -> bool:
+        known = self._known
+        unchanged = [gpu.uuid for gpu in status.gpus if _as_known(gpu, known.get(gpu.uuid))]
+        changed = tuple(gpu for gpu in status.gpus if gpu.uuid not in unchanged)
+        self._sequence += 1
+        head = ReadingHead(self._sequence, read_at - self._replied_at)
+        text = reading_text(head, encode(replace(status, gpus=changed)), unchanged)
+        if len(text.encode()) > READING_BYTES_MAX:
+            raise ConnectionLost(
+                f"the reading is larger than {READING_BYTES_MAX} bytes", refused=True
+            )
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            await self._connection.send(text)
+        reply = await self._reply()
+        self._known = {} if reply.full else {gpu.uuid: gpu for gpu in status.gpus}
+        return not reply.full
+
+    async def _reply(self) -> ReadingReply:
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            text = await asyncio.shield(self._listen())
+        self._incoming = None
+        try:
+            reply = ReadingReply.from_text(text)
+        except FieldError as error:
+            raise ConnectionLost(str(error), refused=True) from None
+        if reply.sequence != self._sequence:
+            raise ConnectionLost(f"reply {reply.sequence} to reading {self._sequence}")
+        self._replied_at = self._monotonic()
+        return reply
+
+    def _listen(self) -> "asyncio.Task[str]":
+        """There is always one who waits for the next message, and so learns of the end."""
+        if self._incoming is None:
+            self._incoming = asyncio.ensure_future(self._connection.receive())
+        return self._incoming
+
+
+def _as_known(gpu: GPU, known: GPU | None) -> bool:
+    """Power, energy and temperature are for people, who read them in the status."""
+    return known is not None and _decided_on(gpu) == _decided_on(known)
+
+
+def _decided_on(gpu: GPU) -> GPU:
+    return replace(gpu, power_watts=None, energy_joules=None, temperature_celsius=None)

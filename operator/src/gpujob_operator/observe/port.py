@@ -1,0 +1,58 @@
+"""What the two kinds of requests at the report port have in common: refusals and bearer tokens."""
+
+from aiohttp import web
+
+RETRY_AFTER_SECONDS = 1
+# Who gets a status above this one may try again.
+_FINAL_STATUS_MAX = 428
+# Requests of one client: how many a second for long, and how many at once.
+PER_SECOND_MAX = 10.0
+BURST_MAX = 20.0
+
+
+class TokenCheckFailed(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    """The API server could not be asked, or must not be asked now; the client may try again."""
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    """`result` is a word for the metric, from a closed set."""
+
+    def __init__(self, status: int, result: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.result = result
+
+    def response(self) -> web.Response:
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+        return web.json_response(
+            {"error": str(self)},
+            status=self.status,
+            headers=headers if self.status > _FINAL_STATUS_MAX else None,
+        )
+
+
+class Bucket:
+    """A token bucket for the requests of one client: refilled over time, up to a burst."""
+
+    __slots__ = ("tokens", "updated")
+
+    def __init__(self, now: float) -> None:
+        self.tokens = BURST_MAX
+        self.updated = now
+
+    def take(self, now: float) -> bool:
+        refill = (now - self.updated) * PER_SECOND_MAX
+        self.tokens = min(BURST_MAX, self.tokens + refill)
+        self.updated = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+def bearer_token(header: str) -> str:
+    """Raises `Refused`."""
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refused(401, "no_token", "Authorization: Bearer <token> is required")
+    return token.strip()

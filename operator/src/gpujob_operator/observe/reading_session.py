@@ -1,0 +1,85 @@
+"""One agent's connection: the order of its readings, when each was taken, which GPUs are known.
+
+No clock of a node is believed. A reading says how long after the operator's last reply it was
+taken, on a clock of the agent's that only runs forward. The operator knows when that reply was
+sent. The sum is never later than the truth, and earlier by the reply's way only: a reading that
+waited in a buffer, or before an operator that was frozen, is as old as it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.reading import ReadingMessage, ReadingReply, read_reading
+from gpujob_operator.observe.port import PER_SECOND_MAX, Bucket
+from gpujob_operator.read.nouns import Dropped, read_gpus, read_status
+
+# A quiet agent sends every 10 s, or at each of its readings if those are rarer.
+SILENT_SECONDS_MIN = 15.0
+SILENT_INTERVALS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenReading:
+    """`taken_at` is on the operator's monotonic clock. The agent's own time in `status` serves to
+    tell one reading from another and for nothing else."""
+
+    status: GPUNodeStatus
+    taken_at: float
+
+
+class ReadingSession:
+    """Of one connection, in which messages cannot overtake each other."""
+
+    def __init__(self, node: str, owner: str, monotonic: Callable[[], float]) -> None:
+        """`owner` is the pod of the agent; "" if its token is not bound to a pod."""
+        self.node = node
+        self.owner = owner
+        self._monotonic = monotonic
+        self._bucket = Bucket(monotonic())
+        self._sequence = 0
+        self._replied_at = monotonic()
+        # None for a GPU of which an implausible reading was left out.
+        self._gpus: dict[str, GPU | None] = {}
+        self._interval_seconds = 0.0
+
+    @property
+    def silent_seconds_max(self) -> float:
+        """A connection without a reading for so long is of no use any more."""
+        return max(SILENT_SECONDS_MIN, SILENT_INTERVALS * self._interval_seconds)
+
+    def greeting(self) -> ReadingReply:
+        self._replied_at = self._monotonic()
+        return ReadingReply(0, full=True)
+
+    def take(self, text: str, dropped: Dropped) -> tuple[ReadingReply, TakenReading | None]:
+        """The reply, and the reading unless the reply asks for a full one.
+
+        Raises `FieldError` for what no agent sends. The connection is of no use then.
+        """
+        now = self._monotonic()
+        if not self._bucket.take(now):
+            raise FieldError("reading", f"more than {PER_SECOND_MAX:g} a second")
+        message = read_reading(text)
+        expected = self._sequence + 1
+        if message.head.sequence != expected:
+            problem = f"must be {expected}; got {message.head.sequence}"
+            raise FieldError("reading.sequence", problem)
+        self._sequence = expected
+        taken_at = min(self._replied_at + message.head.since_reply_seconds, now)
+        self._replied_at = now
+        if any(uuid not in self._gpus for uuid in message.unchanged):
+            self._gpus = {}
+            return ReadingReply(expected, full=True), None
+        status = self._merged(message, dropped)
+        self._interval_seconds = status.sample_interval_seconds
+        return ReadingReply(expected), TakenReading(status, taken_at)
+
+    def _merged(self, message: ReadingMessage, dropped: Dropped) -> GPUNodeStatus:
+        gpus = {uuid: self._gpus[uuid] for uuid in message.unchanged}
+        gpus |= read_gpus(message.status.get("gpus"), dropped)
+        status = read_status({**message.status, "gpus": []})
+        self._gpus = gpus
+        known = sorted((gpu for gpu in gpus.values() if gpu is not None), key=lambda one: one.index)
+        return replace(status, gpus=tuple(known))

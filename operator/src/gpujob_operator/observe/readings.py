@@ -1,0 +1,209 @@
+"""Readings that agents send directly: a WebSocket at the report port, on which an agent speaks for
+its own node only.
+
+The bearer token names the service account and the node. What the token claims must be an agent of a
+node that we know before the API server is asked whether the claim is true (TokenReview). A node has
+one connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from aiohttp import WSMsgType, web
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpunode import GPUNodeStatus
+from gpujob_api.reading import READING_BYTES_MAX, READINGS_PATH, ReadingReply
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
+from gpujob_operator.observe.port import Refused, TokenCheckFailed, bearer_token
+from gpujob_operator.observe.reading_session import ReadingSession
+
+log = Log(__name__)
+
+# A token is proven once for a connection. After so long the agent must show it again.
+CONNECTION_SECONDS_MAX = 600.0
+SEND_SECONDS_MAX = 5.0
+AGENTS_MAX = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAccount:
+    """The service account of the agents. Whose token is of another account is no agent."""
+
+    namespace: str
+    name: str
+
+
+class AgentTokens(Protocol):
+    async def check_agent(self, token: str, source: str) -> AgentIdentity | None:
+        """Whom the token was issued for, or None if the token is not valid for us. `source` is the
+        address that sent the token. Raises `TokenCheckFailed`."""
+        ...
+
+
+class Nodes(Protocol):
+    """The part of the cache that readings go into."""
+
+    def has_node(self, name: str) -> bool: ...
+
+    def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool: ...
+
+    def close_readings(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    session: ReadingSession
+    hang_up: Callable[[], None]
+
+
+class ReadingReceiver:
+    """Admits agents and takes in what they read. Times come from the given clocks."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        tokens: AgentTokens,
+        metrics: Metrics,
+        *,
+        account: AgentAccount | None,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Without an account every agent is refused."""
+        self._nodes = nodes
+        self._tokens = tokens
+        self._metrics = metrics
+        self._account = account
+        self._clock = clock
+        self._monotonic = monotonic
+        self._is_leader = is_leader
+        # The agents that are connected, by node.
+        self._open: dict[str, _Open] = {}
+
+    def add_to(self, application: web.Application) -> None:
+        application.router.add_get(READINGS_PATH, self._connect)
+
+    async def admit(self, authorization: str, source: str) -> ReadingSession:
+        """Proves who sends from the address. Raises `Refused`."""
+        if not self._is_leader():
+            raise Refused(503, "not_leader", "this replica is not the leader; try the next one")
+        token = bearer_token(authorization)
+        claimed = claimed_agent(token, self._clock().timestamp())
+        if claimed is None:
+            raise Refused(401, "bad_token", "the token names no node for audience gpujob")
+        if AgentAccount(claimed.namespace, claimed.account) != self._account:
+            raise Refused(403, "no_agent", "the token is not of the agents' service account")
+        if not self._nodes.has_node(claimed.node):
+            raise Refused(503, "no_node", f"node {claimed.node} is not known")
+        await self._prove(token, claimed, source)
+        return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic)
+
+    def open(self, session: ReadingSession, hang_up: Callable[[], None]) -> None:
+        """Makes the session the node's. `hang_up` closes its connection. Raises `Refused` if
+        another agent of the node is connected; one that began anew in its pod takes its own place.
+        """
+        other = self._open.get(session.node)
+        if other is not None and not (session.owner and session.owner == other.session.owner):
+            raise Refused(409, "second_agent", f"another agent of {session.node} is connected")
+        if other is None and len(self._open) >= AGENTS_MAX:
+            raise Refused(503, "too_many", f"{AGENTS_MAX} agents are connected")
+        if other is not None:
+            self.close(other.session)
+            other.hang_up()
+        self._open[session.node] = _Open(session, hang_up)
+        self._metrics.agent_connections.set(len(self._open))
+
+    def take(self, session: ReadingSession, text: str) -> ReadingReply | None:
+        """The reply to a message; None where the connection has to end."""
+        current = self._open.get(session.node)
+        if current is None or current.session is not session or not self._is_leader():
+            return None
+        try:
+            reply, taken = session.take(text, self._dropped)
+        except FieldError as error:
+            self._metrics.readings.labels("bad_reading").inc()
+            log.warning("reading refused", node=session.node, problem=str(error))
+            return None
+        if taken is not None:
+            age = timedelta(seconds=max(0.0, self._monotonic() - taken.taken_at))
+            known = self._nodes.take_reading(session.node, taken.status, self._clock() - age)
+            reply = reply if known else ReadingReply(reply.sequence, full=True)
+        self._metrics.readings.labels("wanted_full" if reply.full else "accepted").inc()
+        return reply
+
+    def close(self, session: ReadingSession) -> None:
+        """The connection is gone."""
+        current = self._open.get(session.node)
+        if current is not None and current.session is session:
+            del self._open[session.node]
+            self._nodes.close_readings(session.node)
+            self._metrics.agent_connections.set(len(self._open))
+
+    def hang_up_all(self) -> None:
+        """This process leads no more: the agents look for the one that does."""
+        for one in list(self._open.values()):
+            self.close(one.session)
+            one.hang_up()
+
+    def _dropped(self, reason: str) -> None:
+        self._metrics.readings_dropped.labels(reason).inc()
+
+    async def _prove(self, token: str, claimed: AgentIdentity, source: str) -> None:
+        try:
+            identity = await self._tokens.check_agent(token, source)
+        except TokenCheckFailed as error:
+            text = f"the token could not be checked: {error}"
+            raise Refused(503, "check_failed", text) from None
+        if identity is None:
+            raise Refused(401, "bad_token", "the token is not valid for audience gpujob")
+        if identity != claimed:
+            raise Refused(403, "wrong_node", "the token is of another agent than it claims")
+
+    async def _connect(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(
+            max_msg_size=READING_BYTES_MAX, compress=False, timeout=SEND_SECONDS_MAX
+        )
+        try:
+            if not socket.can_prepare(request).ok:
+                raise Refused(400, "no_websocket", "a WebSocket is required")
+            session = await self.admit(
+                request.headers.get("Authorization", ""), request.remote or ""
+            )
+            self.open(session, lambda: _hang_up(request))
+        except Refused as refused:
+            self._metrics.readings.labels(refused.result).inc()
+            return refused.response()
+        try:
+            await socket.prepare(request)
+            await self._listen(socket, session)
+        except (TimeoutError, ConnectionError) as error:
+            log.info("agent is gone", node=session.node, problem=str(error) or "silent")
+        finally:
+            self.close(session)
+        return socket
+
+    async def _listen(self, socket: web.WebSocketResponse, session: ReadingSession) -> None:
+        end = self._monotonic() + CONNECTION_SECONDS_MAX
+        reply: ReadingReply | None = session.greeting()
+        while reply is not None:
+            async with asyncio.timeout(SEND_SECONDS_MAX):
+                await socket.send_str(reply.to_text())
+            if self._monotonic() >= end:
+                break
+            message = await socket.receive(session.silent_seconds_max)
+            if message.type is not WSMsgType.TEXT:
+                break
+            reply = self.take(session, message.data)
+        await socket.close()
+
+
+def _hang_up(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.close()

@@ -1,0 +1,254 @@
+"""Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gpujob_api.settings import Settings
+from gpujob_worker.inject.random_streams import DrawCounts, put_streams, streams_now
+from gpujob_worker.inject.worker_batches import LoaderFacts, WorkerBatches
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+
+SAMPLES = 66
+PASSES = 3
+
+
+def plain(index: int) -> torch.Tensor:
+    return torch.full((3,), float(index))
+
+
+def flips_and_crops(index: int) -> torch.Tensor:
+    """As transforms of images do: the same number of draws for each sample."""
+    place = torch.randint(0, 9, (2,)).sum()
+    return plain(index) + torch.rand(1) + place + random.random() + float(np.random.rand())
+
+
+def rejects(index: int) -> torch.Tensor:
+    """As random crops of a size in bounds: drawn again until they fit."""
+    while random.random() < 0.3:
+        pass
+    return plain(index) * np.random.randint(5)
+
+
+def seldom(index: int) -> torch.Tensor:
+    return plain(index) + (torch.rand(1) if index % 20 == 7 else 0)
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.make(index)
+
+
+def masked(samples: list[torch.Tensor]) -> torch.Tensor:
+    """As the collate function of a masked language model."""
+    rows = torch.stack(samples)
+    return rows * (torch.rand(rows.shape) > 0.3)
+
+
+class Script:
+    """A loop that draws numbers of its own after every `noise` batches."""
+
+    def __init__(
+        self, *, noise: int = 0, breaks_off_at: int | None = None, own_generator: bool = False
+    ) -> None:
+        self.noise = noise
+        self.breaks_off_at = breaks_off_at
+        self.own_generator = own_generator
+
+    def seen(
+        self, new_loader: Callable[..., Any], attach: Callable[[Any, Any, int], None]
+    ) -> list[Any]:
+        """All batches, and what each generator draws after each pass."""
+        torch.manual_seed(3)
+        random.seed(1)
+        np.random.seed(2)
+        own = torch.Generator().manual_seed(5) if self.own_generator else None
+        loader, seen = new_loader(shuffle=True, generator=own), list[Any]()
+        for _ in range(PASSES):
+            iterator = iter(loader)
+            for number, batch in enumerate(iterator, 1):
+                seen.append(batch.tolist())
+                if self.noise and number % self.noise == 0:
+                    torch.rand(2)
+                attach(iterator, loader, number)
+                if number == self.breaks_off_at:
+                    break
+            state = own.get_state().tolist() if own is not None else None
+            seen.append((torch.rand(()).item(), random.random(), float(np.random.rand()), state))
+        return seen
+
+
+def nothing(iterator: Any, loader: Any, number: int) -> None:
+    del iterator, loader, number
+
+
+class Attach:
+    """Worker processes from one batch of each pass on, and withdrawn after another."""
+
+    def __init__(self, workers: int, at: int = 2, until: int = 1000) -> None:
+        self.facts = LoaderFacts()
+        self.workers, self.at, self.until = workers, at, until
+
+    def __call__(self, iterator: Any, loader: Any, number: int) -> None:
+        if number == self.at:
+            iterator._next_data = WorkerBatches(iterator, loader, self.workers, self.facts)
+        elif number == self.until:
+            iterator._next_data.withdraw()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(),
+        Script(noise=1),
+        Script(noise=7),
+        Script(breaks_off_at=15, own_generator=True),
+        Script(noise=5, own_generator=True),
+    ],
+    ids=["quiet", "draws always", "draws seldom", "breaks off", "own generator"],
+)
+@pytest.mark.parametrize("make", [plain, flips_and_crops, rejects, seldom])
+def test_the_script_sees_the_same(make: Callable[[int], torch.Tensor], script: Script) -> None:
+    def new_loader(**keywords: Any) -> Any:
+        return DataLoader(Samples(make), batch_size=4, **keywords)
+
+    attach = Attach(2)
+    assert script.seen(new_loader, attach) == script.seen(new_loader, nothing)
+    if script.noise != 1:
+        # And it is the workers' doing, not that of the process itself.
+        assert attach.facts.given > 3 * attach.facts.missed
+        assert attach.facts.refusal is None
+
+
+def test_random_numbers_of_a_collate_function_count_too() -> None:
+    def new_loader(**keywords: Any) -> Any:
+        return DataLoader(Samples(plain), batch_size=4, collate_fn=masked, **keywords)
+
+    attach = Attach(2)
+    assert Script().seen(new_loader, attach) == Script().seen(new_loader, nothing)
+    assert attach.facts.given > 20
+
+
+@pytest.mark.parametrize("until", [3, 5, 12, 17])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_they_can_be_taken_back_at_any_batch(until: int, workers: int) -> None:
+    def new_loader(**keywords: Any) -> Any:
+        return DataLoader(Samples(plain), batch_size=4, num_workers=workers, **keywords)
+
+    taken = Script().seen(new_loader, Attach(2, until=until))
+    assert taken == Script().seen(new_loader, nothing)
+
+
+def test_a_script_that_draws_between_its_batches_is_left_alone_with_the_reason() -> None:
+    def new_loader(**keywords: Any) -> Any:
+        return DataLoader(Samples(flips_and_crops), batch_size=4, **keywords)
+
+    attach = Attach(2)
+    Script(noise=1).seen(new_loader, attach)
+    assert attach.facts.refusal == (
+        "8 of 8 batches would draw other random numbers: the script draws some between its batches"
+    )
+
+
+class Failing(Samples):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 30:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def test_an_error_of_the_dataset_comes_at_its_batch_and_as_it_is() -> None:
+    caught: list[Any] = []
+    for workers in (0, 2):
+        loader: Any = DataLoader(Failing(plain), batch_size=4)
+        iterator = iter(loader)
+        seen: list[Any] = [next(iterator).tolist()]
+        if workers:
+            iterator._next_data = WorkerBatches(iterator, loader, workers, LoaderFacts())
+        # The sample that fails is in the eighth batch.
+        seen += [next(iterator).tolist() for _ in range(6)]
+        with pytest.raises(KeyError, match=r"^30$"):
+            next(iterator)
+        seen += [batch.tolist() for batch in iterator]
+        caught.append(seen)
+    assert caught[0] == caught[1]
+
+
+def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number() -> None:
+    """It draws a seed for them once, before the first pass."""
+    drawn: list[Any] = []
+    for more in (False, True):
+        torch.manual_seed(3)
+        policy = LoaderPolicy(Session(Environment(Settings())))
+        policy._workers = 2 if more else None
+        loader = DataLoader(
+            Samples(plain), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
+        )
+        for _ in range(3):
+            policy.before_pass(loader)
+            iterator: Any = iter(loader)
+            policy.begun(loader, iterator)
+            while True:
+                policy.before_batch(iterator)
+                batch = next(iterator, None)
+                if batch is None:
+                    break
+                drawn.append(batch.tolist())
+            drawn.append(torch.rand(()).item())
+        assert loader.generator is None
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+
+
+def test_processes_that_are_killed_cost_no_batch() -> None:
+    loader: Any = DataLoader(Samples(plain), batch_size=4)
+    iterator = iter(loader)
+    seen: list[float] = next(iterator)[:, 0].tolist()
+    facts = LoaderFacts()
+    iterator._next_data = batches = WorkerBatches(iterator, loader, 1, facts)
+    for batch in iterator:
+        seen += batch[:, 0].tolist()
+        processes = batches._processes
+        if processes is not None and len(seen) > 20 and facts.refusal is None:
+            processes._workers[0].kill()
+            processes._workers[0].join()
+    assert seen == [*range(SAMPLES)]
+    assert "worker processes failed: RuntimeError: DataLoader worker" in (facts.refusal or "")
+
+
+def test_they_end_with_their_pass() -> None:
+    loader: Any = DataLoader(Samples(plain), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    iterator._next_data = batches = WorkerBatches(iterator, loader, 2, LoaderFacts())
+    for _ in range(4):
+        next(iterator)
+    workers = batches._processes._workers
+    assert len(workers) == 2
+    del iterator, batches
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_count_of_draws_leads_to_the_place_in_the_stream() -> None:
+    before = streams_now()
+    flips_and_crops(0)
+    one = streams_now()
+    draws = DrawCounts.between(before, one)
+    assert draws is not None
+    assert draws.counts == {"torch": 3, "python": 2, "numpy": 2}
+    assert draws.after(before) == {name: one[name] for name in draws.counts}
+    put_streams(before)
+    assert streams_now() == before
+    assert DrawCounts.between(one, before) is None  # nothing is drawn backwards

@@ -1,0 +1,133 @@
+"""Why a data loader must not get worker processes, or not more than it has."""
+
+import inspect
+import multiprocessing
+import pickle
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from gpujob_worker.inject.random_streams import changed_streams, put_streams, streams_now
+from gpujob_worker.probe.reachable import OwnGenerators, open_file
+
+# Samples that are read to see whether any of them draws random numbers.
+_SAMPLES = 4
+_SAMPLERS_DEEP_MAX = 8
+# All that they draw they draw for their first index.
+_DRAWN_AT_ONCE = (
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
+_DEALS_OUT = ("BatchSampler", "BatchSamplerShard", "SkipBatchSampler")
+
+
+def loader_refusal(loader: Any) -> str | None:
+    """None where worker processes may load its batches. What these draw from the process's own
+    generators is left to `worker_batches`, unless the loader has workers that draw apart.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return "a streamed dataset would be read once by every worker"
+    if loader.num_workers > 0 and loader.worker_init_fn is not None:
+        return "its worker_init_fn may depend on the number of workers"
+    if multiprocessing.get_start_method() != "fork" or loader.multiprocessing_context is not None:
+        try:
+            pickle.dumps((loader.dataset, loader.collate_fn))
+        except Exception as error:
+            return f"the dataset cannot be sent to workers: {error}"
+    batches = loader.batch_sampler
+    name = _draws_as_it_goes(loader.sampler if batches is None else batches)
+    if name is not None:
+        return f"its {name} may draw random numbers from batch to batch"
+    return _sample_refusal(loader)
+
+
+def drawn_last(loader: Any) -> bool:
+    """Whether its sampler draws from a generator of the script once more at the end of a pass."""
+    sampler: Any = loader.sampler
+    return getattr(sampler, "generator", None) is not None and isinstance(sampler, RandomSampler)
+
+
+def _draws_as_it_goes(sampler: Any) -> str | None:
+    for _ in range(_SAMPLERS_DEEP_MAX):
+        kind = type(sampler)
+        if isinstance(sampler, RandomSampler):
+            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+            return None if once or sampler.generator is None else kind.__name__
+        if kind in _DRAWN_AT_ONCE or not inspect.isgeneratorfunction(kind.__iter__):
+            return None
+        if kind is not BatchSampler and kind.__name__ not in _DEALS_OUT:
+            return kind.__name__
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = sampler.sampler if inner is None else inner
+    return type(sampler).__name__
+
+
+def _sample_refusal(loader: Any) -> str | None:
+    dataset = loader.dataset
+    opened = open_file(dataset)
+    if opened is not None:
+        return f"the dataset reads through an open {opened}, whose place processes would share"
+    own, collating = OwnGenerators.of_dataset(dataset), OwnGenerators.of_dataset(loader.collate_fn)
+    states, cuda = streams_now(), _cuda_states()
+    before = _attributes(dataset)
+    try:
+        sample = _read(loader)
+    except Exception as error:
+        return f"dataset[0] cannot be read: {type(error).__name__}"
+    drew = changed_streams(states, streams_now())
+    put_streams(states)
+    if own.drew or collating.drew or not all(map(torch.equal, cuda, _cuda_states())):
+        own.restore()
+        collating.restore()
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        return "the dataset draws from a random generator of its own, which no other process shares"
+    if drew and loader.num_workers > 0:
+        return (
+            f"its {loader.num_workers} workers draw random numbers,"
+            " each of which would be another one with more workers"
+        )
+    if _attributes(dataset) != before:
+        return "reading a sample changes the dataset"
+    leaves = pytree.tree_leaves(sample)
+    if any(isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" for leaf in leaves):
+        return "samples lie on the device, which worker processes cannot share"
+    return None
+
+
+def _read(loader: Any) -> Any:
+    """A few samples from all over the dataset, as a batch where the loader makes batches."""
+    dataset = loader.dataset
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[0])
+    length = len(dataset) if hasattr(dataset, "__len__") else 1
+    places = sorted({number * length // _SAMPLES for number in range(_SAMPLES)})
+    return loader.collate_fn([dataset[place] for place in places])
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def _attributes(dataset: Any) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(dataset, "__dict__", {})
+    return {key: _identity(value) for key, value in values.items()}
+
+
+def _identity(value: Any) -> Any:
+    """Of plain values what they are; of containers how much they hold: samples may be kept."""
+    if isinstance(value, (int, float, str, bool)):
+        return repr(value)
+    return (id(value), len(value)) if isinstance(value, (dict, list, set)) else id(value)

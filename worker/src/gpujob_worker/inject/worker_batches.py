@@ -1,0 +1,335 @@
+"""Batches that worker processes load ahead of the loop, exactly those that the loop would have
+loaded by itself, from any place of a pass to any other.
+
+What a batch is follows from its indices and from the random numbers that it draws, in the training
+process among the model's and the script's. A worker is told the state of the generators that it is
+expected to find; the script is given its batch only if the generators of the training process are
+in just that state when the batch is asked for, and they are then left as the batch leaves them. If
+they are not, the batch is loaded here. The state is expected by the number of draws of the batches
+before. If these vary, one worker alone goes from batch to batch.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
+from torch.utils.data.dataloader import (
+    _DatasetKind,  # pyright: ignore[reportPrivateUsage]
+    _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+)
+
+from gpujob_worker.inject.equal_batches import equal_batches
+from gpujob_worker.inject.loader_refusal import drawn_last
+from gpujob_worker.inject.random_streams import (
+    DrawCounts,
+    Streams,
+    changed_streams,
+    put_streams,
+    streams_now,
+)
+
+PREFETCH_FACTOR = 2
+# Batches that are loaded here to count what they draw.
+COUNTED_BATCHES = 2
+# Batches that were expected with other random numbers: this many, and this part of all.
+MISSES_MAX = 8
+MISSES_PART = 0.25
+_WORKERS_GONE = (ConnectionError, FileNotFoundError, EOFError)
+
+
+@dataclass(slots=True)
+class LoaderFacts:
+    """What passes over one loader have shown so far."""
+
+    counted: int = 0
+    # None: not counted yet, or not the same in each batch.
+    draws: DrawCounts | None = None
+    varies: bool = False
+    # A batch of a worker and the same one loaded here were the same bits.
+    compared: bool = False
+    given: int = 0
+    missed: int = 0
+    # Why its batches must come from the training process.
+    refusal: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.varies or self.counted >= COUNTED_BATCHES
+
+    def count(self, before: Streams, after: Streams) -> None:
+        """What a whole batch that was loaded here has drawn."""
+        draws = DrawCounts.between(before, after)
+        self.varies = self.varies or draws is None or (self.counted > 0 and draws != self.draws)
+        self.draws = draws
+        self.counted += 1
+
+    def missed_one(self) -> None:
+        self.missed += 1
+        if self.missed >= MISSES_MAX and self.missed > MISSES_PART * (self.given + self.missed):
+            self.refusal = (
+                f"{self.missed} of {self.given + self.missed} batches would draw other random"
+                " numbers: the script draws some between its batches"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What a batch drew; not a container, into which torch would look for tensors to pin."""
+
+    changes: dict[str, tuple[Any, Any]]
+    failed: bool = False
+
+    def fits(self, now: Streams) -> bool:
+        """Whether loading it now, here, would have given the same batch."""
+        missing = object()
+        expected = {name: before for name, (before, _) in self.changes.items()}
+        return not self.failed and all(
+            now.get(name, missing) == before for name, before in expected.items()
+        )
+
+    @property
+    def after(self) -> dict[str, Any]:
+        return {name: state for name, (_, state) in self.changes.items()}
+
+
+class _Loading(Dataset[Any]):
+    """In a worker process: one item is a whole batch."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+
+    def __getitem__(self, task: tuple[Streams | None, Any]) -> tuple[_Loaded, Any]:
+        start, indices = task
+        if start is not None:
+            put_streams(start)
+        before = streams_now()
+        try:
+            batch = self._fetcher.fetch(indices)
+        except Exception:
+            return _Loaded({}, failed=True), None  # it is raised where it is loaded again
+        return _Loaded(changed_streams(before, streams_now())), batch
+
+
+class _Tasks:
+    """What is to be loaded, in the order of the pass."""
+
+    def __init__(self, rest: Iterator[Any], facts: LoaderFacts, ahead: int | None) -> None:
+        self._rest = rest
+        self._facts = facts
+        # How many the sampler may be asked for ahead of the script; None: all.
+        self._ahead = ahead
+        self._again: deque[Any] = deque()
+        # Given to workers, whose results were not asked for yet.
+        self._given: deque[Any] = deque()
+        self._start: Streams | None = None
+
+    def expect(self, states: Streams) -> None:
+        """The next task finds these states."""
+        draws = self._facts.draws if not self._facts.varies else None
+        names = states if draws is None else draws.counts
+        self._start = {name: states[name] for name in names}
+
+    def give_again(self) -> int:
+        """Tasks that were given are to be given once more. Returns how many."""
+        number = len(self._given)
+        self._again.extendleft(reversed(self._given))
+        self._given.clear()
+        return number
+
+    def due(self) -> Any:
+        """The indices of the batch that the script asks for, which is not given any more."""
+        return self._given.popleft() if self._given else self._next()
+
+    def _next(self) -> Any:
+        if self._again:
+            return self._again.popleft()
+        if self._ahead is not None:
+            self._ahead -= 1
+        return next(self._rest)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> tuple[Streams | None, Any]:
+        if not self._again and self._ahead is not None and self._ahead <= 0:
+            raise StopIteration
+        indices = self._next()
+        self._given.append(indices)
+        start, draws = self._start, self._facts.draws
+        if self._facts.varies or draws is None or start is None:
+            self._start = None  # the one worker goes on where it is
+        else:
+            self._start = draws.after(start)
+        return start, indices
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class WorkerBatches:
+    """Replaces how an iterator gets its next batch, from its second batch on."""
+
+    def __init__(self, iterator: Any, loader: Any, workers: int, facts: LoaderFacts) -> None:
+        self._facts = facts
+        self._workers = workers
+        self._context = loader.multiprocessing_context
+        self._fetcher: Any = _DatasetKind.create_fetcher(
+            iterator._dataset_kind,
+            iterator._dataset,
+            iterator._auto_collation,
+            iterator._collate_fn,
+            iterator._drop_last,
+        )
+        self._pin = bool(iterator._pin_memory)
+        asked = getattr(iterator, "_send_idx", iterator._num_yielded)
+        ahead = len(iterator._index_sampler) - 1 - asked if drawn_last(loader) else None
+        self._tasks = _Tasks(iterator._sampler_iter, facts, ahead)
+        self._processes: Any = None
+        # Results that will come and were loaded with other random numbers than there are.
+        self._void = 0
+        # Workers that the iterator has of its own return what they have started.
+        self._asked_for: int = iterator._num_workers
+        self._own: Any = iterator if self._asked_for > 0 else None
+        self._own_next: Callable[[], Any] | None = None
+        if self._own is not None:
+            self._own_next = iterator._next_data
+            iterator._sampler_iter = iter(())
+
+    def __call__(self) -> Any:
+        if self._own_next is not None:
+            try:
+                return self._own_next()
+            except StopIteration:
+                self._own._shutdown_workers()
+                self._own = self._own_next = None
+        if self._facts.refusal is not None:
+            self.withdraw()
+        if self._workers < 1:
+            return self._load(self._tasks.due())
+        if not self._facts.is_known:
+            return self._counted()
+        if self._processes is None:
+            self._start()
+        return self._from_workers() if self._processes is not None else self()
+
+    def withdraw(self) -> None:
+        """From the next batch on there are as many workers as the script asked for; what the others
+        have loaded ahead is dropped.
+        """
+        if self._workers != self._asked_for:
+            self._workers = self._asked_for
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        self._tasks.give_again()
+        self._void = 0
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes._shutdown_workers()
+
+    def _load(self, indices: Any) -> Any:
+        before = streams_now() if self._asked_for else {}
+        data = self._fetcher.fetch(indices)
+        put_streams(before)  # where workers load, it does not draw from the script's generators
+        return pinned(data) if self._pin else data
+
+    def _counted(self) -> Any:
+        indices = self._tasks.due()
+        before = streams_now()
+        batch = self._load(indices)
+        self._facts.count(before, streams_now())
+        return batch
+
+    def _start(self) -> None:
+        loading: DataLoader[Any] = DataLoader(
+            _Loading(self._fetcher),
+            batch_size=None,
+            sampler=self._tasks,  # pyright: ignore[reportArgumentType]
+            num_workers=1 if self._facts.varies else self._workers,
+            prefetch_factor=PREFETCH_FACTOR,
+            collate_fn=_as_it_is,
+            pin_memory=self._pin,
+            multiprocessing_context=self._context,
+        )
+        now = streams_now()
+        self._tasks.expect(now)
+        try:
+            self._processes = _MultiProcessingDataLoaderIter(loading)
+        except Exception as error:
+            self._lost(error)
+        finally:
+            put_streams(now)  # its seed came out of the script's generator
+
+    def _lost(self, error: Exception) -> None:
+        self._facts.refusal = f"worker processes failed: {type(error).__name__}: {error}"[:160]
+        self._end_here()
+
+    def _end_here(self) -> None:
+        self._workers = self._asked_for = 0
+        self._end_processes()
+
+    def _from_workers(self) -> Any:
+        found = self._next_result()
+        if found is None:
+            return self._load(self._tasks.due())
+        loaded, batch = found
+        indices = self._tasks.due()
+        if self._asked_for and loaded.changes:
+            self._facts.refusal = "some of its samples draw random numbers in the script's workers"
+            return batch
+        if not loaded.fits(streams_now() if loaded.changes else {}):
+            return self._instead(indices)
+        if not self._facts.compared:
+            return self._compared(indices, batch, loaded.after)
+        put_streams(loaded.after)
+        self._facts.given += 1
+        return batch
+
+    def _next_result(self) -> tuple[_Loaded, Any] | None:
+        """None where the workers are gone."""
+        try:
+            while self._void:
+                self._void -= 1
+                self._processes._next_data()
+            return self._processes._next_data()
+        except StopIteration:
+            # They have loaded all that could be asked for ahead.
+            self._end_here()
+        except _WORKERS_GONE as error:
+            self._lost(error)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self._lost(error)
+        return None
+
+    def _instead(self, indices: Any) -> Any:
+        """A batch that was loaded with other random numbers, or could not be loaded there."""
+        facts = self._facts
+        before = streams_now()
+        batch = self._load(indices)
+        now = streams_now()
+        facts.missed_one()
+        if not facts.varies and DrawCounts.between(before, now) != facts.draws:
+            # One worker is left, and what a batch draws is known when it is loaded.
+            facts.varies = True
+            self._end_processes()
+            return batch
+        self._void += self._tasks.give_again()
+        self._tasks.expect(now)
+        return batch
+
+    def _compared(self, indices: Any, batch: Any, after: Streams) -> Any:
+        """The same batch, loaded here: what the script is given in any case."""
+        here = self._load(indices)
+        now = streams_now()
+        same = equal_batches(here, batch) and all(now[name] == after[name] for name in after)
+        self._facts.compared = True
+        if not same:
+            self._facts.refusal = "worker processes load other samples or digits than the script"
+            self.withdraw()
+        return here

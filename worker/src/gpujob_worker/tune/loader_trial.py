@@ -1,0 +1,97 @@
+"""Compares steps without worker processes of a data loader, or with fewer, and steps with them."""
+
+import math
+from dataclasses import dataclass
+
+from gpujob_worker.run.meter import Meter, Timed
+
+# Steps with workers that are not counted: the workers start, and prefetched batches are available
+# at once.
+SETTLE_STEPS = 5
+TRIAL_STEPS = 20
+# Steps that a trial is compared with, after the other settings are in force.
+BEFORE_STEPS = 10
+# Loading is to be faster than computing by so much, so that steps which vary do not wait.
+MARGIN = 1.25
+_COMPUTING_SECONDS_MIN = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step, and those of waiting for data in it."""
+
+    seconds: float
+    waiting: float
+
+    @property
+    def wait_percent(self) -> float:
+        return 100.0 * self.waiting / self.seconds if self.seconds > 0 else 0.0
+
+    def workers_needed(self, workers: int) -> int:
+        """How many would load a step's batches while the step computes; `workers` do so now."""
+        loading = workers * self.seconds if workers else self.waiting
+        computing = max(self.seconds - self.waiting, _COMPUTING_SECONDS_MIN)
+        return max(1, math.ceil(MARGIN * loading / computing))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialVerdict:
+    """The steps of a trial."""
+
+    before: StepTimes
+    after: StepTimes
+
+    @property
+    def shorter(self) -> bool:
+        return self.after.seconds < self.before.seconds and self.after.waiting < self.before.waiting
+
+    def __str__(self) -> str:
+        return (
+            f"steps take {self.after.seconds:.4f} s with workers, {self.after.waiting:.4f} s of it"
+            f" waiting, after {self.before.seconds:.4f} s and {self.before.waiting:.4f} s"
+        )
+
+
+class LoaderTrial:
+    """From the first step after tuning to the verdict. It may start once `before` was told."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._tuned_at = meter.timed
+        self._before: StepTimes | None = None
+        self._started: Timed | None = None
+        self._settled: Timed | None = None
+
+    @property
+    def measures_before(self) -> bool:
+        return self._before is None
+
+    @property
+    def may_start(self) -> bool:
+        return self._before is not None
+
+    def before(self) -> StepTimes | None:
+        """The steps without more workers: told once, when enough of them were timed."""
+        if self._before is not None or self._steps_since(self._tuned_at) < BEFORE_STEPS:
+            return None
+        self._before = StepTimes(*self._meter.undisturbed(self._tuned_at))
+        return self._before
+
+    def starts(self) -> None:
+        """More workers load from now on."""
+        self._started = self._started or self._meter.timed
+
+    def verdict(self) -> TrialVerdict | None:
+        """None until enough steps were observed."""
+        if self._before is None or self._started is None:
+            return None
+        if self._settled is None:
+            if self._steps_since(self._started) >= SETTLE_STEPS:
+                self._settled = self._meter.timed
+            return None
+        if self._steps_since(self._settled) < TRIAL_STEPS:
+            return None
+        return TrialVerdict(self._before, StepTimes(*self._meter.undisturbed(self._settled)))
+
+    def _steps_since(self, then: Timed) -> int:
+        return self._meter.timed.since(then).steps
