@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, cast
 
 from gpujob_api.codec import format_time
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.act.kube import AlreadyExists, Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.pod_tokens import claims_of
@@ -65,6 +67,7 @@ class ApiServer:
         )
         # All commits, for a restored state.
         self._history: list[Revision] = []
+        self._jobs: dict[str, tuple[tuple[Manifest, GPUJob], ...]] = {}
         self.watchers: list[Watcher] = []
         # Told when the state was restored.
         self.restored: list[Callable[[], None]] = []
@@ -136,6 +139,18 @@ class ApiServer:
         good = token.endswith(".true")
         return {"authenticated": good, "audiences": audiences, "user": user}
 
+    def job(self, manifest: Manifest) -> GPUJob:
+        """A state of a job that was committed here, read once however many look at it."""
+        uid = manifest["metadata"]["uid"]
+        known = self._jobs.get(uid, ())
+        for state, job in known:
+            if state is manifest:
+                return job
+        job = gpujob_from_manifest(manifest)
+        # The newest two: what a revision changed, and what it was before.
+        self._jobs[uid] = (*known[-1:], (manifest, job))
+        return job
+
     @property
     def now(self) -> float:
         return self._clock.now
@@ -178,10 +193,15 @@ class ApiServer:
         by: str,
         *,
         spec: bool = False,
+        parsed: bool = False,
     ) -> Manifest:
-        """A merge patch of the status, or of anything else with `spec` (a new generation then)."""
+        """A merge patch of the status, or of anything else with `spec` (a new generation then).
+        What went through text already, and is nobody else's, is `parsed`.
+        """
         before = self.get(kind, namespace, name)
-        change = cast(Manifest, json.loads(json.dumps(patch)))
+        change = cast(Manifest, dict(patch) if parsed else json.loads(json.dumps(patch)))
+        if "metadata" in change:
+            change["metadata"] = dict(change["metadata"] or {})
         precondition = (change.get("metadata") or {}).pop("resourceVersion", None)
         if precondition not in (None, before["metadata"]["resourceVersion"]):
             raise Conflict(409, "Conflict", f"{name}: {precondition}")

@@ -11,7 +11,9 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from email.utils import format_datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -62,6 +64,7 @@ _QUIET = frozenset({OtherKind.LEASE, OtherKind.TOKEN_REVIEW})
 _WITH_STATUS = frozenset({Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE})
 
 
+@lru_cache(maxsize=4096)
 def request_of(method: str, path: str) -> tuple[Request, str]:
     """What a request asks for, and the subresource."""
     parts = path.strip("/").split("/")
@@ -72,6 +75,17 @@ def request_of(method: str, path: str) -> tuple[Request, str]:
     plural, name, subresource = (*parts, "", "")[:3]
     verb = "list" if method == "GET" and not name else _VERBS[method]
     return Request(verb, _BY_PLURAL[plural], namespace, name), subresource
+
+
+@lru_cache(maxsize=4096)
+def _address(url: str) -> tuple[str, Mapping[str, str]]:
+    address = urlsplit(url)
+    return address.path, {name: values[0] for name, values in parse_qs(address.query).items()}
+
+
+@lru_cache(maxsize=64)
+def _date(second: datetime) -> str:
+    return format_datetime(second)
 
 
 class Answer:
@@ -150,9 +164,8 @@ class Connection:
         _request_timeout: aiohttp.ClientTimeout,
     ) -> Answer:
         """The answer. It comes after the effect; an error may come before, or instead of it."""
-        address = urlsplit(url)
-        query = {name: values[0] for name, values in parse_qs(address.query).items()}
-        request, subresource = request_of(method, address.path)
+        path, query = _address(url)
+        request, subresource = request_of(method, path)
         if request.verb == "create" and body is not None:
             request = replace(request, name=body.get("metadata", {}).get("name", ""))
         if "watch" in query:
@@ -233,7 +246,7 @@ class Connection:
                 return self._create(request, body, sent_at)
             case "patch":
                 spec = subresource != "status"
-                return self.api.patch(kind, *key, body, self._name, spec=spec)
+                return self.api.patch(kind, *key, body, self._name, spec=spec, parsed=True)
             case "replace":
                 return self.api.replace(kind, *key, body, self._name)
             case _:
@@ -278,7 +291,11 @@ class Connection:
         return {"kind": request.kind.value, **answer}
 
     def _answer(self, result: Any) -> Answer:
-        status, headers, body = 200, {"Date": format_datetime(self._clock.moment)}, result
+        status, headers, body = (
+            200,
+            {"Date": _date(self._clock.moment.replace(microsecond=0))},
+            result,
+        )
         if result is None or (isinstance(result, ApiError) and result.status == 0):
             raise aiohttp.ServerDisconnectedError("no answer")
         if isinstance(result, ApiError):

@@ -5,6 +5,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from tests.simulation.clock import Clock
@@ -123,7 +124,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Nothing to do: a handle that was cancelled does nothing when its time comes."""
 
     def _put(self, seconds: float, handle: asyncio.Handle) -> None:
-        self._clock.after(seconds, lambda: self._run(handle))
+        self._clock.after(seconds, partial(self._run, handle))
 
     def _run(self, handle: asyncio.Handle) -> None:
         if self._killed or handle.cancelled():

@@ -7,7 +7,6 @@ full.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
@@ -55,7 +54,7 @@ class Processes:
     def _is_over(self, worker: Worker) -> bool:
         """The job went on without the worker's attempt. Of a deleted job the pods go anyway."""
         manifest = self._api.find(Kind.JOB, worker.job_uid)
-        status = gpujob_from_manifest(manifest).status if manifest is not None else None
+        status = self._api.job(manifest).status if manifest is not None else None
         if status is None:
             return False
         return status.finished or status.placement is None or status.attempt > worker.attempt
@@ -79,10 +78,10 @@ class Processes:
             return
         if revision.type == "DELETED":
             return
-        before = gpujob_from_manifest(revision.before)
+        before = self._api.job(revision.before)
         if not holds_gpus(before):
             return
-        job = gpujob_from_manifest(revision.object)
+        job = self._api.job(revision.object)
         if holds_gpus(job) and job.status.attempt == before.status.attempt:
             return
         for process in self._of_job(job.metadata.uid):
@@ -109,7 +108,7 @@ class Processes:
         manifest = self._api.find(Kind.JOB, worker.job_uid)
         if manifest is None:
             return 0
-        job = gpujob_from_manifest(manifest)
+        job = self._api.job(manifest)
         placement, held = job.status.placement, job.status.reservation
         if placement is None or held is None or job.status.attempt != worker.attempt:
             return 0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
-from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
@@ -95,7 +94,7 @@ class Recorder:
 
     def _restored(self) -> None:
         """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
-        jobs = map(gpujob_from_manifest, self._api.list(Kind.JOB))
+        jobs = map(self._api.job, self._api.list(Kind.JOB))
         self._jobs = {job.metadata.uid: job for job in jobs}
         self._robbed.update(self._ours.values())
         self._over_at.clear()
@@ -155,7 +154,7 @@ class Recorder:
             return
         if "deletionTimestamp" in revision.object["metadata"]:
             self._deleted_at.setdefault(uid, revision.at)
-        job = gpujob_from_manifest(revision.object)
+        job = self._api.job(revision.object)
         self._jobs[uid] = job
         key = job.metadata.key
         self.attempts[key] = job.status.attempt

@@ -57,6 +57,13 @@ def _kinds(random: Random, nodes: tuple[NodePlan, ...]) -> list[tuple[dict[str, 
     ]  # fmt: skip
 
 
+def _has_place_for_two(workload: Workload, nodes: tuple[NodePlan, ...]) -> bool:
+    """False where the volume's nodes have one GPU in all, on which a gang never fits."""
+    names = workload.volume_nodes
+    gpus = [node.gpus for node in nodes if node.name in names]
+    return not names or not gpus or sum(gpus) > 1
+
+
 def make_rough_scenario(seed: int) -> Scenario:
     """The seed's scenario with up to four rough jobs more, in both namespaces."""
     plain = make_scenario(seed)
@@ -64,7 +71,7 @@ def make_rough_scenario(seed: int) -> Scenario:
     more: list[Submission] = []
     for number in range(random.choice([0, 1, 2, 4])):
         fields, workload = random.choice(_kinds(random, plain.nodes))
-        if random.random() < 0.2:
+        if random.random() < 0.2 and _has_place_for_two(workload, plain.nodes):
             fields: dict[str, Any] = {**fields, "workers": 2}
         name = f"rough{number}"
         at = random.uniform(0, 120)

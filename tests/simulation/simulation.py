@@ -7,7 +7,6 @@ from functools import partial
 from http import HTTPStatus
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Reply, Report
 from gpujob_operator.act.kube import AlreadyExists, NotFound
@@ -256,7 +255,7 @@ class Simulation:
     # -- the end
 
     def jobs(self) -> list[GPUJob]:
-        return [gpujob_from_manifest(job) for job in self.api.list(Kind.JOB)]
+        return [self.api.job(job) for job in self.api.list(Kind.JOB)]
 
     def _result(self) -> Result:
         violations = list(self.recorder.violations)
@@ -294,7 +293,7 @@ class Simulation:
             except NotFound:
                 found.append(self._violation("I4", f"{submission.key} is gone"))
                 continue
-            job = gpujob_from_manifest(manifest)
+            job = self.api.job(manifest)
             found += self._check_end(job, submission)
         return found
 
