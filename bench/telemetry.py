@@ -80,7 +80,7 @@ class _Node:
             self.owners = [f"pod-{self.name}-{index}" for index in range(self.gpus)]
         if self.dice.random() < INTERVAL_SECONDS / CHANGE_SECONDS:
             index = self.dice.randrange(self.gpus)
-            self.owners[index] = f"pod-{self.name}-{self.dice.random()}"
+            self.owners[index] = f"pod-{self.name}-{self.dice.randrange(10**9)}"
         return tuple(self._gpu(index) for index in range(self.gpus))
 
     def _gpu(self, index: int) -> GPU:
@@ -224,6 +224,7 @@ async def _measure(
         meter.follow("operator", standby.pid)
         rows.append(await meter.row("a Lease in 10 s", min(options.seconds, 60.0)))
         leases.cancel()
+        await asyncio.gather(leases, return_exceptions=True)
     return rows, change_seconds
 
 

@@ -289,8 +289,8 @@ OBSERVES = (
     of_operator(
         "a token's claims are not proven",
         "observe/reports.py",
-        "        if identity is None:\n            raise _Refused(401",
-        "        if identity is None:\n            return\n            raise _Refused(401",
+        "        if identity is None:\n            raise Refused(401",
+        "        if identity is None:\n            return\n            raise Refused(401",
         "test_reports.py",
     ),
     of_operator(

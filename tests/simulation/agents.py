@@ -63,7 +63,7 @@ class Agents:
     ) -> None:
         """`breaks` says before each message whether the connection breaks."""
         self._shells = shells
-        self._breaks = breaks
+        self.breaks = breaks
         # Told the node and the GPUs of each reading that is sent directly.
         self.sent: Callable[[str, list[Manifest]], None] = lambda node, gpus: None
         self._clock = clock
@@ -75,7 +75,7 @@ class Agents:
         name = machine.name
         gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": {"name": name}}
         self._api.create(Kind.GPU_NODE, gpu_node, "agent")
-        link = AgentLink(self._clock, self._shells, machine, lambda: self._breaks())
+        link = AgentLink(self._clock, self._shells, machine, lambda: self.breaks())
         self._publish(machine, link)
         self._clock.every(AGENT_SECONDS, lambda: self._work(machine, link))
 

@@ -4,8 +4,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, ClassVar
 
+from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.meta import ANNOTATION_GPUS, LABEL_JOB_UID
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.act.kube import (
@@ -134,6 +137,10 @@ class BlocksAnnotatedGPUs(_ReadsWrong):
             gpus = [{**one, "healthy": one["uuid"] not in self._named} for one in status["gpus"]]
             manifest = {**manifest, "status": {**status, "gpus": gpus}}
         return super().apply(kind, event_type, manifest)
+
+    def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
+        gpus = tuple(replace(one, healthy=one.uuid not in self._named) for one in status.gpus)
+        return super().take_reading(name, replace(status, gpus=gpus), taken_at)
 
 
 class DeletesWhatCarriesLabels(Executor):

@@ -34,11 +34,17 @@ def steady_jobs() -> Scenario:
     return Scenario(NODES, tuple(jobs))
 
 
-def play(*incidents: Incident, parts: Parts | None = None, operators: int = 2) -> Result:
-    return Simulation(
+def play(
+    *incidents: Incident, parts: Parts | None = None, operators: int = 2, directly: bool = True
+) -> Result:
+    """Where readings do not go directly, they go by statuses."""
+    simulation = Simulation(
         7, scenario=steady_jobs(), faults=Faults(), incidents=list(incidents), operators=operators,
         parts=parts,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    if not directly:
+        simulation.cluster.agents.breaks = lambda: True
+    return simulation.run()
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +115,9 @@ class DeafClock(ClusterClock):
 
 
 def test_an_operator_that_keeps_what_a_wrong_clock_measured_is_caught(calm: Result) -> None:
+    """The age of a reading in a status is told by clocks."""
     jumps = JUMPS["the next leaders"](-HOUR)
-    result = play(*jumps, parts=Parts(clock=DeafClock))
+    result = play(*jumps, parts=Parts(clock=DeafClock), directly=False)
     latest = max(story.ended_at or 0.0 for story in result.stories.values())
     before = max(story.ended_at or 0.0 for story in calm.stories.values())
     assert latest - before > LATER_SECONDS_MAX

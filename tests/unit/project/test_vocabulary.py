@@ -79,6 +79,7 @@ NAMES = re.compile(
 )
 PLACES = {
     ("card", "README.md"): "output of the demo, which speaks of its CPU cards",
+    ("telemetry", "docs/benchmarks.md"): "the name of a benchmark",
     ("card", "operator/src/gpujob_operator/agent/cpu/"): "the CPU cards themselves",
 }
 
