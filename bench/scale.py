@@ -40,7 +40,7 @@ from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
-from gpujob_operator.run import collect_seldom
+from gpujob_operator.garbage import collect_seldom
 
 GIB = 1024**3
 GPUS_PER_NODE = 8

@@ -18,7 +18,7 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.run import spare_from_collection
+from gpujob_operator.garbage import spare_from_collection
 
 # So short that readings stay fresh and nobody waits for over a minute before `wait`.
 CYCLE_SECONDS = 0.5

@@ -5,7 +5,6 @@ under way finish, events are flushed, the Lease is released, then everything els
 """
 
 import asyncio
-import gc
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -41,6 +40,7 @@ from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.garbage import collect_seldom, spare_from_collection
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
@@ -76,8 +76,6 @@ FAILING_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
 # Time for writes under way at shutdown; a request takes at most 5 s.
 DRAIN_SECONDS = 8.0
-# Made and not yet gone, before garbage is looked for.
-COLLECTION_OBJECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +89,6 @@ class _Clients:
     async def close(self) -> None:
         for one in (self.objects, self.lease, self.reviews):
             await one.close()
-
-
-def collect_seldom() -> None:
-    """Collects garbage rarely instead of every 700 objects: the first snapshot of a large cluster
-    has a million objects that all stay.
-    """
-    gc.set_threshold(COLLECTION_OBJECTS)
-
-
-def spare_from_collection() -> None:
-    """Excludes long-lived API objects from garbage collection. They have no cycles, and scanning a
-    hundred thousand of them again would delay a cycle on a large cluster by half a second.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class Operator:

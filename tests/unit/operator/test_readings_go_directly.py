@@ -3,136 +3,18 @@ either side goes (I14)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from gpujob_api.gpunode import GPU, GPUNodeStatus
-from gpujob_api.quantities import GIB
-from gpujob_api.reading import READING_BYTES_MAX, ReadingReply
-from gpujob_operator.agent.direct import Connection, ConnectionLost, DirectReadings
-from gpujob_operator.agent.websocket import WebSocketConnections
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe import readings
-from gpujob_operator.observe.listener import listening
-from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
-from gpujob_operator.observe.port import TokenCheckFailed
+from gpujob_api.reading import ReadingReply
+from gpujob_operator.agent.direct import Connection, ConnectionLost
+from gpujob_operator.observe.pod_tokens import AgentIdentity
 from gpujob_operator.observe.reading_session import ReadingSession
-from gpujob_operator.observe.readings import AgentAccount, ReadingReceiver
-from tests.harness.builders import make_gpu
-from tests.harness.clocks import FakeClock
 from tests.harness.pod_tokens import agent_token
+from tests.harness.reading_ends import IDLE, USED, Agent, Operator
 from tests.harness.waiting import eventually
-
-ACCOUNT = AgentAccount("gpujob-system", "gpujob-agent")
-IDLE = (make_gpu("GPU-0"), make_gpu("GPU-1", index=1))
-USED = (make_gpu("GPU-0", ours=[("pod-a", GIB)]), IDLE[1])
-
-
-class _Tokens:
-    """Proves tokens whose signature is `true`, for whom they claim or for the one set here."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.speaks_for: AgentIdentity | None = None
-
-    async def check_agent(self, token: str, source: str) -> AgentIdentity | None:
-        self.asked += 1
-        signature = token.rpartition(".")[2]
-        if signature == "broken":
-            raise TokenCheckFailed("no answer")
-        return self.speaks_for or claimed_agent(token, 0) if signature == "true" else None
-
-
-@dataclass
-class _Nodes:
-    known: set[str] = field(default_factory=lambda: {"n0", "n1"})
-    objects: set[str] = field(default_factory=lambda: {"n0", "n1"})
-    taken: list[tuple[str, GPUNodeStatus, datetime]] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-
-    def has_node(self, name: str) -> bool:
-        return name in self.known
-
-    def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
-        if name in self.objects:
-            self.taken.append((name, status, taken_at))
-        return name in self.objects
-
-    def close_readings(self, name: str) -> None:
-        self.closed.append(name)
-
-
-class Operator:
-    """As much of an operator as agents see."""
-
-    def __init__(self) -> None:
-        self.nodes, self.tokens, self.metrics = _Nodes(), _Tokens(), Metrics()
-        self.clock = FakeClock()
-        self.leads = True
-        self.receiver = ReadingReceiver(
-            self.nodes,
-            self.tokens,
-            self.metrics,
-            account=ACCOUNT,
-            clock=self.clock.now,
-            monotonic=self.clock.monotonic,
-            is_leader=lambda: self.leads,
-        )
-        self.address = ""
-        self._stack = AsyncExitStack()
-
-    async def start(self, port: int = 0) -> None:
-        application = web.Application()
-        self.receiver.add_to(application)
-        url = await self._stack.enter_async_context(listening(application, "127.0.0.1", port))
-        self.address = f"{url}/readings"
-
-    async def stop(self) -> None:
-        self.receiver.hang_up_all()
-        await self._stack.aclose()
-
-    def stop_leading(self) -> None:
-        self.leads = False
-        self.receiver.hang_up_all()
-
-    def count(self, result: str) -> float:
-        found = self.metrics.registry.get_sample_value("gpujob_readings_total", {"result": result})
-        return found or 0.0
-
-    def gpus(self, node: str = "n0") -> tuple[GPU, ...]:
-        """As the newest reading says."""
-        return next((s.gpus for name, s, _ in reversed(self.nodes.taken) if name == node), ())
-
-
-class Agent:
-    """The agent's end."""
-
-    def __init__(self, folder: Path, *addresses: str, token: str = "") -> None:
-        self.token_file = folder / f"token-{id(self)}"
-        self.token_file.write_text(token or agent_token("n0"))
-        self.connections = WebSocketConnections(self.token_file)
-        self.clock = FakeClock()
-        self.direct = DirectReadings(addresses, self.connections.connect, self.clock.monotonic)
-        self.task = asyncio.create_task(self.direct.run())
-
-    async def connected(self) -> None:
-        await eventually(lambda: self.direct.connected, what="connected")
-
-    async def deliver(self, *gpus: GPU) -> bool:
-        return await self.direct.deliver(GPUNodeStatus(gpus=gpus), self.clock.monotonic())
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
-        await self.connections.close()
-
 
 Start = Callable[..., Agent]
 
@@ -350,79 +232,6 @@ async def test_an_operator_that_is_frozen_is_left(
     await eventually(lambda: agent.direct._said == "status")
     assert not await agent.deliver(*IDLE)
     frozen.cancel()
-
-
-async def test_a_reading_that_is_too_large_is_not_sent(operator: Operator, start: Start) -> None:
-    agent = start()
-    await agent.connected()
-    used = [(f"pod-{number:060}", 1) for number in range(250)]
-    huge = tuple(make_gpu(f"GPU-{n}", index=n, ours=used) for n in range(64))
-    assert not await agent.deliver(*huge)
-    assert operator.nodes.taken == []
-
-
-async def test_a_message_that_is_too_large_ends_the_connection(operator: Operator) -> None:
-    headers = {"Authorization": f"Bearer {agent_token('n0')}"}
-    async with (
-        aiohttp.ClientSession() as client,
-        client.ws_connect(operator.address, headers=headers) as socket,
-    ):
-        await socket.receive()
-        await socket.send_str("x" * (READING_BYTES_MAX + 1))
-        assert (await socket.receive()).type is not aiohttp.WSMsgType.TEXT
-    await eventually(lambda: operator.nodes.closed == ["n0"])
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"sequence":7}'])
-async def test_a_message_that_is_no_reading_ends_the_connection(
-    operator: Operator, text: str
-) -> None:
-    headers = {"Authorization": f"Bearer {agent_token('n0')}"}
-    async with (
-        aiohttp.ClientSession() as client,
-        client.ws_connect(operator.address, headers=headers) as socket,
-    ):
-        await socket.receive()
-        await socket.send_str(text)
-        assert (await socket.receive()).type is not aiohttp.WSMsgType.TEXT
-    assert operator.count("bad_reading") == 1
-    await eventually(lambda: operator.nodes.closed == ["n0"])
-
-
-async def test_a_plain_request_is_refused(operator: Operator) -> None:
-    async with aiohttp.ClientSession() as client, client.get(operator.address) as response:
-        assert response.status == 400
-    assert operator.count("no_websocket") == 1
-
-
-async def test_a_silent_agent_is_given_up(
-    operator: Operator, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpujob_operator.observe.reading_session.SILENT_SECONDS_MIN", 0.05)
-    agent = start()
-    await eventually(lambda: "n0" in operator.nodes.closed)
-    await eventually(lambda: not agent.direct.connected)
-
-
-async def test_an_old_connection_has_to_show_its_token_again(
-    operator: Operator, start: Start
-) -> None:
-    agent = start()
-    await agent.connected()
-    assert await agent.deliver(*IDLE)
-    operator.clock.advance(readings.CONNECTION_SECONDS_MAX + 1)
-    assert await agent.deliver(*IDLE)
-    await eventually(lambda: operator.tokens.asked == 2)
-
-
-async def test_there_are_no_more_connections_than_nodes_could_have(
-    operator: Operator, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readings, "AGENTS_MAX", 1)
-    first = start()
-    await first.connected()
-    start(token=agent_token("n1"))
-    await eventually(lambda: operator.count("too_many") > 0)
 
 
 async def test_the_way_is_said_once(

@@ -238,7 +238,7 @@ def test_a_finished_run_stays_finished_when_told_to_stop_late(tmp_path: Path) ->
     code, run = run_worker(tmp_path / "run", ["python", str(script)])
     assert code == 0
     assert run.report["phase"] == "finished"
-    stop = Stop(0.6, lambda: pytest.fail("the run was over"))
+    stop = Stop(0.6, lambda why: pytest.fail(f"the run was over: {why}"))
     stop.watch()
     stop.end()
     stop.request("late", 0.6)
