@@ -124,6 +124,7 @@ class Happenings:
                 self._clock.after(seconds, lambda: setattr(machine, "agent_runs", True))
             case "agent-lies":
                 machine.lie = self._clock.random.choice(list(Lie))
+                machine.has_exaggerated |= machine.lie is Lie.LARGE
                 self._clock.after(seconds, lambda: setattr(machine, "lie", None))
             case "node-clock":
                 machine.clock_error_seconds = seconds

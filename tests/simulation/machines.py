@@ -45,6 +45,8 @@ class Machine:
     agent_runs: bool = True
     # What its agent says instead of what it reads.
     lie: Lie | None = None
+    # Whether it ever called its GPUs larger than they are: what was placed there may not fit.
+    has_exaggerated: bool = False
     # How far the node's clock is ahead, which its kubelet and its agent go by.
     clock_error_seconds: float = 0.0
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])

@@ -60,8 +60,12 @@ class Processes:
         return status.finished or status.placement is None or status.attempt > worker.attempt
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
-        """I1: a worker that keeps to what its job holds finds it, unless somebody else does not."""
+        """I1: a worker that keeps to what its job holds finds it, unless somebody else does not, or
+        its node's agent has made the GPU larger than it is.
+        """
         machine = worker.machine
+        if machine.has_exaggerated:
+            return
         if machine.gpus[uuid].unmanaged_bytes or wanted_bytes > self._held_bytes(worker, uuid):
             return
         tenants = [

@@ -161,6 +161,16 @@ def test_a_gpu_that_is_full_although_everybody_keeps_to_what_was_given(scene: _S
     assert scene.broken == ["I1"]
 
 
+def test_a_gpu_that_its_agent_called_larger_than_it_is(scene: _Scene) -> None:
+    for name in ("a", "b"):
+        scene.put(running(make_job(name), held=reserve(13 * GIB)))
+    scene.start(job_uid="uid-b", used_bytes=13 * GIB)
+    worker = scene.start(job_uid="uid-a", used_bytes=0)
+    scene.machine.has_exaggerated = True
+    scene.processes.gpu_is_full(worker, GPU, 12 * GIB)
+    assert scene.broken == []
+
+
 def test_a_gpu_that_somebody_else_made_full(scene: _Scene) -> None:
     scene.put(running(make_job("a"), held=reserve(13 * GIB)))
     scene.put(running(make_job("b"), held=reserve(4 * GIB)))
