@@ -24,6 +24,7 @@ from gpujob_api.settings import (
     EXIT_INTERRUPTED_UNSAVED,
     TunedSettings,
 )
+from tests.harness.builders import MODEL
 from tests.simulation.lies import WorkerLie, twisted
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class Worker:
             checkpoint=saved,
             failure=failure,
             torch_version="2.9",
+            device=MODEL,
         )
         return report if self._workload.lie is None else twisted(self._workload.lie, report)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
@@ -38,6 +39,29 @@ def test_more_than_a_gpu_of_the_model_has_is_not_believed() -> None:
     placement = statuses(plan(snapshot, T0).items)["job"].placement
     assert placement is not None
     assert placement.workers[0].gpus == ("GPU-0",)
+
+
+def measured_job(memory_bytes: int, device: str) -> GPUJob:
+    known = Measurement(memory_bytes, 20.0, samples=100, device=device)
+    return make_job("job", status=GPUJobStatus(attempt=1, measurement=known))
+
+
+def test_more_than_a_gpu_of_the_model_has_is_not_believed_of_the_job_itself() -> None:
+    """I11: what an agent said of an earlier attempt would keep the job from every GPU for ever."""
+    snapshot = make_snapshot(measured_job(40 * GIB, MODEL), profiles=(profile(40 * GIB, MODEL),))
+    placement = statuses(plan(snapshot, T0).items)["job"].placement
+    assert placement is not None
+    assert placement.workers[0].gpus == ("GPU-0",)
+
+
+@pytest.mark.parametrize("device", ["larger", ""])
+def test_what_the_job_needed_elsewhere_is_believed(device: str) -> None:
+    """On a larger model, or nobody knows on which."""
+    status = statuses(plan(make_snapshot(measured_job(40 * GIB, device)), T0).items)["job"]
+    assert status.placement is None
+    scheduled = find(status, SCHEDULED)
+    assert scheduled is not None
+    assert "44 GiB" in scheduled.message
 
 
 @pytest.mark.parametrize("model", [MODEL, "larger"])

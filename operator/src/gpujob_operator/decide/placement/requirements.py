@@ -63,14 +63,23 @@ class JobRequirements:
         return replace(self, refused_by=held)
 
     def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
-        """The same without a profile that was measured on this model and says more than a GPU of
-        the model has: an agent lied, and the job is as one that was never measured.
+        """The same without what was measured on this model and is more than a GPU of the model has:
+        an agent lied, and the job is as one that was never measured.
         """
-        entry = profile_entry(self.profile, gpu_model)
-        is_measured = self.job.status.measurement is not None
-        if entry is None or is_measured or not 0 < largest_bytes < entry.memory_bytes:
+        if not largest_bytes:
+            return self
+        measured, entry = self.job.status.measurement, profile_entry(self.profile, gpu_model)
+        if measured is not None:
+            refuted = measured.device == gpu_model and measured.memory_bytes > largest_bytes
+            return self._unmeasured.believing(gpu_model, largest_bytes) if refuted else self
+        if entry is None or entry.memory_bytes <= largest_bytes:
             return self
         return replace(self, profile=None)
+
+    @cached_property
+    def _unmeasured(self) -> "JobRequirements":
+        status = changed(self.job.status, measurement=None)
+        return replace(self, job=replace(self.job, status=status), measured=False)
 
     @cached_property
     def scheduling_signature(self) -> Hashable:
@@ -86,7 +95,7 @@ class JobRequirements:
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             (sharing.mode.value, sharing.max_slowdown_percent),
             _known(self.profile.status.entries) if self.profile is not None else None,
-            (measured.memory_bytes, measured.utilization_percent, self.measured)
+            (measured.memory_bytes, measured.utilization_percent, measured.device, self.measured)
             if measured
             else None,
             (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
