@@ -91,7 +91,7 @@ def test_a_quota_is_shared_also_by_processes_bound_to_cores(tmp_path: Path) -> N
     assert cores_here({"LOCAL_WORLD_SIZE": "4"}, bound) == 1.0
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, 0), (2, 1), (4, 3), (64, 4)])
+@pytest.mark.parametrize(("cores", "expected"), [(1, 0), (2, 1), (4, 3), (64, 16)])
 def test_one_core_is_the_training_processs(cores: int, expected: int, tmp_path: Path) -> None:
     assert workers_wanted({}, machine(tmp_path, {}, cores, cores)) == expected
 
