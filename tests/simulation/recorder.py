@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
@@ -58,7 +59,7 @@ class Recorder:
         self._ours: dict[str, tuple[str, int]] = {}
         # When an attempt was over, by job UID and attempt.
         self._over_at: dict[tuple[str, int], float] = {}
-        # Pods whose creation was asked for while their attempt was in force, and that came later.
+        # Pods that came when their attempt was over, or the request for them given up.
         self._late: set[str] = set()
         # How the workers of an attempt ended, by rank, as kubelets said.
         self._exits: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
@@ -336,11 +337,12 @@ class Recorder:
     def _check_pod(
         self, revision: Revision, job: GPUJob | None, job_uid: str, attempt: int
     ) -> None:
-        name = revision.object["metadata"]["name"]
-        uid = revision.object["metadata"]["uid"]
-        if revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0):
+        name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
+        is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
+        if is_over or revision.at > revision.sent_at + REQUEST_SECONDS_MAX:
             # Nobody can call it back. Its process asks before it begins: see `Processes`.
             self._late.add(uid)
+        if is_over:
             return
         live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]
         of_job = {self._ours[one][1] for one in live if one not in self._late}
