@@ -117,6 +117,7 @@ class Operator:
         self._cache = Cache(self._dirty, self._metrics, self._clock.now, scope)
         self._configuration: Configuration = options.configuration
         self._readings: ReadingReceiver | None = None
+        self._restart_watches: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """Requests a graceful end. `run` returns once writes under way are finished."""
@@ -158,6 +159,13 @@ class Operator:
             loop = self._scheduling_loop(executor, leadership, receiver)
             kinds = (GPUJOBS_WATCHED, *WATCHED)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in kinds]
+
+            def restart_watches() -> None:
+                for one in watches:
+                    one.restart()
+                front.restart()
+
+            self._restart_watches = restart_watches
             health = self._health(loop, watches, front, leadership)
             async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
@@ -213,6 +221,7 @@ class Operator:
         """The API server's data was restored from a backup: nothing is decided on newer states."""
         log.warning("data of the API server restored")
         self._cache.begin_another_history()
+        self._restart_watches()
         self._distrust_cache()
 
     def _leadership(self, kube: Kube) -> Leadership:

@@ -15,6 +15,7 @@ from gpujob_operator.agent.publish import (
     Publisher,
     Readiness,
 )
+from gpujob_operator.agent.session import NvmlSession, Reading
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import make_gpu
 from tests.harness.fake_nvml import FakeGPU, FakeNvml
@@ -229,6 +230,25 @@ async def test_it_measures_and_says_goodbye(running: _Running) -> None:
     await asyncio.wait_for(running.task, 5)
     condition = running.bench.node.status.conditions[0]
     assert (condition.reason, condition.status) == ("AgentStopped", ConditionStatus.FALSE)
+
+
+async def test_a_reading_is_of_the_moment_at_which_it_began(
+    running: _Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I14: a driver may take its time."""
+    bench, read = running.bench, NvmlSession.read
+
+    def slow(session: NvmlSession) -> Reading:
+        bench.clock.advance(50.0)
+        return read(session)
+
+    monkeypatch.setattr(NvmlSession, "read", slow)
+    before = bench.clock.now()
+    await eventually(lambda: bench.clock.now() > before)
+    await eventually(lambda: (bench.node.status.observed_at or before) > before)
+    observed_at = bench.node.status.observed_at
+    assert observed_at is not None
+    assert (bench.clock.now() - observed_at).total_seconds() >= 50.0
 
 
 async def test_nvml_may_fail_and_come_back(running: _Running) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError, encode
-from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.gpunode import GPU, GPUS_MAX, GPUNodeStatus
 from gpujob_api.quantities import GIB
 from gpujob_api.reading import ReadingHead, reading_text
 from gpujob_operator.observe.port import BURST_MAX
@@ -131,6 +131,13 @@ def test_an_absurd_gpu_is_left_out_until_it_is_told_anew(bench: _Bench) -> None:
     bench.sequence = 1
     assert bench.taken(unchanged=("GPU-0", "GPU-1")).status.gpus == GPUS[:1]
     assert bench.taken(GPUS[1], unchanged=("GPU-0",)).status.gpus == GPUS
+
+
+def test_no_node_has_more_gpus_than_a_node_may_have(bench: _Bench) -> None:
+    many = tuple(make_gpu(f"GPU-{n}", index=n) for n in range(GPUS_MAX))
+    bench.taken(*many)
+    with pytest.raises(FieldError, match="65 GPUs, at most 64"):
+        bench.taken(make_gpu("GPU-64", index=64), unchanged=tuple(gpu.uuid for gpu in many))
 
 
 def test_a_flood_is_refused(bench: _Bench) -> None:

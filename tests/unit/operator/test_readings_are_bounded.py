@@ -8,6 +8,7 @@ import pytest
 
 from gpujob_api.reading import READING_BYTES_MAX
 from gpujob_operator.observe import readings
+from gpujob_operator.observe.port import BURST_MAX, Refused
 from tests.harness.builders import make_gpu
 from tests.harness.pod_tokens import agent_token
 from tests.harness.reading_ends import IDLE, Agent, Operator
@@ -72,6 +73,18 @@ async def test_a_message_that_is_no_reading_ends_the_connection(
         assert (await socket.receive()).type is not aiohttp.WSMsgType.TEXT
     assert operator.count("bad_reading") == 1
     await eventually(lambda: operator.nodes.closed == ["n0"])
+
+
+async def test_an_agent_that_connects_again_and_again_is_refused(operator: Operator) -> None:
+    """It has one allowance for its messages and its connections together."""
+    bearer = f"Bearer {agent_token('n0')}"
+    for _ in range(int(BURST_MAX)):
+        await operator.receiver.admit(bearer, "")
+    with pytest.raises(Refused, match="more than 10 readings and connections a second"):
+        await operator.receiver.admit(bearer, "")
+    await operator.receiver.admit(f"Bearer {agent_token('n1')}", "")
+    operator.clock.advance(1.0)
+    await operator.receiver.admit(bearer, "")
 
 
 async def test_a_plain_request_is_refused(operator: Operator) -> None:

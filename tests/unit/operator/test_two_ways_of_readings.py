@@ -171,6 +171,20 @@ def test_an_operator_whose_clock_was_set_believes_no_old_reading(bench: _Bench) 
     assert bench.at == before - HOUR
 
 
+def test_a_status_has_its_age_on_a_clock_that_was_set(bench: _Bench) -> None:
+    bench.write(USED)
+    before = bench.at
+    assert before is not None
+    bench.cache.clock_moved(-HOUR)
+    assert bench.at == before - HOUR
+
+
+def test_a_status_from_before_a_restore_is_as_old_as_it_is(bench: _Bench) -> None:
+    """I14: the API server's data went back, and with it what an agent wrote long ago."""
+    bench.write(IDLE, seconds_ago=4800)
+    assert bench.age_seconds == 4800
+
+
 def test_one_reading_on_both_ways_counts_once(bench: _Bench) -> None:
     """Use is counted in readings: a status that only repeats what came directly is none."""
     job = placed(make_job())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpujob_api.report import FailureClass, Report
+from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
 
 pytestmark = pytest.mark.any_torch
 
@@ -130,14 +131,19 @@ def test_an_interrupted_script_shows_its_own_frames(tmp_path: Path) -> None:
     assert under[0] == -signal.SIGINT
 
 
-def test_signals_end_it_as_they_end_python(tmp_path: Path) -> None:
+def test_signals_end_it_as_they_end_python_and_a_stop_as_one_that_saved_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n"
     )
     launcher = ["-m", "gpujob_worker", "--", "python"]
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number, plain, stopped in (
+        (signal.SIGTERM, -signal.SIGTERM, EXIT_INTERRUPTED_UNSAVED),
+        (signal.SIGINT, -signal.SIGINT, -signal.SIGINT),
+    ):
         codes = [_code_after(number, [*start, "train.py"], tmp_path) for start in ([], launcher)]
-        assert codes == [-number, -number]
+        assert codes == [plain, stopped]
 
 
 def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int:

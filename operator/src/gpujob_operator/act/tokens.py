@@ -129,10 +129,10 @@ class TokenReviewer:
         return status
 
     def _say(self, error: ApiError) -> None:
-        """That no report is taken meanwhile, which the workers alone would hear otherwise."""
+        """That nothing is taken meanwhile, which those that send would hear alone otherwise."""
         if self._monotonic() - self._said_at >= SAID_AGAIN_SECONDS:
             self._said_at = self._monotonic()
-            log.warning("tokens of workers cannot be checked", error=str(error))
+            log.warning("tokens cannot be checked", error=str(error))
 
     def _source(self, address: str) -> "_Source":
         return self._sources.setdefault(address, _Source(address, self._monotonic()))

@@ -14,7 +14,7 @@ from gpujob_operator.act.kube import ApiError
 from gpujob_operator.agent.advice import needs_new_container, with_advice
 from gpujob_operator.agent.nvml import DevicesRefused, Nvml
 from gpujob_operator.agent.processes import Owner
-from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.agent.publish import Moment, Publisher, Readiness
 from gpujob_operator.agent.session import NvmlSession, Reading
 from gpujob_operator.logs import Log
 
@@ -96,6 +96,7 @@ class Agent:
         if self._session is None:
             known = self._publisher.last.gpus
             self._session = NvmlSession(self._nvml, self._owner, known)
+        began = self._publisher.moment()
         try:
             reading = await self._read(self._session)
         except self._nvml.NVMLError as error:
@@ -109,7 +110,7 @@ class Agent:
             log.error("devices refused", error=str(error))
             await self._publish(None, Readiness(False, "DevicesRefused", str(error)))
             return
-        await self._publish(reading, _readiness(reading))
+        await self._publish(reading, _readiness(reading), began)
 
     async def _read(self, session: NvmlSession) -> Reading:
         """Reads in a thread: NVML calls block, and a broken driver may never return."""
@@ -132,12 +133,15 @@ class Agent:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._publish(None, readiness), LAST_WORD_SECONDS)
 
-    async def _publish(self, reading: Reading | None, readiness: Readiness) -> None:
+    async def _publish(
+        self, reading: Reading | None, readiness: Readiness, began: Moment | None = None
+    ) -> None:
         try:
             if reading is None:
                 await self._publisher.publish_failure(readiness)
             else:
-                await self._publisher.publish(reading.gpus, reading.driver_version, readiness)
+                gpus, version = reading.gpus, reading.driver_version
+                await self._publisher.publish(gpus, version, readiness, began)
         except ApiError as error:
             log.warning("status not written", error=str(error))
 

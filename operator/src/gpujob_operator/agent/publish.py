@@ -52,6 +52,14 @@ class Readiness:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment on the wall clock, and on a clock in seconds that only runs forward."""
+
+    clock: datetime
+    monotonic: float
+
+
 class Publisher:
     def __init__(
         self,
@@ -102,13 +110,22 @@ class Publisher:
         except (NotFound, FieldError):
             self._recalled = GPUNodeStatus()
 
+    def moment(self) -> Moment:
+        """Now, on both clocks. A reading is of the moment at which it began: a driver may take its
+        time."""
+        return Moment(self._clock(), self._monotonic())
+
     async def publish(
-        self, gpus: tuple[GPU, ...], driver_version: str, readiness: Readiness
+        self,
+        gpus: tuple[GPU, ...],
+        driver_version: str,
+        readiness: Readiness,
+        began: Moment | None = None,
     ) -> bool:
         """Publishes a new reading. Returns True if it was sent or written. Raises `ApiError`."""
-        now = self._clock()
-        self._read_at = self._monotonic()
-        return await self._publish(gpus, driver_version, readiness, now, now)
+        began = began or self.moment()
+        self._read_at = began.monotonic
+        return await self._publish(gpus, driver_version, readiness, began.clock, self._clock())
 
     async def publish_failure(self, readiness: Readiness) -> bool:
         """Publishes that there is no new reading: the last GPUs stay as they were, and nothing new

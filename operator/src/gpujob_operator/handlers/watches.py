@@ -89,6 +89,7 @@ class Watch:
         version = ""
         while True:
             reason, failure = "ended", None
+            version = "" if self._distrusted else version
             try:
                 version = version or await self._list()
                 version = await self._follow(version)

@@ -294,8 +294,7 @@ class Cache:
         self._reread_gpu_node(name)
 
     def clock_moved(self, by: timedelta) -> None:
-        """The clock was set. Readings that are known already become right with the next list, those
-        that agents sent at once."""
+        """The clock was set: the times of readings that are known already are moved with it."""
         for name in self._readings.clock_moved(by):
             self._reread_gpu_node(name)
 

@@ -49,12 +49,16 @@ class Freshness:
             known = self._nodes[node] = _Node(observed_at, _first(observed_at, now, written_at))
             known.delays.append(now - observed_at)
         elif known.observed_at != observed_at:
-            if observed_at < known.observed_at:
-                # The agent's clock was set back; the delays were measured on the old one.
+            was_set_back = observed_at < known.observed_at
+            if was_set_back:
+                # The agent's clock, whose delays were measured on the old one, or the API server's
+                # data: the reading may be from long ago, as a node's first one may.
                 known.delays.clear()
             known.delays.append(now - observed_at)
             known.observed_at = observed_at
             known.moment = min(observed_at + min(known.delays), now)
+            if was_set_back and written_at is not None:
+                known.moment = min(known.moment, written_at)
         return known.moment
 
     def clock_moved(self, by: timedelta) -> None:

@@ -85,7 +85,11 @@ class NodeReadings:
         self._freshness.clock_moved(by)
         for direct in self._direct.values():
             direct.taken_at += by
-        return tuple(self._direct)
+        for name, node in self._written.items():
+            at = node.status.observed_at
+            moved = replace(node.status, observed_at=None if at is None else at + by)
+            self._written[name] = replace(node, status=moved)
+        return tuple({**self._direct, **self._written})
 
     def _chosen_direct(self, name: str) -> _Direct | None:
         """The direct reading if it counts, None if the status does."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.gpunode import GPU, GPUS_MAX, GPUNodeStatus
 from gpujob_api.reading import ReadingMessage, ReadingReply, read_reading
 from gpujob_operator.observe.port import PER_SECOND_MAX, Bucket
 from gpujob_operator.read.nouns import Dropped, read_gpus, read_status
@@ -32,12 +32,15 @@ class TakenReading:
 class ReadingSession:
     """Of one connection, in which messages cannot overtake each other."""
 
-    def __init__(self, node: str, owner: str, monotonic: Callable[[], float]) -> None:
-        """`owner` is the pod of the agent; "" if its token is not bound to a pod."""
+    def __init__(
+        self, node: str, owner: str, monotonic: Callable[[], float], bucket: Bucket | None = None
+    ) -> None:
+        """`owner` is the pod of the agent; "" if its token is not bound to a pod. `bucket` is the
+        node's from earlier connections."""
         self.node = node
         self.owner = owner
         self._monotonic = monotonic
-        self._bucket = Bucket(monotonic())
+        self._bucket = bucket or Bucket(monotonic())
         self._sequence = 0
         self._replied_at = monotonic()
         # None for a GPU of which an implausible reading was left out.
@@ -80,6 +83,8 @@ class ReadingSession:
         gpus = {uuid: self._gpus[uuid] for uuid in message.unchanged}
         gpus |= read_gpus(message.status.get("gpus"), dropped)
         status = read_status({**message.status, "gpus": []})
+        if len(gpus) > GPUS_MAX:
+            raise FieldError("reading.status.gpus", f"{len(gpus)} GPUs, at most {GPUS_MAX}")
         self._gpus = gpus
         known = sorted((gpu for gpu in gpus.values() if gpu is not None), key=lambda one: one.index)
         return replace(status, gpus=tuple(known))

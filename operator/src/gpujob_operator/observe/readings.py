@@ -20,7 +20,13 @@ from gpujob_api.reading import READING_BYTES_MAX, READINGS_PATH, ReadingReply
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
-from gpujob_operator.observe.port import Refused, TokenCheckFailed, bearer_token
+from gpujob_operator.observe.port import (
+    PER_SECOND_MAX,
+    Bucket,
+    Refused,
+    TokenCheckFailed,
+    bearer_token,
+)
 from gpujob_operator.observe.reading_session import ReadingSession
 
 log = Log(__name__)
@@ -86,6 +92,7 @@ class ReadingReceiver:
         self._is_leader = is_leader
         # The agents that are connected, by node.
         self._open: dict[str, _Open] = {}
+        self._buckets: dict[str, Bucket] = {}
 
     def add_to(self, application: web.Application) -> None:
         application.router.add_get(READINGS_PATH, self._connect)
@@ -103,7 +110,11 @@ class ReadingReceiver:
         if not self._nodes.has_node(claimed.node):
             raise Refused(503, "no_node", f"node {claimed.node} is not known")
         await self._prove(token, claimed, source)
-        return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic)
+        bucket = self._bucket_of(claimed.node)
+        if not bucket.take(self._monotonic()):
+            text = f"more than {PER_SECOND_MAX:g} readings and connections a second"
+            raise Refused(429, "too_often", text)
+        return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic, bucket)
 
     def open(self, session: ReadingSession, hang_up: Callable[[], None]) -> None:
         """Makes the session the node's. `hang_up` closes its connection. Raises `Refused` if
@@ -151,6 +162,15 @@ class ReadingReceiver:
         for one in list(self._open.values()):
             self.close(one.session)
             one.hang_up()
+
+    def _bucket_of(self, node: str) -> Bucket:
+        """One for a node, however often its agent connects. Bounded: who was last heard longest ago
+        is forgotten."""
+        bucket = self._buckets.pop(node, None) or Bucket(self._monotonic())
+        self._buckets[node] = bucket
+        if len(self._buckets) > AGENTS_MAX:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket
 
     def _dropped(self, reason: str) -> None:
         self._metrics.readings_dropped.labels(reason).inc()
