@@ -58,16 +58,16 @@ class _Offer:
 
 
 class DirectReadings:
-    """Sends the readings of one node. Of several addresses one is the leader's."""
+    """Sends the readings of one node. Of several URLs one is the leader's."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        urls: Sequence[str],
         connect: Connect,
         monotonic: Callable[[], float],
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        self._addresses = tuple(addresses)
+        self._urls = tuple(urls)
         self._connect = connect
         self._monotonic = monotonic
         self._offer: _Offer | None = None
@@ -100,31 +100,31 @@ class DirectReadings:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            seconds = [await self._try(address) for address in self._addresses]
+            seconds = [await self._try(url) for url in self._urls]
             await asyncio.sleep(self._uniform(min(seconds) / 2, min(seconds)))
 
-    async def _try(self, address: str) -> float:
-        """Until the connection ends. Returns in how many seconds to try the address again."""
+    async def _try(self, url: str) -> float:
+        """Until the connection ends. Returns in how many seconds to try the URL again."""
         self._served = False
         refused = False
         try:
-            await self._use(address)
+            await self._use(url)
         except (ConnectionLost, TimeoutError) as error:
             refused = isinstance(error, ConnectionLost) and error.refused
-            self._say(f"{address}: {str(error) or 'no answer'}", by_status=True)
+            self._say(f"{url}: {str(error) or 'no answer'}", by_status=True)
         if self._served:
             # The next leader is there soon, or already.
             return AT_ONCE_SECONDS
         return RETRY_REFUSED_SECONDS if refused else RETRY_SECONDS
 
-    async def _use(self, address: str) -> None:
+    async def _use(self, url: str) -> None:
         """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
         async with asyncio.timeout(REPLY_SECONDS_MAX):
-            connection = await self._connect(address)
+            connection = await self._connect(url)
         talk = _Talk(connection, self._monotonic)
         try:
             await talk.greet()
-            await self._talk(talk, address)
+            await self._talk(talk, url)
         finally:
             self._connected = False
             talk.end()
@@ -134,7 +134,7 @@ class DirectReadings:
                 async with asyncio.timeout(REPLY_SECONDS_MAX):
                     await connection.close()
 
-    async def _talk(self, talk: "_Talk", address: str) -> None:
+    async def _talk(self, talk: "_Talk", url: str) -> None:
         self._connected = True
         # What was read before goes first.
         offer = self._offer
@@ -146,7 +146,7 @@ class DirectReadings:
                     offer.answered.set_result(taken)
                 if taken:
                     self._served = True
-                    self._say(address, by_status=False)
+                    self._say(url, by_status=False)
             await talk.until_lost_or(self._offered)
             offer = self._offer
 
@@ -159,7 +159,7 @@ class DirectReadings:
         if by_status:
             log.warning("readings go by the status of the GPUNode", reason=what)
         else:
-            log.info("readings go to the operator", address=what)
+            log.info("readings go to the operator", url=what)
 
 
 class _Talk:
