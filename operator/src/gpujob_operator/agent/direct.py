@@ -18,7 +18,7 @@ from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# To connect, and to be answered.
+# To connect, and to be answered: a reading and its repetition together.
 REPLY_SECONDS_MAX = 2.0
 # Between two tries, less up to a half: not all agents at once. Who is refused for good tries
 # seldom.
@@ -100,8 +100,23 @@ class DirectReadings:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            seconds = [await self._try(url) for url in self._urls]
-            await asyncio.sleep(self._uniform(min(seconds) / 2, min(seconds)))
+            seconds = await self._try_all()
+            await asyncio.sleep(self._uniform(seconds / 2, seconds))
+
+    async def _try_all(self) -> float:
+        """Each URL once. Returns in how many seconds to try again."""
+        seconds: list[float] = []
+        failed = False
+        for url in self._urls:
+            try:
+                seconds.append(await self._try(url))
+            except Exception as error:
+                # The status is the way meanwhile, and a fault may pass.
+                failed = True
+                problem = f"{type(error).__name__}: {error}"[:300]
+                log.error("direct readings failed", url=url, problem=problem, with_traceback=True)
+                self._say(f"{url}: {problem}", by_status=True)
+        return RETRY_REFUSED_SECONDS if failed else min(seconds)
 
     async def _try(self, url: str) -> float:
         """Until the connection ends. Returns in how many seconds to try the URL again."""
@@ -174,7 +189,8 @@ class _Talk:
         self._incoming: asyncio.Task[str] | None = None
 
     async def greet(self) -> None:
-        await self._reply()
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            await self._reply()
 
     def end(self) -> None:
         if self._incoming is not None:
@@ -182,7 +198,8 @@ class _Talk:
 
     async def send(self, status: GPUNodeStatus, read_at: float) -> bool:
         """True if the operator took the reading. Once more with all GPUs if it asks for them."""
-        return await self._send_once(status, read_at) or await self._send_once(status, read_at)
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            return await self._send_once(status, read_at) or await self._send_once(status, read_at)
 
     async def until_lost_or(self, offered: asyncio.Event) -> None:
         """Raises `ConnectionLost` as soon as the connection is."""
@@ -207,15 +224,13 @@ class _Talk:
             raise ConnectionLost(
                 f"the reading is larger than {READING_BYTES_MAX} bytes", refused=True
             )
-        async with asyncio.timeout(REPLY_SECONDS_MAX):
-            await self._connection.send(text)
+        await self._connection.send(text)
         reply = await self._reply()
         self._known = {} if reply.full else {gpu.uuid: gpu for gpu in status.gpus}
         return not reply.full
 
     async def _reply(self) -> ReadingReply:
-        async with asyncio.timeout(REPLY_SECONDS_MAX):
-            text = await asyncio.shield(self._listen())
+        text = await asyncio.shield(self._listen())
         self._incoming = None
         try:
             reply = ReadingReply.from_text(text)
