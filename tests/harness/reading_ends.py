@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from gpujob_api.gpunode import GPU, GPUNodeStatus
@@ -22,6 +23,7 @@ from tests.harness.clocks import FakeClock
 from tests.harness.pod_tokens import agent_token
 from tests.harness.waiting import eventually
 
+PATIENT_SECONDS = 60.0
 ACCOUNT = AgentAccount("gpujob-system", "gpujob-agent")
 IDLE = (make_gpu("GPU-0"), make_gpu("GPU-1", index=1))
 USED = (make_gpu("GPU-0", ours=[("pod-a", GIB)]), IDLE[1])
@@ -77,14 +79,14 @@ class Operator:
             monotonic=self.clock.monotonic,
             is_leader=lambda: self.leads,
         )
-        self.address = ""
+        self.url = ""
         self._stack = AsyncExitStack()
 
     async def start(self, port: int = 0) -> None:
         application = web.Application()
         self.receiver.add_to(application)
         url = await self._stack.enter_async_context(listening(application, "127.0.0.1", port))
-        self.address = f"{url}/readings"
+        self.url = f"{url}/readings"
 
     async def stop(self) -> None:
         self.receiver.hang_up_all()
@@ -103,15 +105,20 @@ class Operator:
         return next((s.gpus for name, s, _ in reversed(self.nodes.taken) if name == node), ())
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents wait for as long as a busy machine needs."""
+    monkeypatch.setattr("gpujob_operator.agent.direct.REPLY_SECONDS_MAX", PATIENT_SECONDS)
+
+
 class Agent:
     """The agent's end."""
 
-    def __init__(self, folder: Path, *addresses: str, token: str = "") -> None:
+    def __init__(self, folder: Path, *urls: str, token: str = "") -> None:
         self.token_file = folder / f"token-{id(self)}"
         self.token_file.write_text(token or agent_token("n0"))
         self.connections = WebSocketConnections(self.token_file)
         self.clock = FakeClock()
-        self.direct = DirectReadings(addresses, self.connections.connect, self.clock.monotonic)
+        self.direct = DirectReadings(urls, self.connections.connect, self.clock.monotonic)
         self.task = asyncio.create_task(self.direct.run())
 
     async def connected(self) -> None:

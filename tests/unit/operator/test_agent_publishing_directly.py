@@ -25,8 +25,8 @@ class _Direct(DirectReadings):
         self.up = True
         self.took: list[tuple[GPUNodeStatus, float]] = []
 
-    async def _no_connection(self, address: str) -> Connection:
-        raise ConnectionLost(address)
+    async def _no_connection(self, url: str) -> Connection:
+        raise ConnectionLost(url)
 
     async def deliver(self, status: GPUNodeStatus, read_at: float) -> bool:
         if self.up:

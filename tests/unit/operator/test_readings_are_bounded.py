@@ -11,7 +11,7 @@ from gpujob_operator.observe import readings
 from gpujob_operator.observe.port import BURST_MAX, Refused
 from tests.harness.builders import make_gpu
 from tests.harness.pod_tokens import agent_token
-from tests.harness.reading_ends import IDLE, Agent, Operator
+from tests.harness.reading_ends import IDLE, Agent, Operator, be_patient
 from tests.harness.waiting import eventually
 
 Start = Callable[..., Agent]
@@ -26,11 +26,14 @@ async def operator() -> AsyncGenerator[Operator]:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, operator: Operator) -> AsyncGenerator[Start]:
+async def start(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Start]:
+    be_patient(monkeypatch)
     agents: list[Agent] = []
 
-    def start(*addresses: str, token: str = "") -> Agent:
-        agents.append(Agent(tmp_path, *(addresses or (operator.address,)), token=token))
+    def start(*urls: str, token: str = "") -> Agent:
+        agents.append(Agent(tmp_path, *(urls or (operator.url,)), token=token))
         return agents[-1]
 
     yield start
@@ -51,7 +54,7 @@ async def test_a_message_that_is_too_large_ends_the_connection(operator: Operato
     headers = {"Authorization": f"Bearer {agent_token('n0')}"}
     async with (
         aiohttp.ClientSession() as client,
-        client.ws_connect(operator.address, headers=headers) as socket,
+        client.ws_connect(operator.url, headers=headers) as socket,
     ):
         await socket.receive()
         await socket.send_str("x" * (READING_BYTES_MAX + 1))
@@ -66,7 +69,7 @@ async def test_a_message_that_is_no_reading_ends_the_connection(
     headers = {"Authorization": f"Bearer {agent_token('n0')}"}
     async with (
         aiohttp.ClientSession() as client,
-        client.ws_connect(operator.address, headers=headers) as socket,
+        client.ws_connect(operator.url, headers=headers) as socket,
     ):
         await socket.receive()
         await socket.send_str(text)
@@ -88,7 +91,7 @@ async def test_an_agent_that_connects_again_and_again_is_refused(operator: Opera
 
 
 async def test_a_plain_request_is_refused(operator: Operator) -> None:
-    async with aiohttp.ClientSession() as client, client.get(operator.address) as response:
+    async with aiohttp.ClientSession() as client, client.get(operator.url) as response:
         assert response.status == 400
     assert operator.count("no_websocket") == 1
 

@@ -13,7 +13,7 @@ from gpujob_operator.agent.direct import Connection, ConnectionLost
 from gpujob_operator.observe.pod_tokens import AgentIdentity
 from gpujob_operator.observe.reading_session import ReadingSession
 from tests.harness.pod_tokens import agent_token
-from tests.harness.reading_ends import IDLE, USED, Agent, Operator
+from tests.harness.reading_ends import IDLE, USED, Agent, Operator, be_patient
 from tests.harness.waiting import eventually
 
 Start = Callable[..., Agent]
@@ -28,11 +28,14 @@ async def operator() -> AsyncGenerator[Operator]:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, operator: Operator) -> AsyncGenerator[Start]:
+async def start(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Start]:
+    be_patient(monkeypatch)
     agents: list[Agent] = []
 
-    def start(*addresses: str, token: str = "") -> Agent:
-        agents.append(Agent(tmp_path, *(addresses or (operator.address,)), token=token))
+    def start(*urls: str, token: str = "") -> Agent:
+        agents.append(Agent(tmp_path, *(urls or (operator.url,)), token=token))
         return agents[-1]
 
     yield start
@@ -145,7 +148,7 @@ async def test_an_operator_that_began_anew_has_the_readings(
     agent = start()
     await agent.connected()
     assert await agent.deliver(*USED)
-    port = int(operator.address.split(":")[2].partition("/")[0])
+    port = int(operator.url.split(":")[2].partition("/")[0])
     await operator.stop()
     await eventually(lambda: not agent.direct.connected)
     again = Operator()
@@ -161,7 +164,7 @@ async def test_agents_find_the_replica_that_leads_now(operator: Operator, start:
     other.leads = False
     await other.start()
     try:
-        agent = start(operator.address, other.address)
+        agent = start(operator.url, other.url)
         await agent.connected()
         assert await agent.deliver(*USED)
         other.leads = True
@@ -219,15 +222,14 @@ async def test_an_operator_that_is_frozen_is_left(
     agent = start()
     await agent.connected()
     assert await agent.deliver(*IDLE)
-    monkeypatch.setattr("gpujob_operator.agent.direct.REPLY_SECONDS_MAX", 0.2)
-    loop = asyncio.get_running_loop()
-    frozen = loop.create_future()
+    frozen = asyncio.get_running_loop().create_future()
 
     async def listen(socket: web.WebSocketResponse, session: ReadingSession) -> None:
         await frozen
 
     monkeypatch.setattr(operator.receiver, "_listen", listen)
     assert await agent.deliver(*USED), "the connection that there is works on"
+    monkeypatch.setattr("gpujob_operator.agent.direct.REPLY_SECONDS_MAX", 0.2)
     operator.receiver.hang_up_all()
     await eventually(lambda: agent.direct._said == "status")
     assert not await agent.deliver(*IDLE)
@@ -245,12 +247,12 @@ async def test_the_way_is_said_once(
     caplog.set_level("INFO")
     tries = 0
 
-    async def connect(address: str) -> Connection:
+    async def connect(url: str) -> Connection:
         nonlocal tries
         tries += 1
         if tries < 5:
             raise ConnectionLost("no token", refused=True)
-        return await agent.connections.connect(address)
+        return await agent.connections.connect(url)
 
     agent = start()
     agent.direct._connect = connect

@@ -18,7 +18,7 @@ from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# To connect, and to be answered.
+# To connect, and to be answered: a reading and its repetition together.
 REPLY_SECONDS_MAX = 2.0
 # Between two tries, less up to a half: not all agents at once. Who is refused for good tries
 # seldom.
@@ -58,16 +58,16 @@ class _Offer:
 
 
 class DirectReadings:
-    """Sends the readings of one node. Of several addresses one is the leader's."""
+    """Sends the readings of one node. Of several URLs one is the leader's."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        urls: Sequence[str],
         connect: Connect,
         monotonic: Callable[[], float],
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        self._addresses = tuple(addresses)
+        self._urls = tuple(urls)
         self._connect = connect
         self._monotonic = monotonic
         self._offer: _Offer | None = None
@@ -100,31 +100,46 @@ class DirectReadings:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            seconds = [await self._try(address) for address in self._addresses]
-            await asyncio.sleep(self._uniform(min(seconds) / 2, min(seconds)))
+            seconds = await self._try_all()
+            await asyncio.sleep(self._uniform(seconds / 2, seconds))
 
-    async def _try(self, address: str) -> float:
-        """Until the connection ends. Returns in how many seconds to try the address again."""
+    async def _try_all(self) -> float:
+        """Each URL once. Returns in how many seconds to try again."""
+        seconds: list[float] = []
+        failed = False
+        for url in self._urls:
+            try:
+                seconds.append(await self._try(url))
+            except Exception as error:
+                # The status is the way meanwhile, and a fault may pass.
+                failed = True
+                problem = f"{type(error).__name__}: {error}"[:300]
+                log.error("direct readings failed", url=url, problem=problem, with_traceback=True)
+                self._say(f"{url}: {problem}", by_status=True)
+        return RETRY_REFUSED_SECONDS if failed else min(seconds)
+
+    async def _try(self, url: str) -> float:
+        """Until the connection ends. Returns in how many seconds to try the URL again."""
         self._served = False
         refused = False
         try:
-            await self._use(address)
+            await self._use(url)
         except (ConnectionLost, TimeoutError) as error:
             refused = isinstance(error, ConnectionLost) and error.refused
-            self._say(f"{address}: {str(error) or 'no answer'}", by_status=True)
+            self._say(f"{url}: {str(error) or 'no answer'}", by_status=True)
         if self._served:
             # The next leader is there soon, or already.
             return AT_ONCE_SECONDS
         return RETRY_REFUSED_SECONDS if refused else RETRY_SECONDS
 
-    async def _use(self, address: str) -> None:
+    async def _use(self, url: str) -> None:
         """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
         async with asyncio.timeout(REPLY_SECONDS_MAX):
-            connection = await self._connect(address)
+            connection = await self._connect(url)
         talk = _Talk(connection, self._monotonic)
         try:
             await talk.greet()
-            await self._talk(talk, address)
+            await self._talk(talk, url)
         finally:
             self._connected = False
             talk.end()
@@ -134,7 +149,7 @@ class DirectReadings:
                 async with asyncio.timeout(REPLY_SECONDS_MAX):
                     await connection.close()
 
-    async def _talk(self, talk: "_Talk", address: str) -> None:
+    async def _talk(self, talk: "_Talk", url: str) -> None:
         self._connected = True
         # What was read before goes first.
         offer = self._offer
@@ -146,7 +161,7 @@ class DirectReadings:
                     offer.answered.set_result(taken)
                 if taken:
                     self._served = True
-                    self._say(address, by_status=False)
+                    self._say(url, by_status=False)
             await talk.until_lost_or(self._offered)
             offer = self._offer
 
@@ -159,7 +174,7 @@ class DirectReadings:
         if by_status:
             log.warning("readings go by the status of the GPUNode", reason=what)
         else:
-            log.info("readings go to the operator", address=what)
+            log.info("readings go to the operator", url=what)
 
 
 class _Talk:
@@ -174,7 +189,8 @@ class _Talk:
         self._incoming: asyncio.Task[str] | None = None
 
     async def greet(self) -> None:
-        await self._reply()
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            await self._reply()
 
     def end(self) -> None:
         if self._incoming is not None:
@@ -182,7 +198,8 @@ class _Talk:
 
     async def send(self, status: GPUNodeStatus, read_at: float) -> bool:
         """True if the operator took the reading. Once more with all GPUs if it asks for them."""
-        return await self._send_once(status, read_at) or await self._send_once(status, read_at)
+        async with asyncio.timeout(REPLY_SECONDS_MAX):
+            return await self._send_once(status, read_at) or await self._send_once(status, read_at)
 
     async def until_lost_or(self, offered: asyncio.Event) -> None:
         """Raises `ConnectionLost` as soon as the connection is."""
@@ -207,15 +224,13 @@ class _Talk:
             raise ConnectionLost(
                 f"the reading is larger than {READING_BYTES_MAX} bytes", refused=True
             )
-        async with asyncio.timeout(REPLY_SECONDS_MAX):
-            await self._connection.send(text)
+        await self._connection.send(text)
         reply = await self._reply()
         self._known = {} if reply.full else {gpu.uuid: gpu for gpu in status.gpus}
         return not reply.full
 
     async def _reply(self) -> ReadingReply:
-        async with asyncio.timeout(REPLY_SECONDS_MAX):
-            text = await asyncio.shield(self._listen())
+        text = await asyncio.shield(self._listen())
         self._incoming = None
         try:
             reply = ReadingReply.from_text(text)

@@ -25,7 +25,7 @@ class WebSocketConnections:
         self._make_session = make_session
         self._session: aiohttp.ClientSession | None = None
 
-    async def connect(self, address: str) -> Connection:
+    async def connect(self, url: str) -> Connection:
         """Raises `ConnectionLost`."""
         try:
             token = await asyncio.to_thread(self._token_file.read_text)
@@ -34,7 +34,7 @@ class WebSocketConnections:
         session = self._session = self._session or self._make_session()
         try:
             socket = await session.ws_connect(
-                address,
+                url,
                 headers={"Authorization": f"Bearer {token.strip()}"},
                 max_msg_size=REPLY_BYTES_MAX,
             )

@@ -1,0 +1,130 @@
+"""The agent's end of direct readings when the operator is slow or something unforeseen breaks."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from gpujob_api.gpunode import GPUNodeStatus
+from gpujob_api.reading import ReadingReply
+from gpujob_operator.agent.direct import (
+    REPLY_SECONDS_MAX,
+    RETRY_REFUSED_SECONDS,
+    Connection,
+    DirectReadings,
+)
+from tests.harness.builders import make_gpu
+from tests.harness.waiting import eventually
+
+# Virtual time: an answer that comes late costs nothing.
+pytestmark = pytest.mark.looptime
+
+STATUS = GPUNodeStatus(gpus=(make_gpu(),))
+URL = "ws://operator/readings"
+
+
+class _Slow:
+    """A connection to an operator that takes each reading after a while. It asks for all GPUs as
+    often as said."""
+
+    def __init__(self, seconds: float = 0.0, asks: int = 0) -> None:
+        self.seconds = seconds
+        self.asks = asks
+        self.sent = 0
+        self._replies: asyncio.Queue[str] = asyncio.Queue()
+        self._replies.put_nowait(ReadingReply(0).to_text())
+
+    async def send(self, text: str) -> None:
+        self.sent += 1
+        reply = ReadingReply(self.sent, full=self.sent <= self.asks).to_text()
+        asyncio.get_running_loop().call_later(self.seconds, self._replies.put_nowait, reply)
+
+    async def receive(self) -> str:
+        return await self._replies.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class _Bench:
+    """Runs direct readings, and keeps after which waits they tried again."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, connect: Callable[[str], Awaitable[Connection]], *urls: str) -> DirectReadings:
+        now = asyncio.get_running_loop().time
+        direct = DirectReadings(urls or (URL,), connect, now, self._longest)
+        self._tasks.append(asyncio.create_task(direct.run()))
+        return direct
+
+    def _longest(self, low: float, high: float) -> float:
+        self.waits.append(high)
+        return high
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture
+async def bench() -> AsyncGenerator[_Bench]:
+    bench = _Bench()
+    yield bench
+    await bench.stop()
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.45, True), (0.8, False)])
+async def test_a_reading_and_its_repetition_share_one_limit(
+    bench: _Bench, share: float, taken: bool
+) -> None:
+    """Each answer is in time; where both together are not, the status is the way."""
+    connection = _Slow(share * REPLY_SECONDS_MAX, asks=1)
+
+    async def connect(url: str) -> Connection:
+        return connection
+
+    direct = bench.start(connect)
+    await eventually(lambda: direct.connected)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    assert await direct.deliver(STATUS, started) is taken
+    assert connection.sent == 2
+    assert loop.time() - started <= REPLY_SECONDS_MAX + 0.01
+
+
+async def test_an_unforeseen_fault_is_logged_and_does_not_end_the_way(
+    bench: _Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However soon it would be tried again for another reason."""
+    connection = _Slow()
+
+    async def connect(url: str) -> Connection:
+        if not bench.waits:
+            raise KeyError("sequence")
+        return connection
+
+    direct = bench.start(connect)
+    await eventually(lambda: direct.connected)
+    assert bench.waits == [RETRY_REFUSED_SECONDS]
+    assert await direct.deliver(STATUS, 0.0)
+    (fault,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert fault.exc_info is not None
+    keys = fault.__dict__["gpujob_keys"]
+    assert keys == {"url": URL, "problem": "KeyError: 'sequence'"}
+    assert direct._said == "directly"
+
+
+async def test_a_fault_at_one_url_leaves_the_others(bench: _Bench) -> None:
+    async def connect(url: str) -> Connection:
+        if url == "ws://broken":
+            raise KeyError("sequence")
+        return _Slow()
+
+    direct = bench.start(connect, "ws://broken", URL)
+    await eventually(lambda: direct.connected)
+    assert await direct.deliver(STATUS, 0.0)
