@@ -41,7 +41,7 @@ from gpujob_operator.agent.websocket import WebSocketConnections
 
 COLUMNS = (
     *("way", "writes_per_second", "api_server_percent", "etcd_percent", "operator_percent"),
-    *("api_server_ms_per_node_minute", "failed_writes"),
+    "failed_writes",
 )
 INTERVAL_SECONDS = 2.0
 LEASE_SECONDS = 10.0
@@ -160,8 +160,7 @@ def _session_from(address: str) -> Callable[[], aiohttp.ClientSession]:
 class _Meter:
     """Processor seconds of the parts, and writes."""
 
-    def __init__(self, cluster: LocalCluster, nodes: int) -> None:
-        self._nodes = nodes
+    def __init__(self, cluster: LocalCluster) -> None:
         children = cluster.control_plane.children | cluster.children
         self._processes = {name: psutil.Process(children[name].pid) for name in MEASURED}
         self.writes = 0
@@ -185,7 +184,6 @@ class _Meter:
             "api_server_percent": round(100 * api / passed, 2),
             "etcd_percent": round(100 * used["etcd"] / passed, 2),
             "operator_percent": round(100 * used["operator"] / passed, 2),
-            "api_server_ms_per_node_minute": round(60_000 * api / passed / self._nodes, 1),
         }
 
     def _used(self) -> dict[str, float]:
@@ -206,7 +204,7 @@ async def _measure(
         tokens = await _join(cluster, nodes, folder)
         leader = await asyncio.to_thread(cluster.start_operator, account)
         standby = cluster.spawn_operator("standby", account)
-        meter = _Meter(cluster, options.nodes)
+        meter = _Meter(cluster)
         kube = Kube(await load_configuration(str(cluster.kubeconfig)), meter.wrote)
         stack.push_async_callback(kube.close)
         rows = [await meter.row("no agents", min(options.seconds, 60.0))]

@@ -5,10 +5,10 @@
 
 Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the operator as a process
 of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
-succeeded at once), agents by one process that publishes as the product's agents do. Plain batch
-Jobs of the same pods come first, without operator and agents; then the GPUJobs, on the same control
-plane. All share this machine's cores, so figures of two machines do not compare; the ratio of the
-columns does.
+succeeded at once), agents by one process with the product's publisher, whose readings go by the
+status. Plain batch Jobs of the same pods come first, without operator and agents; then the GPUJobs,
+on the same control plane. All share this machine's cores, so figures of two machines do not
+compare; the ratio of the columns does.
 
 Times are those of a user: from before the request until a watch shows the last pod bound, the job
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
