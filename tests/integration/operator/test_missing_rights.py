@@ -59,6 +59,8 @@ WRITES = {
 FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
 # Writes of a pod between two of its job.
 TOUCHES = 20
+# Longer than a cycle of the operator, which writes at its end.
+TOUCHES_AT_ONCE = 25
 
 
 @contextmanager
@@ -264,12 +266,15 @@ class Writers:
         self._job = f"{stage.jobs_path}/{job}"
         self._profiles = f"{OURS}/namespaces/{stage.namespace}/gpuprofiles"
         self._numbers = itertools.count()
+        self._suspends = False
 
     def touch(self, path: str) -> bool:
-        """The operator has something to write of the job and its queue each time."""
-        number = next(self._numbers)
-        self._stage.client.merge(self._job, {"spec": {"suspend": number % 2 == 0}})
-        self._annotate(path, number)
+        """The operator has something to write of the job and its queue each time, and the object
+        changes all the while until then."""
+        self._suspends = not self._suspends
+        self._stage.client.merge(self._job, {"spec": {"suspend": self._suspends}})
+        for _ in range(TOUCHES_AT_ONCE):
+            self._annotate(path, next(self._numbers))
         return True
 
     def touch_pods(self) -> bool:
