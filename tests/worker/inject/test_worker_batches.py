@@ -1,6 +1,8 @@
 """Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
 
+import os
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpujob_api.settings import Settings
+from gpujob_worker.inject import worker_batches
 from gpujob_worker.inject.random_streams import DrawCounts, put_streams, streams_now
 from gpujob_worker.inject.worker_batches import LoaderFacts, WorkerBatches
 from gpujob_worker.run.environment import Environment
@@ -226,6 +229,68 @@ def test_processes_that_are_killed_cost_no_batch() -> None:
             processes._workers[0].join()
     assert seen == [*range(SAMPLES)]
     assert "worker processes failed: RuntimeError: DataLoader worker" in (facts.refusal or "")
+
+
+class Deadlocked(Samples):
+    """As a dataset whose library holds a lock that a thread of the parent had taken."""
+
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
+        super().__init__(make)
+        self.process = os.getpid()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if os.getpid() != self.process:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def with_a_function(samples: list[torch.Tensor]) -> Any:
+    return torch.stack(samples), lambda: 0
+
+
+def unreadable_elsewhere() -> None:
+    raise ValueError("made for another process")
+
+
+class Unreadable:
+    """It can be sent, and cannot be received."""
+
+    def __reduce__(self) -> Any:
+        return unreadable_elsewhere, ()
+
+
+def with_an_unreadable(samples: list[torch.Tensor]) -> Any:
+    return torch.stack(samples), Unreadable()
+
+
+def taken_over(loader: Any) -> tuple[list[float], LoaderFacts]:
+    """All samples that the script sees with one worker process, and what is known then."""
+    iterator, facts = iter(loader), LoaderFacts()
+    batches = [next(iterator)]
+    iterator._next_data = WorkerBatches(iterator, loader, 1, facts)
+    batches += iterator
+    tensors = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in batches]
+    return [number for tensor in tensors for number in tensor[:, 0].tolist()], facts
+
+
+def test_batches_that_never_come_are_loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_batches, "WAIT_SECONDS_MAX", 0.5)
+    seen, facts = taken_over(DataLoader(Deadlocked(plain), batch_size=4))
+    assert seen == [*range(SAMPLES)]
+    assert "worker processes failed: RuntimeError: timed out" in (facts.refusal or "")
+
+
+@pytest.mark.parametrize(
+    ("collate", "reason"),
+    [
+        (with_a_function, "its batches cannot be sent from a worker process"),
+        (with_an_unreadable, "worker processes failed: ValueError: made for another process"),
+    ],
+)
+def test_batches_that_cannot_be_sent_are_loaded_here(collate: Any, reason: str) -> None:
+    seen, facts = taken_over(DataLoader(Samples(plain), batch_size=4, collate_fn=collate))
+    assert seen == [*range(SAMPLES)]
+    assert reason in (facts.refusal or "")
 
 
 def test_they_end_with_their_pass() -> None:

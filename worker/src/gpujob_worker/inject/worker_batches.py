@@ -6,12 +6,16 @@ process among the model's and the script's. A worker gets the state of the gener
 expected to find; the script is given its batch only if the generators of the training process are
 in just that state when the batch is asked for, and they are then left as the batch leaves them. If
 they are not, the batch is loaded here. The state is expected by the number of draws of the batches
-before. If these vary, one worker alone goes from batch to batch.
+before. If these vary, one worker alone goes from batch to batch. Whatever keeps a worker from
+delivering costs the script no batch and no error: the batch is loaded here, and so are the others.
 """
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -37,7 +41,11 @@ COUNTED_BATCHES = 2
 # Batches that were expected with other random numbers: this many, and this part of all.
 MISSES_MAX = 8
 MISSES_PART = 0.25
-_WORKERS_GONE = (ConnectionError, FileNotFoundError, EOFError)
+# A batch that has not come after so long, and after so many times what one takes here, never will.
+WAIT_SECONDS_MAX = 60.0
+WAIT_BATCHES_MAX = 20
+# How often a worker is looked at while its batch is waited for.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -52,6 +60,8 @@ class LoaderFacts:
     compared: bool = False
     given: int = 0
     missed: int = 0
+    # The longest that loading one here has taken.
+    batch_seconds: float = 0.0
     # Why its batches must come from the training process.
     refusal: str | None = None
 
@@ -81,6 +91,8 @@ class _Loaded:
 
     changes: dict[str, tuple[Any, Any]]
     failed: bool = False
+    # Why no batch of the loader can be sent from one process to another.
+    unsendable: str | None = None
 
     def fits(self, now: Streams) -> bool:
         """Whether loading it now, here, would have given the same batch."""
@@ -100,6 +112,7 @@ class _Loading(Dataset[Any]):
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
+        self._is_sendable = False
 
     def __getitem__(self, task: tuple[Streams | None, Any]) -> tuple[_Loaded, Any]:
         start, indices = task
@@ -110,7 +123,29 @@ class _Loading(Dataset[Any]):
             batch = self._fetcher.fetch(indices)
         except Exception:
             return _Loaded({}, failed=True), None  # it is raised where it is loaded again
-        return _Loaded(changed_streams(before, streams_now())), batch
+        loaded = _Loaded(changed_streams(before, streams_now()))
+        if not self._is_sendable:
+            # A queue would write the error to stderr, and the batch would never come.
+            try:
+                ForkingPickler.dumps(batch)
+            except Exception as error:
+                return _Loaded({}, unsendable=f"{type(error).__name__}: {error}"), None
+            self._is_sendable = True
+        return loaded, batch
+
+
+class _Processes(_MultiProcessingDataLoaderIter):
+    """Workers that are not waited for without end, whatever the script's loader says."""
+
+    wait_seconds = WAIT_SECONDS_MAX
+
+    def _get_data(self) -> Any:
+        look = min(_LOOK_SECONDS, self.wait_seconds)
+        for _ in range(math.ceil(self.wait_seconds / look)):
+            has_come, data = self._try_get_data(look)
+            if has_come:
+                return data
+        raise RuntimeError(f"timed out: no batch came in {self.wait_seconds:.0f} s")
 
 
 class _Tasks:
@@ -240,7 +275,10 @@ class WorkerBatches:
     def _counted(self) -> Any:
         indices = self._tasks.due()
         before = streams_now()
+        began = time.monotonic()
         batch = self._load(indices)
+        seconds = time.monotonic() - began
+        self._facts.batch_seconds = max(self._facts.batch_seconds, seconds)
         self._facts.count(before, streams_now())
         return batch
 
@@ -258,7 +296,9 @@ class WorkerBatches:
         now = streams_now()
         self._tasks.expect(now)
         try:
-            self._processes = _MultiProcessingDataLoaderIter(loading)
+            self._processes = _Processes(loading)
+            seconds = WAIT_BATCHES_MAX * self._facts.batch_seconds
+            self._processes.wait_seconds = max(WAIT_SECONDS_MAX, seconds)
         except Exception as error:
             self._lost(error)
         finally:
@@ -278,6 +318,11 @@ class WorkerBatches:
             return self._load(self._tasks.due())
         loaded, batch = found
         indices = self._tasks.due()
+        if loaded.unsendable is not None:
+            why = f"its batches cannot be sent from a worker process: {loaded.unsendable}"
+            self._facts.refusal = why[:160]
+            self._end_here()
+            return self._load(indices)
         if self._asked_for and loaded.changes:
             self._facts.refusal = "some of its samples draw random numbers in the script's workers"
             return batch
@@ -299,11 +344,8 @@ class WorkerBatches:
         except StopIteration:
             # They have loaded all that could be asked for ahead.
             self._end_here()
-        except _WORKERS_GONE as error:
-            self._lost(error)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
+        except Exception as error:
+            # An error of the dataset comes as a result: this one is of the workers, whatever it is.
             self._lost(error)
         return None
 
