@@ -94,6 +94,22 @@ class Named(Numbers):
         raise KeyError(index)
 
 
+class RarelyNamed(OwnNoise):
+    """An error after numbers were drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        torch.rand(())
+        random.random()
+        if index > 4:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def of_two(samples: list[Any]) -> Any:
+    one, two = samples
+    return torch.stack([one, two])
+
+
 class CachedOwnNoise(OwnNoise):
     """A collate_fn that draws from a generator of its own."""
 
@@ -123,15 +139,18 @@ class DrawsAsItGoes(Sampler[int]):
         (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
         (DataLoader(Changing()), "changes the dataset"),
         (DataLoader(Keeping()), "changes the dataset"),
-        (DataLoader(Named()), "cannot be read: KeyError"),
+        (DataLoader(Named()), "samples cannot be read: KeyError"),
+        (DataLoader(RarelyNamed()), "samples cannot be read: KeyError"),
+        (DataLoader(Long(), num_workers=1, multiprocessing_context="spawn"), "start by spawn"),
     ],
 )
 def test_refusals(loader: Any, reason: str) -> None:
-    state = torch.get_rng_state()
+    state, of_python = torch.get_rng_state(), random.getstate()
     own = getattr(loader.dataset, "generator", None)
     before = own.bit_generator.state if own is not None else None
     assert reason in (loader_refusal(loader) or "")
     assert torch.equal(state, torch.get_rng_state())
+    assert of_python == random.getstate()
     assert own is None or own.bit_generator.state == before
 
 
@@ -151,6 +170,7 @@ def prepared(loader: Any) -> Any:
         DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
         DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
         DataLoader(Numbers(), sampler=[3, 1, 2]),
+        DataLoader(Numbers(), 2, collate_fn=of_two),
     ],
 )
 def test_accepted(loader: Any) -> None:
