@@ -2,7 +2,9 @@
 
 import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -215,20 +217,108 @@ def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number()
     assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
 
 
-def test_processes_that_are_killed_cost_no_batch() -> None:
+def test_processes_that_are_killed_cost_no_batch_and_no_error() -> None:
+    """They die while the loop computes, and nobody has waited for them."""
     loader: Any = DataLoader(Samples(plain), batch_size=4)
     iterator = iter(loader)
     seen: list[float] = next(iterator)[:, 0].tolist()
     facts = LoaderFacts()
     iterator._next_data = batches = WorkerBatches(iterator, loader, 1, facts)
+    killed = 0
     for batch in iterator:
         seen += batch[:, 0].tolist()
         processes = batches._processes
         if processes is not None and len(seen) > 20 and facts.refusal is None:
-            processes._workers[0].kill()
-            processes._workers[0].join()
+            os.kill(processes._workers[0].pid, signal.SIGKILL)
+            until_it_has_ended(processes._workers[0].pid)
+            killed += 1
     assert seen == [*range(SAMPLES)]
+    assert killed
     assert "worker processes failed: RuntimeError: DataLoader worker" in (facts.refusal or "")
+
+
+def until_it_has_ended(process: int) -> None:
+    """Leaves it to be reaped, as a loop that computes does; Python runs its handlers meanwhile."""
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    for _ in range(1000):
+        time.monotonic()
+
+
+def test_batches_that_a_script_keeps_hold_no_shared_memory() -> None:
+    def two_views(samples: list[torch.Tensor]) -> Any:
+        rows = torch.stack(samples)
+        return {"rows": rows, "first": [rows[:, 0]], "own": Held(rows + 1)}
+
+    loader: Any = DataLoader(Samples(plain), batch_size=4, collate_fn=two_views)
+    iterator, facts = iter(loader), LoaderFacts()
+    kept = [next(iterator)]
+    iterator._next_data = WorkerBatches(iterator, loader, 1, facts)
+    kept += iterator
+    assert facts.given > 0
+    for batch in kept:
+        tensors = [batch["rows"], *batch["first"], batch["own"].rows]
+        assert not any(tensor.is_shared() for tensor in tensors)
+        assert torch.equal(batch["own"].rows, batch["rows"] + 1)
+        batch["rows"].zero_()
+        assert not batch["first"][0].any()
+
+
+class Held:
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+
+class Curriculum(Samples):
+    def __init__(self) -> None:
+        super().__init__(plain)
+        self.hardness = 0
+        self.by_name = {"hardness": 0}
+        self.tensor = torch.zeros(())
+        self.inner = Holder()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        hardness = self.hardness + self.by_name["hardness"] + self.inner.hardness
+        return super().__getitem__(index) + hardness + self.tensor
+
+
+class Holder:
+    hardness = 0
+
+
+def by_attribute(dataset: Any) -> None:
+    dataset.hardness += 100
+
+
+def by_item(dataset: Any) -> None:
+    dataset.by_name["hardness"] += 100
+
+
+def in_place(dataset: Any) -> None:
+    dataset.tensor += 100
+
+
+def inside(dataset: Any) -> None:
+    dataset.inner.hardness += 100
+
+
+@pytest.mark.parametrize("change", [by_attribute, by_item, in_place, inside])
+def test_what_a_script_changes_in_its_dataset_counts_at_once(change: Callable[[Any], None]) -> None:
+    seen: list[Any] = []
+    facts = LoaderFacts()
+    for workers in (0, 2):
+        dataset: Any = Curriculum()
+        loader: Any = DataLoader(dataset, batch_size=4)
+        iterator = iter(loader)
+        seen.append([next(iterator).tolist()])
+        if workers:
+            iterator._next_data = WorkerBatches(iterator, loader, workers, facts)
+        for number, batch in enumerate(iterator):
+            seen[-1].append(batch.tolist())
+            if number == 8:
+                change(dataset)
+    assert seen[0] == seen[1]
+    assert facts.given > 0
+    assert "the script changes its dataset in the middle of a pass" in (facts.refusal or "")
 
 
 class Deadlocked(Samples):

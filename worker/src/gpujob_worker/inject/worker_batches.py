@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, _utils
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
     _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.equal_batches import equal_batches
 from gpujob_worker.inject.loader_refusal import drawn_last, skipped_batches
+from gpujob_worker.inject.private_memory import make_private
 from gpujob_worker.inject.random_streams import (
     DrawCounts,
     Streams,
@@ -139,6 +141,15 @@ class _Processes(_MultiProcessingDataLoaderIter):
 
     wait_seconds = WAIT_SECONDS_MAX
 
+    def keep_deaths_silent(self) -> None:
+        """torch's handler of SIGCHLD would raise the death of a worker wherever the script is just
+        then; `_try_get_data` notices it too.
+        """
+        remove = getattr(_utils.signal_handling, "_remove_worker_pids", None)
+        if remove is not None and getattr(self, "_worker_pids_set", False):
+            remove(id(self))
+            self._worker_pids_set = False
+
     def _get_data(self) -> Any:
         look = min(_LOOK_SECONDS, self.wait_seconds)
         for _ in range(math.ceil(self.wait_seconds / look)):
@@ -211,7 +222,9 @@ class WorkerBatches:
     def __init__(self, iterator: Any, loader: Any, workers: int, facts: LoaderFacts) -> None:
         self._facts = facts
         self._workers = workers
-        self._context = loader.multiprocessing_context
+        self._starts = (iterator._dataset, iterator._collate_fn)
+        # What they hold since the workers were forked, which have copies.
+        self._dataset_state: DatasetState | None = None
         self._fetcher: Any = _DatasetKind.create_fetcher(
             iterator._dataset_kind,
             iterator._dataset,
@@ -247,9 +260,20 @@ class WorkerBatches:
             return self._load(self._tasks.due())
         if not self._facts.is_known:
             return self._counted()
+        change = self._change()
         if self._processes is None:
             self._start()
+        elif change is not None:
+            self._facts.refusal = (
+                f"the script changes its dataset in the middle of a pass: {change}"
+            )
+            return self()
         return self._from_workers() if self._processes is not None else self()
+
+    def _change(self) -> str | None:
+        """What the script has changed in its dataset; its own workers would not have seen it."""
+        state = self._dataset_state if not self._asked_for else None
+        return state.change() if state is not None else None
 
     def withdraw(self) -> None:
         """From the next batch on there are as many workers as the script asked for; what the others
@@ -269,6 +293,9 @@ class WorkerBatches:
     def _load(self, indices: Any) -> Any:
         before = streams_now() if self._asked_for else {}
         data = self._fetcher.fetch(indices)
+        if self._processes is not None:
+            # What reading changes here it changes there too.
+            self._dataset_state = DatasetState(*self._starts)
         put_streams(before)  # where workers load, it does not draw from the script's generators
         return pinned(data) if self._pin else data
 
@@ -291,12 +318,14 @@ class WorkerBatches:
             prefetch_factor=PREFETCH_FACTOR,
             collate_fn=_as_it_is,
             pin_memory=self._pin,
-            multiprocessing_context=self._context,
+            multiprocessing_context="fork",  # no other comes here; the script may still choose one
         )
         now = streams_now()
         self._tasks.expect(now)
         try:
+            self._dataset_state = DatasetState(*self._starts)
             self._processes = _Processes(loading)
+            self._processes.keep_deaths_silent()
             seconds = WAIT_BATCHES_MAX * self._facts.batch_seconds
             self._processes.wait_seconds = max(WAIT_SECONDS_MAX, seconds)
         except Exception as error:
@@ -340,7 +369,8 @@ class WorkerBatches:
             while self._void:
                 self._void -= 1
                 self._processes._next_data()
-            return self._processes._next_data()
+            loaded, batch = self._processes._next_data()
+            return loaded, make_private(batch)
         except StopIteration:
             # They have loaded all that could be asked for ahead.
             self._end_here()
