@@ -5,6 +5,7 @@ import io
 import random
 import sys
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,51 @@ def of_two(samples: list[Any]) -> Any:
     return torch.stack([one, two])
 
 
+class Transformed(Numbers):
+    def __init__(self, transform: Any) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(self.transform(index)))
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+def add(generator: random.Random, value: float) -> float:
+    return value + generator.random()
+
+
+def adds_from_a_closure() -> Any:
+    generator = random.Random(1)
+
+    def adds(value: float) -> float:
+        return value + generator.random()
+
+    return adds
+
+
+def adds_from_a_default() -> Any:
+    kept = random.Random(1)
+
+    def adds(value: float, generator: random.Random = kept) -> float:
+        return value + generator.random()
+
+    return adds
+
+
+def nested(transform: Any) -> Any:
+    return Compose(Compose(Compose(Compose(transform))))
+
+
 class CachedOwnNoise(OwnNoise):
     """A collate_fn that draws from a generator of its own."""
 
@@ -134,6 +180,10 @@ class DrawsAsItGoes(Sampler[int]):
         (DataLoader(Stream()), "streamed dataset"),
         (DataLoader(OwnNoise()), "a random generator of its own"),
         (DataLoader(Numbers(), collate_fn=CachedOwnNoise()), "a random generator of its own"),
+        (DataLoader(Transformed(adds_from_a_closure())), "a random generator of its own"),
+        (DataLoader(Transformed(adds_from_a_default())), "a random generator of its own"),
+        (DataLoader(Transformed(partial(add, random.Random(1)))), "a random generator of its own"),
+        (DataLoader(Transformed(nested(partial(add, random.Random(1))))), "generator of its own"),
         (DataLoader(Numbers(), sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
         (DataLoader(Numbers(), 2, sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
         (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
