@@ -59,8 +59,14 @@ def _start_method(loader: Any) -> str:
 
 def drawn_last(loader: Any) -> bool:
     """Whether its sampler draws from a generator of the script once more at the end of a pass."""
-    sampler: Any = loader.sampler
-    return getattr(sampler, "generator", None) is not None and isinstance(sampler, RandomSampler)
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for _ in range(_SAMPLERS_DEEP_MAX):
+        if isinstance(sampler, RandomSampler):
+            return sampler.generator is not None
+        if not _deals_out(sampler):
+            return False
+        sampler = _inner(sampler)
+    return False
 
 
 def skipped_batches(iterator: Any) -> int:
@@ -77,11 +83,20 @@ def _draws_as_it_goes(sampler: Any) -> str | None:
             return None if once or sampler.generator is None else kind.__name__
         if kind in _DRAWN_AT_ONCE or not inspect.isgeneratorfunction(kind.__iter__):
             return None
-        if kind is not BatchSampler and kind.__name__ not in _DEALS_OUT:
+        if not _deals_out(sampler):
             return kind.__name__
-        inner = [getattr(sampler, name, None) for name in ("_inner", "batch_sampler", "sampler")]
-        sampler = next((one for one in inner if one is not None), None)
+        sampler = _inner(sampler)
     return type(sampler).__name__
+
+
+def _deals_out(sampler: Any) -> bool:
+    """Whether it draws nothing itself."""
+    return type(sampler) is BatchSampler or type(sampler).__name__ in _DEALS_OUT
+
+
+def _inner(sampler: Any) -> Any:
+    inner = [getattr(sampler, name, None) for name in ("_inner", "batch_sampler", "sampler")]
+    return next((one for one in inner if one is not None), None)
 
 
 def _sample_refusal(loader: Any) -> str | None:

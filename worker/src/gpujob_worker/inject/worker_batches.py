@@ -300,8 +300,13 @@ class WorkerBatches:
         return pinned(data) if self._pin else data
 
     def _counted(self) -> Any:
+        asked = streams_now()
         indices = self._tasks.due()
         before = streams_now()
+        if changed_streams(asked, before):
+            # Asked for ahead of the script, it would draw other ones.
+            self._facts.refusal = "its sampler draws random numbers from batch to batch"
+            return self._load(indices)
         began = time.monotonic()
         batch = self._load(indices)
         seconds = time.monotonic() - began
