@@ -6,6 +6,7 @@ import random
 import sys
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.inject.loader_workers import workers_that_fit
 from gpujob_worker.inject.worker_batches import WorkerBatches
 from gpujob_worker.resume.resumable_loader import ResumableLoader
 from gpujob_worker.run.environment import Environment
@@ -340,6 +342,41 @@ def test_as_many_as_the_step_needs_within_the_cores(
     training.passes(3, 0.1, 0.09)
     assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert "waiting takes 90 %: 2 worker processes, on trial" in capsys.readouterr().err
+
+
+def test_a_loader_that_is_refused_ends_its_trial(training: Training) -> None:
+    training.loader = DataLoader(OwnNoise(), batch_size=1)
+    training.tuned()
+    training.passes(3, 0.1, 0.09)
+    assert "data loading skipped: the dataset draws from a random generator" in training.said
+    assert training.policy._trial is None
+    assert training.applied.loader_workers is None
+
+
+@pytest.mark.parametrize("fit", [0, 1])
+def test_workers_that_are_asked_for_fit_into_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, fit: int
+) -> None:
+    training = Training(monkeypatch)
+    measured: list[int] = []
+
+    def workers_that_fit(batch_bytes: int, batches_each: int) -> int:
+        measured.append(batch_bytes * batches_each)
+        return fit
+
+    monkeypatch.setattr(data_loader_policy, "workers_that_fit", workers_that_fit)
+    training.policy._workers = 2
+    training.passes(1, 0.1, 0.09)
+    assert training.worked[1:] == [fit > 0] * 9
+    assert measured[0] == 2 * torch.tensor([0]).nbytes
+    said = "1 worker process, new" if fit else "skipped: no room for its batches in shared memory"
+    assert f"data loading {'applied: ' if fit else ''}{said}" in training.said
+
+
+def test_the_training_processes_of_a_node_share_its_shared_memory(tmp_path: Path) -> None:
+    alone = workers_that_fit(1, 2, tmp_path, {})
+    assert alone > 8
+    assert workers_that_fit(1, 2, tmp_path, {"LOCAL_WORLD_SIZE": "4"}) <= alone / 4 * 1.5
 
 
 def test_advice_where_the_cores_are_too_few(training: Training) -> None:

@@ -230,6 +230,7 @@ def test_an_error_of_the_dataset_comes_at_its_batch_and_as_it_is() -> None:
 def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number() -> None:
     """It draws a seed for them once, before the first pass."""
     drawn: list[Any] = []
+    worked: list[bool] = []
     for more in (False, True):
         torch.manual_seed(3)
         policy = LoaderPolicy(Session(Environment(Settings())))
@@ -244,11 +245,14 @@ def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number()
             while True:
                 policy.before_batch(iterator)
                 batch = next(iterator, None)
+                worked.append(isinstance(iterator._next_data, WorkerBatches))
                 if batch is None:
                     break
                 drawn.append(batch.tolist())
             drawn.append(torch.rand(()).item())
         assert loader.generator is None
+        facts = policy._facts.get(loader)
+        assert any(worked) == more == (facts is not None and facts.given > 0)
     assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
 
 
