@@ -10,23 +10,21 @@ before. If these vary, one worker alone goes from batch to batch. Whatever keeps
 delivering costs the script no batch and no error: the batch is loaded here, and so are the others.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, _utils
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
-    _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
 from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.equal_batches import equal_batches
+from gpujob_worker.inject.loader_processes import WAIT_SECONDS_MAX, Loaded, Loading, Processes
 from gpujob_worker.inject.loader_refusal import drawn_last, skipped_batches
 from gpujob_worker.inject.private_memory import make_private
 from gpujob_worker.inject.random_streams import (
@@ -43,11 +41,7 @@ COUNTED_BATCHES = 2
 # Batches that were expected with other random numbers: this many, and this part of all.
 MISSES_MAX = 8
 MISSES_PART = 0.25
-# A batch that has not come after so long, and after so many times what one takes here, never will.
-WAIT_SECONDS_MAX = 60.0
 WAIT_BATCHES_MAX = 20
-# How often a worker is looked at while its batch is waited for.
-_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -85,78 +79,6 @@ class LoaderFacts:
                 f"{self.missed} of {self.given + self.missed} batches would draw other random"
                 " numbers: the script draws some between its batches"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What a batch drew; not a container, into which torch would look for tensors to pin."""
-
-    changes: dict[str, tuple[Any, Any]]
-    failed: bool = False
-    # Why no batch of the loader can be sent from one process to another.
-    unsendable: str | None = None
-
-    def fits(self, now: Streams) -> bool:
-        """Whether loading it now, here, would have given the same batch."""
-        missing = object()
-        expected = {name: before for name, (before, _) in self.changes.items()}
-        return not self.failed and all(
-            now.get(name, missing) == before for name, before in expected.items()
-        )
-
-    @property
-    def after(self) -> dict[str, Any]:
-        return {name: state for name, (_, state) in self.changes.items()}
-
-
-class _Loading(Dataset[Any]):
-    """In a worker process: one item is a whole batch."""
-
-    def __init__(self, fetcher: Any) -> None:
-        self._fetcher = fetcher
-        self._is_sendable = False
-
-    def __getitem__(self, task: tuple[Streams | None, Any]) -> tuple[_Loaded, Any]:
-        start, indices = task
-        if start is not None:
-            put_streams(start)
-        before = streams_now()
-        try:
-            batch = self._fetcher.fetch(indices)
-        except Exception:
-            return _Loaded({}, failed=True), None  # it is raised where it is loaded again
-        loaded = _Loaded(changed_streams(before, streams_now()))
-        if not self._is_sendable:
-            # A queue would write the error to stderr, and the batch would never come.
-            try:
-                ForkingPickler.dumps(batch)
-            except Exception as error:
-                return _Loaded({}, unsendable=f"{type(error).__name__}: {error}"), None
-            self._is_sendable = True
-        return loaded, batch
-
-
-class _Processes(_MultiProcessingDataLoaderIter):
-    """Workers that are not waited for without end, whatever the script's loader says."""
-
-    wait_seconds = WAIT_SECONDS_MAX
-
-    def keep_deaths_silent(self) -> None:
-        """torch's handler of SIGCHLD would raise the death of a worker wherever the script is just
-        then; `_try_get_data` notices it too.
-        """
-        remove = getattr(_utils.signal_handling, "_remove_worker_pids", None)
-        if remove is not None and getattr(self, "_worker_pids_set", False):
-            remove(id(self))
-            self._worker_pids_set = False
-
-    def _get_data(self) -> Any:
-        look = min(_LOOK_SECONDS, self.wait_seconds)
-        for _ in range(math.ceil(self.wait_seconds / look)):
-            has_come, data = self._try_get_data(look)
-            if has_come:
-                return data
-        raise RuntimeError(f"timed out: no batch came in {self.wait_seconds:.0f} s")
 
 
 class _Tasks:
@@ -316,7 +238,7 @@ class WorkerBatches:
 
     def _start(self) -> None:
         loading: DataLoader[Any] = DataLoader(
-            _Loading(self._fetcher),
+            Loading(self._fetcher),
             batch_size=None,
             sampler=self._tasks,  # pyright: ignore[reportArgumentType]
             num_workers=1 if self._facts.varies else self._workers,
@@ -329,7 +251,7 @@ class WorkerBatches:
         self._tasks.expect(now)
         try:
             self._dataset_state = DatasetState(*self._starts)
-            self._processes = _Processes(loading)
+            self._processes = Processes(loading)
             self._processes.keep_deaths_silent()
             seconds = WAIT_BATCHES_MAX * self._facts.batch_seconds
             self._processes.wait_seconds = max(WAIT_SECONDS_MAX, seconds)
@@ -368,7 +290,7 @@ class WorkerBatches:
         self._facts.given += 1
         return batch
 
-    def _next_result(self) -> tuple[_Loaded, Any] | None:
+    def _next_result(self) -> tuple[Loaded, Any] | None:
         """None where the workers are gone."""
         try:
             while self._void:
