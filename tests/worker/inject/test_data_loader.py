@@ -161,7 +161,7 @@ def test_workers_that_are_asked_for_fit_into_shared_memory(
     training.passes(1, 0.1, 0.09)
     assert training.worked[1:] == [fit > 0] * 9
     assert measured[0] == 2 * torch.tensor([0]).nbytes
-    said = "1 worker process, new" if fit else "skipped: no room for its batches in shared memory"
+    said = "1 worker process, new" if fit else "skipped: its batches do not fit into shared memory"
     assert f"data loading {'applied: ' if fit else ''}{said}" in training.said
 
 

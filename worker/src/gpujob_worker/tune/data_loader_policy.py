@@ -115,7 +115,7 @@ class LoaderPolicy:
         if self._trial is None:
             workers = min(workers, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
         if workers < 1:
-            facts.refusal = "no room for its batches in shared memory"
+            facts.refusal = "its batches do not fit into shared memory"
             self._session.explanation.skipped(_ITEM, facts.refusal)
         if iterator._num_workers >= workers:
             return
