@@ -1,21 +1,17 @@
 """Worker processes for data loaders: which loaders get them, when, and how long."""
 
 import gc
-import io
-import random
-import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader
 
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.inject.loader_workers import workers_that_fit
 from gpujob_worker.inject.worker_batches import WorkerBatches
-from gpujob_worker.resume.resumable_loader import ResumableLoader
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
@@ -24,139 +20,7 @@ from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.loader_trial import StepTimes
 from gpujob_worker.tune.registry import tuned
-
-
-class Numbers(Dataset[Any]):
-    def __init__(self) -> None:
-        self.reads = self.start = 0
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(self.start + index)
-
-
-class Long(Numbers):
-    def __len__(self) -> int:
-        return 60
-
-
-class Noisy(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index) + torch.rand(())
-
-
-class OwnNoise(Numbers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = np.random.default_rng(1)
-        self.transforms = [random.Random(2)]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index + self.generator.random() + self.transforms[0].random())
-
-
-class Lines(Numbers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = sys.stderr
-        self.file = io.FileIO(__file__)
-
-    def __del__(self) -> None:
-        self.file.close()
-
-
-class Changing(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        self.reads += 1
-        return torch.tensor(index)
-
-
-class Keeping(Numbers):
-    """Keeps what it has read: in a worker process it would be kept for that pass alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[int, Any] = {}
-
-    def __getitem__(self, index: int) -> Any:
-        return self.kept.setdefault(index, torch.tensor(index))
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(range(10))
-
-
-class Named(Numbers):
-    def __getitem__(self, index: Any) -> Any:
-        raise KeyError(index)
-
-
-class CachedOwnNoise(OwnNoise):
-    """A collate_fn that draws from a generator of its own."""
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return torch.stack(samples) + self.generator.random()
-
-
-class DrawsAsItGoes(Sampler[int]):
-    def __len__(self) -> int:
-        return 10
-
-    def __iter__(self) -> Any:
-        for _ in range(10):
-            yield int(torch.randint(10, ()))
-
-
-@pytest.mark.parametrize(
-    ("loader", "reason"),
-    [
-        (DataLoader(Noisy(), num_workers=2), "2 workers draw random numbers"),
-        (DataLoader(Numbers(), num_workers=2, worker_init_fn=print), "worker_init_fn"),
-        (DataLoader(Stream()), "streamed dataset"),
-        (DataLoader(OwnNoise()), "a random generator of its own"),
-        (DataLoader(Numbers(), collate_fn=CachedOwnNoise()), "a random generator of its own"),
-        (DataLoader(Numbers(), sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
-        (DataLoader(Numbers(), 2, sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
-        (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
-        (DataLoader(Changing()), "changes the dataset"),
-        (DataLoader(Keeping()), "changes the dataset"),
-        (DataLoader(Named()), "cannot be read: KeyError"),
-    ],
-)
-def test_refusals(loader: Any, reason: str) -> None:
-    state = torch.get_rng_state()
-    own = getattr(loader.dataset, "generator", None)
-    before = own.bit_generator.state if own is not None else None
-    assert reason in (loader_refusal(loader) or "")
-    assert torch.equal(state, torch.get_rng_state())
-    assert own is None or own.bit_generator.state == before
-
-
-def prepared(loader: Any) -> Any:
-    """As a script with `gpujob_worker.prepare` has it."""
-    ResumableLoader(loader, lambda: None)
-    return loader
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [
-        DataLoader(Numbers()),
-        prepared(DataLoader(Numbers(), 2, shuffle=True)),
-        prepared(DataLoader(Numbers(), None, shuffle=True)),
-        DataLoader(Numbers(), num_workers=2),
-        DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
-        DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
-        DataLoader(Numbers(), sampler=[3, 1, 2]),
-    ],
-)
-def test_accepted(loader: Any) -> None:
-    state = torch.get_rng_state()
-    assert loader_refusal(loader) is None
-    assert torch.equal(state, torch.get_rng_state())
+from tests.worker.inject.numbers_dataset import Long, Numbers, OwnNoise
 
 
 class Training:
@@ -270,6 +134,41 @@ def test_as_many_as_the_step_needs_within_the_cores(
     training.passes(3, 0.1, 0.09)
     assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert "waiting takes 90 %: 2 worker processes, on trial" in capsys.readouterr().err
+
+
+def test_a_loader_that_is_refused_ends_its_trial(training: Training) -> None:
+    training.loader = DataLoader(OwnNoise(), batch_size=1)
+    training.tuned()
+    training.passes(3, 0.1, 0.09)
+    assert "data loading skipped: the dataset draws from a random generator" in training.said
+    assert training.policy._trial is None
+    assert training.applied.loader_workers is None
+
+
+@pytest.mark.parametrize("fit", [0, 1])
+def test_workers_that_are_asked_for_fit_into_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, fit: int
+) -> None:
+    training = Training(monkeypatch)
+    measured: list[int] = []
+
+    def workers_that_fit(batch_bytes: int, batches_each: int) -> int:
+        measured.append(batch_bytes * batches_each)
+        return fit
+
+    monkeypatch.setattr(data_loader_policy, "workers_that_fit", workers_that_fit)
+    training.policy._workers = 2
+    training.passes(1, 0.1, 0.09)
+    assert training.worked[1:] == [fit > 0] * 9
+    assert measured[0] == 2 * torch.tensor([0]).nbytes
+    said = "1 worker process, new" if fit else "skipped: its batches do not fit into shared memory"
+    assert f"data loading {'applied: ' if fit else ''}{said}" in training.said
+
+
+def test_the_training_processes_of_a_node_share_its_shared_memory(tmp_path: Path) -> None:
+    alone = workers_that_fit(1, 2, tmp_path, {})
+    assert alone > 8
+    assert workers_that_fit(1, 2, tmp_path, {"LOCAL_WORLD_SIZE": "4"}) <= alone / 4 * 1.5
 
 
 def test_advice_where_the_cores_are_too_few(training: Training) -> None:

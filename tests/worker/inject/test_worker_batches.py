@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 from gpujob_api.settings import Settings
 from gpujob_worker.inject.random_streams import DrawCounts, put_streams, streams_now
@@ -170,14 +170,48 @@ class Failing(Samples):
         return super().__getitem__(index)
 
 
+class DrawsOnDemand(Sampler[int]):
+    """It is no generator function, which a look at its kind would show."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        return (int(torch.randint(SAMPLES, ())) for _ in range(SAMPLES))
+
+
+def test_a_sampler_that_draws_from_batch_to_batch_is_left_alone() -> None:
+    def new_loader(**keywords: Any) -> Any:
+        del keywords
+        return DataLoader(Samples(flips_and_crops), batch_size=4, sampler=DrawsOnDemand())
+
+    attach = Attach(2)
+    assert Script().seen(new_loader, attach) == Script().seen(new_loader, nothing)
+    assert attach.facts.refusal == "its sampler draws random numbers from batch to batch"
+    assert attach.facts.given == 0
+
+
+def test_a_batch_sampler_that_draws_at_the_end_of_a_pass_is_not_asked_ahead() -> None:
+    def new_loader(*, generator: Any, **keywords: Any) -> Any:
+        del keywords
+        dataset = Samples(plain)
+        order = BatchSampler(RandomSampler(dataset, generator=generator), 4, drop_last=False)
+        return DataLoader(dataset, batch_sampler=order)
+
+    script, attach = Script(breaks_off_at=15, own_generator=True), Attach(2)
+    assert script.seen(new_loader, attach) == script.seen(new_loader, nothing)
+    assert attach.facts.given > 0
+
+
 def test_an_error_of_the_dataset_comes_at_its_batch_and_as_it_is() -> None:
     caught: list[Any] = []
+    facts = LoaderFacts()
     for workers in (0, 2):
         loader: Any = DataLoader(Failing(plain), batch_size=4)
         iterator = iter(loader)
         seen: list[Any] = [next(iterator).tolist()]
         if workers:
-            iterator._next_data = WorkerBatches(iterator, loader, workers, LoaderFacts())
+            iterator._next_data = WorkerBatches(iterator, loader, workers, facts)
         # The sample that fails is in the eighth batch.
         seen += [next(iterator).tolist() for _ in range(6)]
         with pytest.raises(KeyError, match=r"^30$"):
@@ -185,11 +219,13 @@ def test_an_error_of_the_dataset_comes_at_its_batch_and_as_it_is() -> None:
         seen += [batch.tolist() for batch in iterator]
         caught.append(seen)
     assert caught[0] == caught[1]
+    assert facts.given > 0
 
 
 def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number() -> None:
     """It draws a seed for them once, before the first pass."""
     drawn: list[Any] = []
+    worked: list[bool] = []
     for more in (False, True):
         torch.manual_seed(3)
         policy = LoaderPolicy(Session(Environment(Settings())))
@@ -204,28 +240,15 @@ def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number()
             while True:
                 policy.before_batch(iterator)
                 batch = next(iterator, None)
+                worked.append(isinstance(iterator._next_data, WorkerBatches))
                 if batch is None:
                     break
                 drawn.append(batch.tolist())
             drawn.append(torch.rand(()).item())
         assert loader.generator is None
+        facts = policy._facts.get(loader)
+        assert any(worked) == more == (facts is not None and facts.given > 0)
     assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
-
-
-def test_processes_that_are_killed_cost_no_batch() -> None:
-    loader: Any = DataLoader(Samples(plain), batch_size=4)
-    iterator = iter(loader)
-    seen: list[float] = next(iterator)[:, 0].tolist()
-    facts = LoaderFacts()
-    iterator._next_data = batches = WorkerBatches(iterator, loader, 1, facts)
-    for batch in iterator:
-        seen += batch[:, 0].tolist()
-        processes = batches._processes
-        if processes is not None and len(seen) > 20 and facts.refusal is None:
-            processes._workers[0].kill()
-            processes._workers[0].join()
-    assert seen == [*range(SAMPLES)]
-    assert "worker processes failed: RuntimeError: DataLoader worker" in (facts.refusal or "")
 
 
 def test_they_end_with_their_pass() -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 import multiprocessing
-import pickle
 from typing import Any
 
 import torch
@@ -41,11 +40,9 @@ def loader_refusal(loader: Any) -> str | None:
         return "a streamed dataset would be read once by every worker"
     if loader.num_workers > 0 and loader.worker_init_fn is not None:
         return "its worker_init_fn may depend on the number of workers"
-    if multiprocessing.get_start_method() != "fork" or loader.multiprocessing_context is not None:
-        try:
-            pickle.dumps((loader.dataset, loader.collate_fn))
-        except Exception as error:
-            return f"the dataset cannot be sent to workers: {error}"
+    method = _start_method(loader)
+    if method != "fork":
+        return f"worker processes start by {method}, which runs a script again that has no guard"
     batches = loader.batch_sampler
     name = _draws_as_it_goes(loader.sampler if batches is None else batches)
     if name is not None:
@@ -53,10 +50,23 @@ def loader_refusal(loader: Any) -> str | None:
     return _sample_refusal(loader)
 
 
+def _start_method(loader: Any) -> str:
+    """Asks in a way that leaves the script free to choose one later."""
+    context = loader.multiprocessing_context or multiprocessing
+    chosen = context.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
 def drawn_last(loader: Any) -> bool:
     """Whether its sampler draws from a generator of the script once more at the end of a pass."""
-    sampler: Any = loader.sampler
-    return getattr(sampler, "generator", None) is not None and isinstance(sampler, RandomSampler)
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for _ in range(_SAMPLERS_DEEP_MAX):
+        if isinstance(sampler, RandomSampler):
+            return sampler.generator is not None
+        if not _deals_out(sampler):
+            return False
+        sampler = _inner(sampler)
+    return False
 
 
 def skipped_batches(iterator: Any) -> int:
@@ -73,11 +83,20 @@ def _draws_as_it_goes(sampler: Any) -> str | None:
             return None if once or sampler.generator is None else kind.__name__
         if kind in _DRAWN_AT_ONCE or not inspect.isgeneratorfunction(kind.__iter__):
             return None
-        if kind is not BatchSampler and kind.__name__ not in _DEALS_OUT:
+        if not _deals_out(sampler):
             return kind.__name__
-        inner = [getattr(sampler, name, None) for name in ("_inner", "batch_sampler", "sampler")]
-        sampler = next((one for one in inner if one is not None), None)
+        sampler = _inner(sampler)
     return type(sampler).__name__
+
+
+def _deals_out(sampler: Any) -> bool:
+    """Whether it draws nothing itself."""
+    return type(sampler) is BatchSampler or type(sampler).__name__ in _DEALS_OUT
+
+
+def _inner(sampler: Any) -> Any:
+    inner = [getattr(sampler, name, None) for name in ("_inner", "batch_sampler", "sampler")]
+    return next((one for one in inner if one is not None), None)
 
 
 def _sample_refusal(loader: Any) -> str | None:
@@ -85,20 +104,16 @@ def _sample_refusal(loader: Any) -> str | None:
     opened = open_file(dataset)
     if opened is not None:
         return f"the dataset reads through an open {opened}, whose place processes would share"
-    own, collating = OwnGenerators.of_dataset(dataset), OwnGenerators.of_dataset(loader.collate_fn)
-    states, cuda = streams_now(), _cuda_states()
     before = _attributes(dataset)
+    generators = _Generators(loader)
     try:
         sample = _read(loader)
+        drew, apart = generators.drew, generators.drew_apart
     except Exception as error:
-        return f"dataset[0] cannot be read: {type(error).__name__}"
-    drew = changed_streams(states, streams_now())
-    put_streams(states)
-    if own.drew or collating.drew or not all(map(torch.equal, cuda, _cuda_states())):
-        own.restore()
-        collating.restore()
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        return f"samples cannot be read: {type(error).__name__}"
+    finally:
+        generators.restore()
+    if apart:
         return "the dataset draws from a random generator of its own, which no other process shares"
     if drew and loader.num_workers > 0:
         return (
@@ -113,6 +128,35 @@ def _sample_refusal(loader: Any) -> str | None:
     return None
 
 
+class _Generators:
+    """All that reading samples may draw from, as it was before."""
+
+    def __init__(self, loader: Any) -> None:
+        self._own = [OwnGenerators.of_dataset(one) for one in (loader.dataset, loader.collate_fn)]
+        self._streams = streams_now()
+        self._cuda = _cuda_states()
+
+    @property
+    def drew(self) -> bool:
+        return bool(changed_streams(self._streams, streams_now()))
+
+    @property
+    def drew_apart(self) -> bool:
+        """From others than those that every process starts with."""
+        return any(own.drew for own in self._own) or self._drew_on_the_device
+
+    @property
+    def _drew_on_the_device(self) -> bool:
+        return not all(map(torch.equal, self._cuda, _cuda_states()))
+
+    def restore(self) -> None:
+        put_streams(self._streams)
+        for own in self._own:
+            own.restore()
+        if self._cuda and self._drew_on_the_device:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
 def _read(loader: Any) -> Any:
     """A few samples from all over the dataset, as a batch where the loader makes batches."""
     dataset = loader.dataset
@@ -120,7 +164,8 @@ def _read(loader: Any) -> Any:
         return loader.collate_fn(dataset[0])
     length = len(dataset) if hasattr(dataset, "__len__") else 1
     places = sorted({number * length // _SAMPLES for number in range(_SAMPLES)})
-    return loader.collate_fn([dataset[place] for place in places])
+    samples = [dataset[place] for place in places]
+    return loader.collate_fn(samples[: getattr(loader.batch_sampler, "batch_size", None) or 1])
 
 
 def _cuda_states() -> list[torch.Tensor]:

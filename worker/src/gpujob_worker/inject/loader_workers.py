@@ -83,11 +83,16 @@ def _waiting(path: Path) -> float | None:
 def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
     """Cores for each of the training processes on this node."""
     own = machine.affinity(0)
-    text = environ.get("LOCAL_WORLD_SIZE", "1")
-    processes = max(1, int(text)) if text.isdecimal() else 1
+    processes = _training_processes(environ)
     quota = machine.quota_cores()
     cores = float(len(own)) if _bound(own, machine) else len(own) / processes
     return cores if quota is None else min(cores, quota / processes)
+
+
+def _training_processes(environ: Mapping[str, str]) -> int:
+    """Those that a launcher started on this node."""
+    text = environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _bound(own: set[int], machine: Machine) -> bool:
@@ -108,15 +113,17 @@ def workers_that_fit(
     batch_bytes: int,
     batches_each: int,
     folder: Path = Path("/dev/shm"),  # noqa: S108
+    environ: Mapping[str, str] = os.environ,
 ) -> int:
     """How many workers may lay `batches_each` batches ready: half of the shared memory that is
-    free, since a process that finds none is killed.
+    free, since a process that finds none is killed, divided among the node's training processes.
     """
     try:
         free = os.statvfs(folder)
     except OSError:
         return WORKERS_MAX
-    return (free.f_bavail * free.f_frsize // 2) // max(1, batches_each * batch_bytes)
+    share = free.f_bavail * free.f_frsize // 2 // _training_processes(environ)
+    return share // max(1, batches_each * batch_bytes)
 
 
 def loaded(machine: Machine | None = None) -> str | None:

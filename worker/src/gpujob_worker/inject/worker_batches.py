@@ -6,23 +6,27 @@ process among the model's and the script's. A worker gets the state of the gener
 expected to find; the script is given its batch only if the generators of the training process are
 in just that state when the batch is asked for, and they are then left as the batch leaves them. If
 they are not, the batch is loaded here. The state is expected by the number of draws of the batches
-before. If these vary, one worker alone goes from batch to batch.
+before. If these vary, one worker alone goes from batch to batch. Whatever keeps a worker from
+delivering costs the script no batch and no error: the batch is loaded here, and so are the others.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
-    _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.equal_batches import equal_batches
+from gpujob_worker.inject.loader_processes import WAIT_SECONDS_MAX, Loaded, Loading, Processes
 from gpujob_worker.inject.loader_refusal import drawn_last, skipped_batches
+from gpujob_worker.inject.private_memory import make_private
 from gpujob_worker.inject.random_streams import (
     DrawCounts,
     Streams,
@@ -37,7 +41,7 @@ COUNTED_BATCHES = 2
 # Batches that were expected with other random numbers: this many, and this part of all.
 MISSES_MAX = 8
 MISSES_PART = 0.25
-_WORKERS_GONE = (ConnectionError, FileNotFoundError, EOFError)
+WAIT_BATCHES_MAX = 20
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class LoaderFacts:
     compared: bool = False
     given: int = 0
     missed: int = 0
+    # The longest that loading one here has taken.
+    batch_seconds: float = 0.0
     # Why its batches must come from the training process.
     refusal: str | None = None
 
@@ -73,44 +79,6 @@ class LoaderFacts:
                 f"{self.missed} of {self.given + self.missed} batches would draw other random"
                 " numbers: the script draws some between its batches"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What a batch drew; not a container, into which torch would look for tensors to pin."""
-
-    changes: dict[str, tuple[Any, Any]]
-    failed: bool = False
-
-    def fits(self, now: Streams) -> bool:
-        """Whether loading it now, here, would have given the same batch."""
-        missing = object()
-        expected = {name: before for name, (before, _) in self.changes.items()}
-        return not self.failed and all(
-            now.get(name, missing) == before for name, before in expected.items()
-        )
-
-    @property
-    def after(self) -> dict[str, Any]:
-        return {name: state for name, (_, state) in self.changes.items()}
-
-
-class _Loading(Dataset[Any]):
-    """In a worker process: one item is a whole batch."""
-
-    def __init__(self, fetcher: Any) -> None:
-        self._fetcher = fetcher
-
-    def __getitem__(self, task: tuple[Streams | None, Any]) -> tuple[_Loaded, Any]:
-        start, indices = task
-        if start is not None:
-            put_streams(start)
-        before = streams_now()
-        try:
-            batch = self._fetcher.fetch(indices)
-        except Exception:
-            return _Loaded({}, failed=True), None  # it is raised where it is loaded again
-        return _Loaded(changed_streams(before, streams_now())), batch
 
 
 class _Tasks:
@@ -176,7 +144,9 @@ class WorkerBatches:
     def __init__(self, iterator: Any, loader: Any, workers: int, facts: LoaderFacts) -> None:
         self._facts = facts
         self._workers = workers
-        self._context = loader.multiprocessing_context
+        self._starts = (iterator._dataset, iterator._collate_fn)
+        # What they hold since the workers were forked, which have copies.
+        self._dataset_state: DatasetState | None = None
         self._fetcher: Any = _DatasetKind.create_fetcher(
             iterator._dataset_kind,
             iterator._dataset,
@@ -212,9 +182,20 @@ class WorkerBatches:
             return self._load(self._tasks.due())
         if not self._facts.is_known:
             return self._counted()
+        change = self._change()
         if self._processes is None:
             self._start()
+        elif change is not None:
+            self._facts.refusal = (
+                f"the script changes its dataset in the middle of a pass: {change}"
+            )
+            return self()
         return self._from_workers() if self._processes is not None else self()
+
+    def _change(self) -> str | None:
+        """What the script has changed in its dataset; its own workers would not have seen it."""
+        state = self._dataset_state if not self._asked_for else None
+        return state.change() if state is not None else None
 
     def withdraw(self) -> None:
         """From the next batch on there are as many workers as the script asked for; what the others
@@ -234,31 +215,46 @@ class WorkerBatches:
     def _load(self, indices: Any) -> Any:
         before = streams_now() if self._asked_for else {}
         data = self._fetcher.fetch(indices)
+        if self._processes is not None:
+            # What reading changes here it changes there too.
+            self._dataset_state = DatasetState(*self._starts)
         put_streams(before)  # where workers load, it does not draw from the script's generators
         return pinned(data) if self._pin else data
 
     def _counted(self) -> Any:
+        asked = streams_now()
         indices = self._tasks.due()
         before = streams_now()
+        if changed_streams(asked, before):
+            # Asked for ahead of the script, it would draw other ones.
+            self._facts.refusal = "its sampler draws random numbers from batch to batch"
+            return self._load(indices)
+        began = time.monotonic()
         batch = self._load(indices)
+        seconds = time.monotonic() - began
+        self._facts.batch_seconds = max(self._facts.batch_seconds, seconds)
         self._facts.count(before, streams_now())
         return batch
 
     def _start(self) -> None:
         loading: DataLoader[Any] = DataLoader(
-            _Loading(self._fetcher),
+            Loading(self._fetcher),
             batch_size=None,
             sampler=self._tasks,  # pyright: ignore[reportArgumentType]
             num_workers=1 if self._facts.varies else self._workers,
             prefetch_factor=PREFETCH_FACTOR,
             collate_fn=_as_it_is,
             pin_memory=self._pin,
-            multiprocessing_context=self._context,
+            multiprocessing_context="fork",  # no other comes here; the script may still choose one
         )
         now = streams_now()
         self._tasks.expect(now)
         try:
-            self._processes = _MultiProcessingDataLoaderIter(loading)
+            self._dataset_state = DatasetState(*self._starts)
+            self._processes = Processes(loading)
+            self._processes.keep_deaths_silent()
+            seconds = WAIT_BATCHES_MAX * self._facts.batch_seconds
+            self._processes.wait_seconds = max(WAIT_SECONDS_MAX, seconds)
         except Exception as error:
             self._lost(error)
         finally:
@@ -278,6 +274,11 @@ class WorkerBatches:
             return self._load(self._tasks.due())
         loaded, batch = found
         indices = self._tasks.due()
+        if loaded.unsendable is not None:
+            why = f"its batches cannot be sent from a worker process: {loaded.unsendable}"
+            self._facts.refusal = why[:160]
+            self._end_here()
+            return self._load(indices)
         if self._asked_for and loaded.changes:
             self._facts.refusal = "some of its samples draw random numbers in the script's workers"
             return batch
@@ -289,21 +290,19 @@ class WorkerBatches:
         self._facts.given += 1
         return batch
 
-    def _next_result(self) -> tuple[_Loaded, Any] | None:
+    def _next_result(self) -> tuple[Loaded, Any] | None:
         """None where the workers are gone."""
         try:
             while self._void:
                 self._void -= 1
                 self._processes._next_data()
-            return self._processes._next_data()
+            loaded, batch = self._processes._next_data()
+            return loaded, make_private(batch)
         except StopIteration:
             # They have loaded all that could be asked for ahead.
             self._end_here()
-        except _WORKERS_GONE as error:
-            self._lost(error)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
+        except Exception as error:
+            # An error of the dataset comes as a result: this one is of the workers, whatever it is.
             self._lost(error)
         return None
 

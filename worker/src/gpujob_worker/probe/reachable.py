@@ -1,16 +1,18 @@
 """Finds what a module or a dataset references besides its tensors: generators of its own, open
 files, helpers.
 
-It searches where scripts keep such things: attributes, a few levels deep, and globals of the code
-that defines the object.
+It searches where scripts keep such things: attributes, closures and arguments, some levels deep,
+and globals of the code that defines the object.
 """
 
 import io
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ import torch
 _OBJECTS_MAX = 2000
 _ITEMS_MAX = 64
 _DEPTH = 3
+# Transforms of transforms: each holds a list of others.
+_DATASET_DEPTH = 12
 # Objects of these packages are leaves; only the script's own are descended into.
 _CLOSED = frozenset(
     ("torch", "numpy", "builtins", "collections", "functools", "threading", "types")
@@ -48,8 +52,13 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, (dict, list, tuple, set)):
         items: Any = value
         return list(islice(items.values() if isinstance(value, dict) else items, _ITEMS_MAX))
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, FunctionType):
+        return _bound(value)
     if isinstance(value, Callable) and hasattr(value, "__self__"):
-        return [value.__self__]  # pyright: ignore[reportFunctionMemberAccess]
+        function = getattr(value, "__func__", None)
+        return [value.__self__, function]  # pyright: ignore[reportFunctionMemberAccess]
     closed = str(type(value).__module__).split(".")[0] in _CLOSED
     own: Any = getattr(value, "__dict__", None)
     # Layers and datasets of torch hold the script's objects; its other objects hold nothing of it.
@@ -57,7 +66,16 @@ def _inside(value: Any) -> list[Any]:
     return list(own.values()) if opens and isinstance(own, dict) else []
 
 
-def globals_of(kinds: Iterable[type]) -> list[Any]:
+def _bound(function: FunctionType) -> list[Any]:
+    """What a function has from where it was made: its closure and its defaults."""
+    bound = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing was assigned yet
+            bound.append(cell.cell_contents)
+    return [*bound, *vars(function).values()][:_ITEMS_MAX]
+
+
+def globals_of(kinds: Iterable[type | FunctionType]) -> list[Any]:
     """Values of the modules that define `kinds`, and of the script; not those of libraries."""
     names = {kind.__module__ for kind in kinds if kind.__module__.split(".")[0] not in _CLOSED}
     modules = [sys.modules.get(name) for name in {"__main__", *names}]
@@ -80,7 +98,9 @@ class OwnGenerators:
 
     @classmethod
     def of_dataset(cls, dataset: Any) -> "OwnGenerators":
-        found = [*reachable([dataset]), *reachable(globals_of([type(dataset)]), 1)]
+        held = list(reachable([dataset], _DATASET_DEPTH))
+        functions = [value for value in held if isinstance(value, FunctionType)]
+        found = [*held, *reachable(globals_of([type(dataset), *functions]), 1)]
         return cls({id(g): g for g in found if _is_generator(g)}.values())
 
     @property
@@ -94,7 +114,7 @@ class OwnGenerators:
 
 def open_file(dataset: Any) -> str | None:
     """The kind of open file or connection that the dataset reads through, or None."""
-    for value in reachable([dataset]):
+    for value in reachable([dataset], _DATASET_DEPTH):
         kind = type(value)
         if isinstance(value, io.IOBase) and _reads(value):
             return kind.__name__

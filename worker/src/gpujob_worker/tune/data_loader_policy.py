@@ -109,7 +109,15 @@ class LoaderPolicy:
             if facts.refusal is not None:
                 self._session.explanation.skipped(_ITEM, facts.refusal)
         workers = self._workers or 0
-        if facts.refusal is not None or iterator._num_workers >= workers:
+        if facts.refusal is not None:
+            self._end_trial_with(facts.refusal)
+            return
+        if self._trial is None:
+            workers = min(workers, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
+        if workers < 1:
+            facts.refusal = "its batches do not fit into shared memory"
+            self._session.explanation.skipped(_ITEM, facts.refusal)
+        if iterator._num_workers >= workers:
             return
         source = WorkerBatches(iterator, loader, workers, facts)
         iterator._next_data = source
@@ -125,9 +133,16 @@ class LoaderPolicy:
             text = f"{_named(workers)}{own}, new for each pass"
             self._session.explanation.applied(_ITEM, text)
 
+    def _end_trial_with(self, refusal: str) -> None:
+        """Unless the workers of another loader are on trial."""
+        if self._trial is not None and not self._trial.has_started:
+            self._judged = True
+            self._remove_workers(refusal)
+
     def received(self, batch: Any) -> Any:
         """The batch that the script gets."""
-        if self._trial is not None and self._trial.measures_before:
+        unmeasured = self._trial is None and self._workers and not self._batch_bytes
+        if unmeasured or (self._trial is not None and self._trial.measures_before):
             self._batch_bytes = max(self._batch_bytes, _bytes_of(batch))
         return self._pinned.received(batch, beside=self._trial is not None)
 

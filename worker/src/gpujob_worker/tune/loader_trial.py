@@ -70,6 +70,10 @@ class LoaderTrial:
     def may_start(self) -> bool:
         return self._before is not None
 
+    @property
+    def has_started(self) -> bool:
+        return self._started is not None
+
     def before(self) -> StepTimes | None:
         """The steps without more workers: returned once, when enough of them were timed."""
         if self._before is not None or self._steps_since(self._tuned_at) < BEFORE_STEPS:

@@ -1,0 +1,191 @@
+"""Which data loaders get worker processes."""
+
+import io
+import random
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, TensorDataset
+
+from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.resume.resumable_loader import ResumableLoader
+from tests.worker.inject.numbers_dataset import Long, Numbers, OwnNoise
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index) + torch.rand(())
+
+
+class Lines(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = sys.stderr
+        self.file = io.FileIO(__file__)
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+class Changing(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.tensor(index)
+
+
+class Keeping(Numbers):
+    """Keeps what it has read: in a worker process it would be kept for that pass alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kept.setdefault(index, torch.tensor(index))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+class Named(Numbers):
+    def __getitem__(self, index: Any) -> Any:
+        raise KeyError(index)
+
+
+class RarelyNamed(OwnNoise):
+    """An error after numbers were drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        torch.rand(())
+        random.random()
+        if index > 4:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def of_two(samples: list[Any]) -> Any:
+    one, two = samples
+    return torch.stack([one, two])
+
+
+class Transformed(Numbers):
+    def __init__(self, transform: Any) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(self.transform(index)))
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+def add(generator: random.Random, value: float) -> float:
+    return value + generator.random()
+
+
+def adds_from_a_closure() -> Any:
+    generator = random.Random(1)
+
+    def adds(value: float) -> float:
+        return value + generator.random()
+
+    return adds
+
+
+def adds_from_a_default() -> Any:
+    kept = random.Random(1)
+
+    def adds(value: float, generator: random.Random = kept) -> float:
+        return value + generator.random()
+
+    return adds
+
+
+def nested(transform: Any) -> Any:
+    return Compose(Compose(Compose(Compose(transform))))
+
+
+class CachedOwnNoise(OwnNoise):
+    """A collate_fn that draws from a generator of its own."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return torch.stack(samples) + self.generator.random()
+
+
+class DrawsAsItGoes(Sampler[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Any:
+        for _ in range(10):
+            yield int(torch.randint(10, ()))
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (DataLoader(Noisy(), num_workers=2), "2 workers draw random numbers"),
+        (DataLoader(Numbers(), num_workers=2, worker_init_fn=print), "worker_init_fn"),
+        (DataLoader(Stream()), "streamed dataset"),
+        (DataLoader(OwnNoise()), "a random generator of its own"),
+        (DataLoader(Numbers(), collate_fn=CachedOwnNoise()), "a random generator of its own"),
+        (DataLoader(Transformed(adds_from_a_closure())), "a random generator of its own"),
+        (DataLoader(Transformed(adds_from_a_default())), "a random generator of its own"),
+        (DataLoader(Transformed(partial(add, random.Random(1)))), "a random generator of its own"),
+        (DataLoader(Transformed(nested(partial(add, random.Random(1))))), "generator of its own"),
+        (DataLoader(Numbers(), sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
+        (DataLoader(Numbers(), 2, sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
+        (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
+        (DataLoader(Changing()), "changes the dataset"),
+        (DataLoader(Keeping()), "changes the dataset"),
+        (DataLoader(Named()), "samples cannot be read: KeyError"),
+        (DataLoader(RarelyNamed()), "samples cannot be read: KeyError"),
+        (DataLoader(Long(), num_workers=1, multiprocessing_context="spawn"), "start by spawn"),
+    ],
+)
+def test_refusals(loader: Any, reason: str) -> None:
+    state, of_python = torch.get_rng_state(), random.getstate()
+    own = getattr(loader.dataset, "generator", None)
+    before = own.bit_generator.state if own is not None else None
+    assert reason in (loader_refusal(loader) or "")
+    assert torch.equal(state, torch.get_rng_state())
+    assert of_python == random.getstate()
+    assert own is None or own.bit_generator.state == before
+
+
+def prepared(loader: Any) -> Any:
+    """As a script with `gpujob_worker.prepare` has it."""
+    ResumableLoader(loader, lambda: None)
+    return loader
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Numbers()),
+        prepared(DataLoader(Numbers(), 2, shuffle=True)),
+        prepared(DataLoader(Numbers(), None, shuffle=True)),
+        DataLoader(Numbers(), num_workers=2),
+        DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
+        DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
+        DataLoader(Numbers(), sampler=[3, 1, 2]),
+        DataLoader(Numbers(), 2, collate_fn=of_two),
+    ],
+)
+def test_accepted(loader: Any) -> None:
+    state = torch.get_rng_state()
+    assert loader_refusal(loader) is None
+    assert torch.equal(state, torch.get_rng_state())
