@@ -87,6 +87,27 @@ def test_before_a_training_library_is_imported(tmp_path: Path) -> None:
     assert report.failure is None
 
 
+# One that only starts the process that trains, which takes its time to save.
+LAUNCHES = """
+import subprocess, sys
+child = '''
+import signal, sys, time
+def save(*_):
+    time.sleep(1); open("saved", "w").close(); sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True); time.sleep(200)
+'''
+sys.exit(subprocess.run([sys.executable, "-S", "-c", child]).returncode)
+"""
+
+
+def test_a_process_that_starts_the_one_that_trains_waits_for_it(tmp_path: Path) -> None:
+    """SIGTERM is passed on, as the kernel tells process 1 of a container alone."""
+    code, _, errors = stopped(tmp_path, LAUNCHES)
+    assert (tmp_path / "saved").exists(), errors
+    assert code == 143, errors
+
+
 @pytest.mark.parametrize("imports", ["", "import torch"])
 def test_a_handler_of_the_script_itself_comes_first(imports: str, tmp_path: Path) -> None:
     code, _, errors = stopped(tmp_path, HANDLES.replace("IMPORTS", imports))

@@ -9,6 +9,7 @@ Python runs a signal handler between two of its instructions. A main thread that
 """
 
 import contextlib
+import glob
 import os
 import signal
 import sys
@@ -56,13 +57,27 @@ def leave_unsaved() -> NoReturn:
     raise (InterruptedAsFromKeyboard if caught else Interrupted)(saved=False)
 
 
-def _tell_children() -> None:
-    """A process that only started others is asked to stop: they are the ones that train."""
+def _tell_children() -> bool:
+    """Asks the processes that this one started to stop: they are the ones that train. True if there
+    are any."""
     library = sys.modules.get("multiprocessing")
-    for child in library.active_children() if library is not None else ():
+    pids = {child.pid for child in library.active_children()} if library is not None else set()
+    if "torch" not in sys.modules:
+        # This process does not train itself, whatever it started the others with.
+        pids |= _child_pids()
+    for pid in pids - {None}:
         with contextlib.suppress(OSError):
-            if child.pid:
-                os.kill(child.pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
+    return bool(pids)
+
+
+def _child_pids() -> set[int]:
+    """By Linux's own list; empty elsewhere."""
+    found: set[int] = set()
+    for path in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as file:
+            found.update(map(int, file.read().split()))
+    return found
 
 
 class Stop:
@@ -154,9 +169,13 @@ class Stop:
         self._answered = True
         self.watch()
         self.request("SIGTERM", self._grace_seconds)
-        if self.interrupt_at_once():
-            _tell_children()
-            raise Interrupted(saved=False)
+        if not self.interrupt_at_once():
+            return
+        if _tell_children() and "torch" not in sys.modules:
+            # It ends after those that it started, which may save what they have. An exception here
+            # would make `subprocess.run` kill them.
+            return
+        raise Interrupted(saved=False)
 
     def _in_child(self) -> None:
         # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.
