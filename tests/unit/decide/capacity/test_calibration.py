@@ -30,7 +30,7 @@ from gpujob_operator.decide.capacity.slowdown_law import (
     PUBLISHED_SLOWDOWNS,
     summed_utilization_limit_percent,
 )
-from gpujob_operator.decide.measurement.fingerprint import fingerprint
+from gpujob_operator.decide.measurement.fingerprint import workload_of
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -138,7 +138,7 @@ def pair(step_seconds: float) -> Snapshot:
     )
     profile = GPUProfile(
         Metadata(profile_name(jobs[0]), NAMESPACE, uid="p"),
-        GPUProfileSpec(fingerprint(jobs[0].spec), "image:1"),
+        GPUProfileSpec(workload_of(jobs[0].spec).fingerprint, "image:1"),
         GPUProfileStatus(0, (entry,)),
     )
     pods = [pod for job in jobs for pod in make_pods(job)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJobSpec
-from gpujob_operator.decide.measurement.fingerprint import fingerprint, run_length
+from gpujob_operator.decide.measurement.fingerprint import workload_of
 from tests.harness.builders import make_job
 
 DIGEST = "sha256:" + "a" * 64
@@ -70,12 +70,12 @@ DIFFERENT: list[tuple[GPUJobSpec, GPUJobSpec]] = [
 def test_what_differs_between_runs_leaves_the_workload_the_same(
     one: GPUJobSpec, other: GPUJobSpec
 ) -> None:
-    assert fingerprint(one) == fingerprint(other)
+    assert workload_of(one).fingerprint == workload_of(other).fingerprint
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_what_a_step_takes_makes_another_workload(one: GPUJobSpec, other: GPUJobSpec) -> None:
-    assert fingerprint(one) != fingerprint(other)
+    assert workload_of(one).fingerprint != workload_of(other).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_what_a_step_takes_makes_another_workload(one: GPUJobSpec, other: GPUJob
     ],
 )
 def test_the_length_of_a_run_is_told_apart(words: tuple[str, ...], length: str) -> None:
-    """Runs of one workload take as long as their own number of steps, see `runs_key`."""
-    assert run_length(spec(*words)) == length
+    """Runs of one workload take as long as their own number of steps, see `WorkloadKeys`."""
+    assert workload_of(spec(*words)).run_length == length
 
 
 def test_a_length_in_the_environment_counts_too() -> None:
-    assert run_length(spec(*TRAIN, env={"EPOCHS": "3", "LR": "1"})) == "EPOCHS=3"
+    assert workload_of(spec(*TRAIN, env={"EPOCHS": "3", "LR": "1"})).run_length == "EPOCHS=3"
 
 
 @given(
@@ -104,12 +104,13 @@ def test_where_an_option_stands_and_how_many_there_are_matters_nothing(
     more: list[tuple[str, ...]], at: int
 ) -> None:
     words = [word for option in more for word in option]
-    assert fingerprint(spec(*TRAIN[: 2 * at], *words, *TRAIN[2 * at :])) == fingerprint(
-        spec(*TRAIN)
+    assert (
+        workload_of(spec(*TRAIN[: 2 * at], *words, *TRAIN[2 * at :])).fingerprint
+        == workload_of(spec(*TRAIN)).fingerprint
     )
 
 
 @given(st.lists(st.text(max_size=12), max_size=6))
 def test_any_command_has_a_workload(words: list[str]) -> None:
-    assert len(fingerprint(spec(*words))) == 16
-    run_length(spec("sh", "-c", *words))
+    assert len(workload_of(spec(*words)).fingerprint) == 16
+    assert workload_of(spec("sh", "-c", *words)).run_length is not None

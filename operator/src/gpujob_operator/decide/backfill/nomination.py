@@ -44,16 +44,16 @@ def earliest_start(
     workers = requirements.job.spec.workers
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
-        free = (place for place in of_model if nominated.isdisjoint(place.places))
+        free = (one for one in of_model if nominated.isdisjoint(one.places))
         chosen = list(islice(free, workers))
         if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
             best = chosen
     if best is None:
         return None
-    tenants = {tenant.job_uid for place in best for tenant in place.tenants}
-    readings = (READING_SECONDS for place in best if place.awaiting_reading)
+    tenants = {tenant.job_uid for candidate in best for tenant in candidate.tenants}
+    readings = (READING_SECONDS for candidate in best if candidate.awaiting_reading)
     return Nomination(
-        gpus=frozenset(gpu for place in best for gpu in place.places),
+        gpus=frozenset(place for candidate in best for place in candidate.places),
         start_seconds=max(best[-1].soon.at - releases.now_seconds, *readings, 0.0),
         being_preempted=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
     )

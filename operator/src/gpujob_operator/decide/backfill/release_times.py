@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.measurement.fingerprint import program_of
-from gpujob_operator.decide.measurement.profile import profile_name, runs_key
+from gpujob_operator.decide.measurement.profile import workload_keys
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
 
-# Runs that take equally long: see `runs_key`.
+# Runs that take equally long: see `WorkloadKeys`.
 Workload = tuple[str, str]
 # Workloads of one program: its namespace, image and command without options.
 Family = tuple[str, tuple[str, ...]]
@@ -89,10 +89,10 @@ class ReleaseTimes:
         self.version += 1
 
     def put(self, job: GPUJob, workload: Workload | None = None) -> None:
-        """Stores the job as it is now. `workload` is its `runs_key`, if known."""
+        """Stores the job as it is now. `workload` is its `WorkloadKeys.runs`, if known."""
         uid = job.metadata.uid
         self.drop(uid)
-        workload = workload or runs_key(job, profile_name(job))
+        workload = workload or workload_keys(job).runs
         self.jobs[uid], self._workloads[uid] = job, workload
         run = _run_of(job)
         if run is not None:
@@ -173,7 +173,7 @@ class ReleaseTimes:
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
-        return workload or runs_key(job, profile_name(job)), job.spec.gpus
+        return workload or workload_keys(job).runs, job.spec.gpus
 
     def expected_first_run_seconds(self, job: GPUJob) -> float | None:
         """How long a job will run that has not run yet: as runs of its workload did, else those of

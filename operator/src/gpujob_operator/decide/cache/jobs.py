@@ -10,7 +10,7 @@ from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import holds_gpus
-from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name, runs_key
+from gpujob_operator.decide.measurement.profile import differ_in_paces, workload_keys
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, job_pods_of
@@ -88,8 +88,7 @@ class Jobs:
         if before is not None and spec_version(before.job) == spec_version(job):
             requests, key, runs = before.requests, before.profile_key, before.runs_key
         else:
-            requests, name = host_requests(job), profile_name(job)
-            key, runs = (job.metadata.namespace, name), runs_key(job, name)
+            requests, (key, runs) = host_requests(job), workload_keys(job)
         if before is not None:
             self._by_profile.discard(before.profile_key, uid)
         entry = JobEntry(job, requests, key, runs, holds_gpus(job), profile=self._profiles.get(key))

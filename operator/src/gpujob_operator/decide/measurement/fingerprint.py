@@ -16,23 +16,25 @@ from gpujob_operator.decide.measurement.command_options import Decides, options,
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-def fingerprint(spec: GPUJobSpec) -> str:
-    """SHA-256 (16 hex digits) of what makes two runs the same workload."""
-    identity: dict[str, object] = {
-        "workers": spec.workers,
-        "gpusPerWorker": spec.gpus_per_worker,
-        "batchTotal": spec.optimize.batch_size.total,
-        **_identity(spec),
-    }
-    return hashlib.sha256(_JSON.encode(identity).encode()).hexdigest()[:16]
+class Workload(NamedTuple):
+    # SHA-256 (16 hex digits) of what makes two runs the same workload.
+    fingerprint: str
+    # What of the command decides how long a run takes; empty where nothing says so. Runs of one
+    # workload with different ones take different times.
+    run_length: str
 
 
-def run_length(spec: GPUJobSpec) -> str:
-    """What of the command decides how long a run takes; empty where nothing says so. Runs of one
-    workload with different ones take different times.
-    """
-    command, arguments, variables = _sorted_by_use(*_parts(spec.worker_container()))
-    return " ".join((*command.length, *arguments.length, *variables.length))
+def workload_of(spec: GPUJobSpec) -> Workload:
+    """What a run is a run of, and how long it is."""
+    worker = spec.worker_container()
+    return _workload(
+        (spec.workers, spec.gpus_per_worker, spec.optimize.batch_size.total),
+        spec.workload,
+        str(worker.get("image", "")),
+        _texts(worker, "command"),
+        _texts(worker, "args"),
+        tuple(_plain(worker)),
+    )
 
 
 def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
@@ -47,17 +49,35 @@ def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _identity(spec: GPUJobSpec) -> dict[str, object]:
-    if spec.workload is not None:
-        return {"workload": spec.workload}
-    worker = spec.worker_container()
-    command, arguments, variables = _sorted_by_use(*_parts(worker))
-    return {
-        "image": _content(str(worker.get("image", ""))),
-        "command": command.step,
-        "args": arguments.step,
-        "env": sorted(text.split("=", 1) for text in variables.step),
+_Texts = tuple[str, ...]
+
+
+# Thousands of jobs have the same command.
+@lru_cache(maxsize=1024)
+def _workload(
+    sizes: tuple[int, int, int | None],
+    workload: str | None,
+    image: str,
+    command: _Texts,
+    arguments: _Texts,
+    variables: tuple[tuple[str, str], ...],
+) -> Workload:
+    of_command, of_arguments = _by_use(options(command)), _by_use(options(arguments))
+    of_variables = _by_use((variable_decides(n), f"{n}={value}") for n, value in variables)
+    identity: dict[str, object] = {
+        "image": _content(image),
+        "command": of_command.step,
+        "args": of_arguments.step,
+        "env": sorted(text.split("=", 1) for text in of_variables.step),
     }
+    if workload is not None:
+        identity = {"workload": workload}
+    workers, gpus_per_worker, batch_total = sizes
+    identity |= {"workers": workers, "gpusPerWorker": gpus_per_worker, "batchTotal": batch_total}
+    return Workload(
+        fingerprint=hashlib.sha256(_JSON.encode(identity).encode()).hexdigest()[:16],
+        run_length=" ".join((*of_command.length, *of_arguments.length, *of_variables.length)),
+    )
 
 
 def _content(image: str) -> str:
@@ -72,18 +92,6 @@ class _ByUse(NamedTuple):
     length: tuple[str, ...]
 
 
-_Texts = tuple[str, ...]
-
-
-# Each job is asked for its workload and for its length, and thousands have the same command.
-@lru_cache(maxsize=1024)
-def _sorted_by_use(
-    command: _Texts, arguments: _Texts, variables: tuple[tuple[str, str], ...]
-) -> tuple[_ByUse, _ByUse, _ByUse]:
-    of_variables = [(variable_decides(name), f"{name}={value}") for name, value in variables]
-    return _by_use(options(command)), _by_use(options(arguments)), _by_use(of_variables)
-
-
 def _by_use(found: Iterable[tuple[Decides, str]]) -> _ByUse:
     parts = list(found)
     return _ByUse(
@@ -92,12 +100,8 @@ def _by_use(found: Iterable[tuple[Decides, str]]) -> _ByUse:
     )
 
 
-def _parts(worker: Mapping[str, Any]) -> tuple[_Texts, _Texts, tuple[tuple[str, str], ...]]:
-    return tuple(_texts(worker, "command")), tuple(_texts(worker, "args")), tuple(_plain(worker))
-
-
-def _texts(worker: Mapping[str, Any], field: str) -> list[str]:
-    return [str(word) for word in worker.get(field) or ()]
+def _texts(worker: Mapping[str, Any], field: str) -> _Texts:
+    return tuple([str(word) for word in worker.get(field) or ()])
 
 
 def _plain(worker: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpuprofile import (
@@ -14,7 +15,7 @@ from gpujob_api.gpuprofile import (
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
-from gpujob_operator.decide.measurement.fingerprint import fingerprint, run_length
+from gpujob_operator.decide.measurement.fingerprint import workload_of
 
 # Entries of one workload: one for each GPU model and torch version, newest first.
 ENTRIES_MAX = 32
@@ -22,21 +23,30 @@ ENTRIES_MAX = 32
 RENEWED_AFTER = timedelta(days=1)
 
 
+class WorkloadKeys(NamedTuple):
+    """What finds other runs of a job's workload: namespaces and names."""
+
+    profile: tuple[str, str]
+    # Of runs that are expected to take equally long: the profile's name with what the command says
+    # of the run's length.
+    runs: tuple[str, str]
+
+
+def workload_keys(job: GPUJob) -> WorkloadKeys:
+    workload = workload_of(job.spec)
+    name, length = f"workload-{workload.fingerprint}", workload.run_length
+    namespace = job.metadata.namespace
+    return WorkloadKeys((namespace, name), (namespace, f"{name} {length}" if length else name))
+
+
 def profile_name(job: GPUJob) -> str:
-    return f"workload-{fingerprint(job.spec)}"
+    return workload_keys(job).profile[1]
 
 
 def last_measured_at(profile: GPUProfile) -> datetime | None:
     """When a job of the workload was last measured, or the profile made."""
     moments = [entry.updated_at for entry in profile.status.entries]
     return max(moments, default=profile.metadata.creation_timestamp)
-
-
-def runs_key(job: GPUJob, profile: str) -> tuple[str, str]:
-    """Of runs that are expected to take equally long: the namespace, and the profile's name with
-    what the command says of the run's length."""
-    length = run_length(job.spec)
-    return job.metadata.namespace, f"{profile} {length}" if length else profile
 
 
 def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
@@ -180,7 +190,7 @@ def _spec(job: GPUJob) -> GPUProfileSpec:
     worker = job.spec.worker_container()
     command = (*(worker.get("command") or ()), *(worker.get("args") or ()))
     return GPUProfileSpec(
-        fingerprint=fingerprint(job.spec),
+        fingerprint=workload_of(job.spec).fingerprint,
         image=str(worker.get("image", "")),
         command=tuple(str(part) for part in command)[:64],
         gpus_per_worker=job.spec.gpus_per_worker,
