@@ -28,9 +28,13 @@ test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part
 	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
 
 .PHONY: e2e
-e2e: setup ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
+e2e: e2e-tools ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
 	@$(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:randomly \
 	  -o cache_dir=.pytest_cache/e2e -m e2e $(or $(TESTS),tests/e2e)
+
+.PHONY: e2e-tools
+e2e-tools: setup ## Build what `make e2e` needs, where real kubelets can run (first time 6 min)
+	@$(VENV)/python -m gpujob_local.kubelets.tools
 
 .PHONY: test-oldest
 test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)

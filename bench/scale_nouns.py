@@ -77,11 +77,13 @@ def running_job(
         source=ReservationSource.WHOLE_GPU if whole else ReservationSource.MEASURED,
         exclusive=whole,
     )
+    # As the operator remembers a pod that it saw running.
+    worker = WorkerPlacement(0, node, tuple(gpus), pod_uid=_pod_uid(name))
     status = replace(
         job.status,
         phase=JobPhase.RUNNING,
         attempt=1,
-        placement=Placement((WorkerPlacement(0, node, tuple(gpus)),), gpu_model="A100"),
+        placement=Placement((worker,), gpu_model="A100"),
         reservation=held,
         attempt_started_at=NOW,
         started_at=NOW,
@@ -96,7 +98,7 @@ def running_pod(job: GPUJob) -> PodView:
     return PodView(
         name=f"{job.metadata.name}-1-0",
         namespace=job.metadata.namespace,
-        uid=f"pod-{job.metadata.name}",
+        uid=_pod_uid(job.metadata.name),
         job_uid=job.metadata.uid,
         attempt=1,
         rank=0,
@@ -106,6 +108,11 @@ def running_pod(job: GPUJob) -> PodView:
         created_at=NOW,
         started_at=NOW,
     )
+
+
+def _pod_uid(name: str) -> str:
+    """Of the pod of the job's first worker."""
+    return f"pod-{name}"
 
 
 def gpu_node(name: str, uuids: Sequence[str], model: str, memory_bytes: int) -> GPUNode:

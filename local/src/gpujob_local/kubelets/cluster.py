@@ -20,7 +20,6 @@ import yaml
 from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane, Place
 from gpujob_local.control_plane.ports import free_port
-from gpujob_local.control_plane.tools import find_tools
 from gpujob_local.images.archive import Image, write_archive
 from gpujob_local.images.recipes import cluster_images, shared_packages
 from gpujob_local.kubelets import door, namespaces
@@ -30,9 +29,9 @@ from gpujob_local.kubelets.node import Ground, KubeletNode
 from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
 from gpujob_local.kubelets.record import Record, process_identity, settings_before
 from gpujob_local.kubelets.requirements import Machine, refusal
+from gpujob_local.kubelets.tools import kubelet_tools
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
-TOOL_SETS = ("kubernetes", "kubelet", "containerd", "coredns", "helm")
 COMMAND_LIMIT_SECONDS = 120.0
 NODES_LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.2
@@ -160,8 +159,7 @@ class KubeletCluster:
 
     def _start(self, cni_folder: Path) -> None:
         began = time.monotonic()
-        for tools in TOOL_SETS:
-            self._binaries |= find_tools(tools, self._say)
+        self._binaries = kubelet_tools(self._say)
         packages = shared_packages(self._say)
         (self.directory / "logs").mkdir()
         images = cluster_images(self._binaries, self._say)
