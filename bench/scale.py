@@ -35,11 +35,12 @@ from bench.scale_nouns import gpu_node, measured_job, running_job, running_pod
 from bench.table import format_table
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
-from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 from gpujob_operator.garbage import collect_seldom
 
 GIB = 1024**3

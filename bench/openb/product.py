@@ -11,11 +11,12 @@ import numpy as np
 
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 
 
 def demand_of(pod: PodClass) -> Demand:

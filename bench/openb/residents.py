@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.product import demand_of, fleet_of, mix_of
 from bench.openb.trace import GPU_MILLI, GPUS_PER_NODE_MAX, Nodes, PodClass, Trace
-from gpujob_operator.decide.packing.arrays import GPUState, NodeState
 from gpujob_operator.decide.packing.request import Request, Selection
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 
 
 class Pod(NamedTuple):

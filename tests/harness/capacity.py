@@ -6,15 +6,10 @@ from datetime import datetime
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
+from gpujob_operator.decide.capacity.job_usage import usage_of, usage_of_gone, usage_of_orphans
 from gpujob_operator.decide.capacity.prices import rates
 from gpujob_operator.decide.capacity.suspects import suspects
-from gpujob_operator.decide.capacity.usage import (
-    ClusterUsage,
-    Learned,
-    usage_of,
-    usage_of_gone,
-    usage_of_orphans,
-)
+from gpujob_operator.decide.capacity.usage import ClusterUsage, Learned
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.workers import job_pods_of

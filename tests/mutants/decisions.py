@@ -140,14 +140,14 @@ DECISIONS = (
     ),
     _of(
         "the limit of retries is one more",
-        "lifecycle/outcome.py",
+        "lifecycle/retry.py",
         "    if retries > limit:",
         "    if retries > limit + 1:",
         "lifecycle/test_outcome.py",
     ),
     _of(
         "a program may take every GPU down",
-        "lifecycle/outcome.py",
+        "lifecycle/retry.py",
         "if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:",
         "if counters.unhealthy_gpus >= 1000 * UNHEALTHY_GPUS_MAX:",
         "lifecycle/test_outcome.py",

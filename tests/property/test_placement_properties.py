@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 
 MODELS = ("A100", "T4")
 SIZES = {"A100": 80 * GIB, "T4": 16 * GIB}

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.capacity.usage import (
-    ClusterUsage,
+from gpujob_operator.decide.capacity.job_usage import (
     JobUsage,
     usage_of,
     usage_of_gone,
     usage_of_orphans,
 )
+from gpujob_operator.decide.capacity.usage import ClusterUsage
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, PodView
 from gpujob_operator.decide.model.workers import job_pods_of

@@ -6,12 +6,8 @@ import pytest
 
 from gpujob_api.gpujob import Counters, StopReason
 from gpujob_api.report import CheckpointReport
-from gpujob_operator.decide.lifecycle.outcome import (
-    FRUITLESS_INTERRUPTIONS_MAX,
-    AttemptEnd,
-    Outcome,
-    interrupted,
-)
+from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
+from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX, interrupted
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import after, make_job, running
 

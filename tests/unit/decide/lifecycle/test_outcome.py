@@ -7,12 +7,10 @@ import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
 from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
-from gpujob_operator.decide.lifecycle.outcome import (
+from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
+from gpujob_operator.decide.lifecycle.retry import (
     FRUITLESS_INTERRUPTIONS_MAX,
-    AttemptEnd,
-    Outcome,
     interrupted,
-    judge,
     retry_decision,
 )
 from gpujob_operator.decide.model.configuration import Configuration

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import NodeArrays, WorkerAllocation
+from gpujob_operator.decide.packing.arrays import NodeArrays
+from gpujob_operator.decide.packing.states import WorkerAllocation
 from tests.harness.fleets import CARD_BYTES, gpu, idle_node, node
 
 SHARE = WorkerAllocation(2000, 4 * GIB, 20 * GIB, 30.0, whole_gpu=False)

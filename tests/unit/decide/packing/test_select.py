@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request, Selection
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
+from gpujob_operator.decide.packing.states import NodeState
 from tests.harness.fleets import CARD_BYTES, gpu, idle_node, node, place_all, shared, whole
 
 HALVES = WorkloadMix.of({shared(40): 1.0})

@@ -9,7 +9,8 @@ import numpy as np
 
 from gpujob_operator.decide.cache.memo import NodeMemo
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, NodeCapacity, sizes
-from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 from gpujob_operator.decide.placement.node_filter import constraint_fields
 from gpujob_operator.decide.placement.node_views import (
     NodeViews,
@@ -21,7 +22,7 @@ from gpujob_operator.decide.placement.node_views import (
 
 @dataclass(slots=True)
 class NodeArrayCache:
-    """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
+    """The arrays of the last cycle, taken up again where nodes are the same objects."""
 
     # What follows from labels, taints and sizes alone.
     memo: NodeMemo = field(default_factory=NodeMemo)

@@ -21,17 +21,16 @@ from gpujob_operator.decide.capacity.cluster import (
     capacity_of,
     sizes,
 )
-from gpujob_operator.decide.capacity.prices import rates
-from gpujob_operator.decide.capacity.sites import facts_of
-from gpujob_operator.decide.capacity.suspects import suspects
-from gpujob_operator.decide.capacity.usage import (
+from gpujob_operator.decide.capacity.job_usage import (
     NOTHING,
-    ClusterUsage,
     JobUsage,
-    Learned,
     TerminatedPod,
     usage_of_gone,
 )
+from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.sites import facts_of
+from gpujob_operator.decide.capacity.suspects import suspects
+from gpujob_operator.decide.capacity.usage import ClusterUsage, Learned
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, ProgramFault, Snapshot
 

@@ -26,9 +26,9 @@ from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.step_queue import StepQueue
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.job_usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
-from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot

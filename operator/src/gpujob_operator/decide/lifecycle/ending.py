@@ -10,14 +10,8 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.outcome import (
-    AttemptEnd,
-    Outcome,
-    RetryDecision,
-    interrupted,
-    judge,
-    retry_decision,
-)
+from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
+from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
 from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
 from gpujob_operator.decide.lifecycle.stops import age_seconds
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report

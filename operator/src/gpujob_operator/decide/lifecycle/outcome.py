@@ -1,13 +1,12 @@
-"""Decides how an attempt ended, and whether the job is retried."""
+"""Decides how an attempt ended."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobFailure
+from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.lifecycle.own_limits import exceeded
@@ -15,12 +14,10 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
     Refusal,
     is_refused_start,
-    pause_seconds,
     refused_start,
 )
-from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
+from gpujob_operator.decide.model.stop_reasons import rule_of
 
 EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
@@ -38,15 +35,6 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *_NODE_LOSSES,
 )
-# After more interruptions than this in a row, during which the durable step did not grow, the job
-# fails: whatever interrupts it follows it.
-FRUITLESS_INTERRUPTIONS_MAX = 50
-# After this many of them it waits longer each time.
-FRUITLESS_AT_ONCE_MAX = 3
-# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
-# and would take one GPU after the other.
-UNHEALTHY_GPUS_MAX = 3
-SOON_SECONDS = 3600.0
 
 
 class AttemptEnd(Enum):
@@ -68,16 +56,6 @@ class Outcome:
     lost_node: str = ""
     # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
     refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """What happens next: a retry at a time, or failure."""
-
-    counters: Counters
-    retry: bool
-    next_attempt_at: datetime | None
-    message: str
 
 
 def judge(
@@ -109,95 +87,6 @@ def judge(
     return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
 
-def retry_decision(
-    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
-) -> RetryDecision:
-    """Whether a failed attempt is retried. User errors before the first step are not."""
-    failure = outcome.failure
-    assert failure is not None, "only a failed attempt has a decision on its retry"
-    counters = _count(job.status.counters, failure.failure_class)
-    retries = counters.errors + counters.out_of_memory + counters.hung
-    limit = job.spec.retry.limit
-    if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
-        message = "failed before the first training step; not retrying"
-        return RetryDecision(counters, False, None, message)
-    if retries > limit:
-        return RetryDecision(
-            counters, False, None, f"failed {retries} times, retry.limit is {limit}"
-        )
-    delay = min(
-        configuration.retry_backoff_seconds * 2 ** (retries - 1),
-        configuration.retry_backoff_max_seconds,
-    )
-    message = f"retry {retries} of {limit} in {delay:.0f} s"
-    return RetryDecision(counters, True, now + timedelta(seconds=delay), message)
-
-
-def interrupted(
-    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
-) -> RetryDecision:
-    """The decision after an interruption, which is not the job's fault: retry at once, but never in
-    a tight loop.
-    """
-    if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
-        pause = pause_seconds(job, configuration)
-        when = f"retry in {pause:.0f} s" if pause else "retry on another node"
-        return RetryDecision(job.status.counters, True, now + timedelta(seconds=pause), when)
-    before, for_others = job.status.counters, rule_of(job.status.stop).for_others
-    lost = outcome.lost_node != ""
-    counters = replace(
-        before,
-        interruptions=before.interruptions + (not lost),
-        node_lost=before.node_lost + lost,
-        preemptions=before.preemptions + for_others,
-        unhealthy_gpus=_unhealthy_gpus(job, now),
-        fruitless=_fruitless(job),
-    )
-    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
-        message = (
-            f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
-            f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
-        )
-        return RetryDecision(counters, False, None, message)
-    if counters.fruitless > FRUITLESS_INTERRUPTIONS_MAX:
-        saved = job.status.checkpoint
-        durable = f"the durable step stayed {saved.step}" if saved is not None else "no checkpoint"
-        message = f"interrupted {counters.fruitless} times in a row without progress ({durable})"
-        return RetryDecision(counters, False, None, message)
-    delay = _delay_seconds(job, counters.fruitless, configuration, now)
-    return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
-
-
-def _delay_seconds(
-    job: GPUJob, fruitless: int, configuration: Configuration, now: datetime
-) -> float:
-    backoff = configuration.retry_backoff_seconds
-    more = fruitless - FRUITLESS_AT_ONCE_MAX
-    if more > 0:
-        return min(backoff * 2 ** min(more - 1, 16), configuration.retry_backoff_max_seconds)
-    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
-    return backoff if ended_at_once else 0.0
-
-
-def _fruitless(job: GPUJob) -> int:
-    """How many interruptions in a row, this one included, came before the durable step grew.
-
-    What other jobs or the user interrupt does not count: that says nothing of the job.
-    """
-    if made_progress(job.status):
-        return 0
-    stop, before = job.status.stop, job.status.counters.fruitless
-    asked = stop is not None and (rule_of(stop).for_others or stop.reason == SUSPENDED)
-    return before if asked else before + 1
-
-
-def made_progress(status: GPUJobStatus) -> bool:
-    """Whether the durable step grew since an attempt was last interrupted. That there is a
-    checkpoint is none: a job may come back to the same one for ever."""
-    saved, before = status.checkpoint, status.interrupted_at_step
-    return saved is not None and (before is None or saved.step > before)
-
-
 def _left_early(pod: PodView) -> bool:
     """Whether a worker that was asked to stop ended with 0 before its last step.
 
@@ -212,15 +101,6 @@ def _left_early(pod: PodView) -> bool:
     if words.steps_total is not None:
         return words.step < words.steps_total
     return words.phase is not WorkerPhase.FINISHED
-
-
-def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
-    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
-    stop, started = job.status.stop, job.status.attempt_started_at
-    if stop is None or stop.reason != GPU_UNHEALTHY:
-        return job.status.counters.unhealthy_gpus
-    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
-    return job.status.counters.unhealthy_gpus + 1 if soon else 0
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
@@ -323,17 +203,3 @@ def _failed(pod: PodView) -> bool:
 def _is_kill(pod: PodView) -> bool:
     """True for SIGKILL at the end of the grace, whatever stopped the attempt."""
     return pod.exit_code == EXIT_KILLED and pod.termination is None
-
-
-def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
-    measured = job.status.measurement is not None and job.status.measurement.step > 0
-    return measured or outcome.step > 0 or job.status.checkpoint is not None
-
-
-def _count(counters: Counters, failure_class: FailureClass) -> Counters:
-    """Counts the failure. A worker that itself reports a lost node counts as failed."""
-    if failure_class is FailureClass.OUT_OF_MEMORY:
-        return replace(counters, out_of_memory=counters.out_of_memory + 1)
-    if failure_class is FailureClass.HUNG:
-        return replace(counters, hung=counters.hung + 1)
-    return replace(counters, errors=counters.errors + 1)

@@ -3,9 +3,10 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
+from gpujob_operator.decide.packing.arrays import Booleans
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.packing.party import ANYBODY, Party
+from gpujob_operator.decide.packing.states import WorkerAllocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import NodeArrays
 from gpujob_operator.decide.packing.score_cache import ScoreCache
+from gpujob_operator.decide.packing.states import GPUState, NodeState
 
 
 @dataclass(slots=True)

@@ -1,0 +1,143 @@
+"""Decides whether a job is retried after a failure or an interruption, and when."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.lifecycle.outcome import Outcome
+from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
+
+# After more interruptions than this in a row, during which the durable step did not grow, the job
+# fails: whatever interrupts it follows it.
+FRUITLESS_INTERRUPTIONS_MAX = 50
+# After this many of them it waits longer each time.
+FRUITLESS_AT_ONCE_MAX = 3
+# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
+# and would take one GPU after the other.
+UNHEALTHY_GPUS_MAX = 3
+SOON_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """What happens next: a retry at a time, or failure."""
+
+    counters: Counters
+    retry: bool
+    next_attempt_at: datetime | None
+    message: str
+
+
+def retry_decision(
+    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
+) -> RetryDecision:
+    """Whether a failed attempt is retried. User errors before the first step are not."""
+    failure = outcome.failure
+    assert failure is not None, "only a failed attempt has a decision on its retry"
+    counters = _count(job.status.counters, failure.failure_class)
+    retries = counters.errors + counters.out_of_memory + counters.hung
+    limit = job.spec.retry.limit
+    if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
+        message = "failed before the first training step; not retrying"
+        return RetryDecision(counters, False, None, message)
+    if retries > limit:
+        return RetryDecision(
+            counters, False, None, f"failed {retries} times, retry.limit is {limit}"
+        )
+    delay = min(
+        configuration.retry_backoff_seconds * 2 ** (retries - 1),
+        configuration.retry_backoff_max_seconds,
+    )
+    message = f"retry {retries} of {limit} in {delay:.0f} s"
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), message)
+
+
+def interrupted(
+    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
+) -> RetryDecision:
+    """The decision after an interruption, which is not the job's fault: retry at once, but never in
+    a tight loop.
+    """
+    if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
+        pause = pause_seconds(job, configuration)
+        when = f"retry in {pause:.0f} s" if pause else "retry on another node"
+        return RetryDecision(job.status.counters, True, now + timedelta(seconds=pause), when)
+    before, for_others = job.status.counters, rule_of(job.status.stop).for_others
+    lost = outcome.lost_node != ""
+    counters = replace(
+        before,
+        interruptions=before.interruptions + (not lost),
+        node_lost=before.node_lost + lost,
+        preemptions=before.preemptions + for_others,
+        unhealthy_gpus=_unhealthy_gpus(job, now),
+        fruitless=_fruitless(job),
+    )
+    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
+        message = (
+            f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
+            f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
+        )
+        return RetryDecision(counters, False, None, message)
+    if counters.fruitless > FRUITLESS_INTERRUPTIONS_MAX:
+        saved = job.status.checkpoint
+        durable = f"the durable step stayed {saved.step}" if saved is not None else "no checkpoint"
+        message = f"interrupted {counters.fruitless} times in a row without progress ({durable})"
+        return RetryDecision(counters, False, None, message)
+    delay = _delay_seconds(job, counters.fruitless, configuration, now)
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
+
+
+def _delay_seconds(
+    job: GPUJob, fruitless: int, configuration: Configuration, now: datetime
+) -> float:
+    backoff = configuration.retry_backoff_seconds
+    more = fruitless - FRUITLESS_AT_ONCE_MAX
+    if more > 0:
+        return min(backoff * 2 ** min(more - 1, 16), configuration.retry_backoff_max_seconds)
+    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
+    return backoff if ended_at_once else 0.0
+
+
+def _fruitless(job: GPUJob) -> int:
+    """How many interruptions in a row, this one included, came before the durable step grew.
+
+    What other jobs or the user interrupt does not count: that says nothing of the job.
+    """
+    if made_progress(job.status):
+        return 0
+    stop, before = job.status.stop, job.status.counters.fruitless
+    asked = stop is not None and (rule_of(stop).for_others or stop.reason == SUSPENDED)
+    return before if asked else before + 1
+
+
+def made_progress(status: GPUJobStatus) -> bool:
+    """Whether the durable step grew since an attempt was last interrupted. That there is a
+    checkpoint is none: a job may come back to the same one for ever."""
+    saved, before = status.checkpoint, status.interrupted_at_step
+    return saved is not None and (before is None or saved.step > before)
+
+
+def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
+    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
+    stop, started = job.status.stop, job.status.attempt_started_at
+    if stop is None or stop.reason != GPU_UNHEALTHY:
+        return job.status.counters.unhealthy_gpus
+    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
+    return job.status.counters.unhealthy_gpus + 1 if soon else 0
+
+
+def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
+    measured = job.status.measurement is not None and job.status.measurement.step > 0
+    return measured or outcome.step > 0 or job.status.checkpoint is not None
+
+
+def _count(counters: Counters, failure_class: FailureClass) -> Counters:
+    """Counts the failure. A worker that itself reports a lost node counts as failed."""
+    if failure_class is FailureClass.OUT_OF_MEMORY:
+        return replace(counters, out_of_memory=counters.out_of_memory + 1)
+    if failure_class is FailureClass.HUNG:
+        return replace(counters, hung=counters.hung + 1)
+    return replace(counters, errors=counters.errors + 1)
