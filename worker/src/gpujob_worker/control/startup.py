@@ -47,6 +47,18 @@ class Startup:
         """The first step has ended."""
         self._stepped = True
 
+    def wrapped(self, module: torch.nn.Module) -> None:
+        """The script puts the module into DistributedDataParallel: what this process decided on a
+        call before is taken back. Others may not have made one, and all decide together next.
+        """
+        parts = set(module.modules())
+        called = [root for root in self._in_force.roots if root.module in parts]
+        for root in called:
+            self._in_force.drop(root)
+        if called and not self._in_force.roots:
+            self._in_force.renew()
+            self.again()
+
     def before_call(self, root: Root) -> None:
         """Raises `MemoryLimitError` if the memory limit cannot be kept."""
         in_force = self._in_force
