@@ -26,9 +26,14 @@ extra = Speaks() if what == "speaks" else nn.Identity()
 net = nn.Sequential(nn.Linear(8, 16), extra, nn.Tanh(), nn.Linear(16, 1)).to(dtype)
 options = {"unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
 options = options.get(what, {})
+if "before" in what:
+    opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+    if rank == int(what[-1]):
+        net(torch.ones(2, 8)).sum().backward(); opt.zero_grad()
 net = DistributedDataParallel(net, **options)
-opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+if "before" not in what: opt = torch.optim.AdamW(net.parameters(), lr=0.01)
 if what == "inside" and rank == 1: net.module(torch.ones(2, 8))
+if what == "part" and rank == 1: net.module[0](torch.ones(2, 8))
 generator = torch.Generator().manual_seed(7 + rank)
 gradients = []
 for i in range(int(sys.argv[3])):
@@ -53,12 +58,17 @@ dist.destroy_process_group()
 
 
 def train(
-    folder: Path, what: str = "plain", steps: int = 30, size: int = 2, **settings: Any
+    folder: Path,
+    what: str = "plain",
+    steps: int = 30,
+    size: int = 2,
+    source: str = SCRIPT,
+    **settings: Any,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each of the processes printed and reported."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(source)
     runs: list[WorkerRun] = []
     for rank in range(size):
         # Each is the first on a node of its own, so that all report.

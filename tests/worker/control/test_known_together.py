@@ -1,6 +1,7 @@
 """Settings of an earlier run, in processes under DistributedDataParallel: in all or in none."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,25 @@ def test_settings_of_an_earlier_run_are_in_force_in_all_or_in_none(
         )
 
 
-def test_a_call_of_one_process_alone_decides_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("known", [None, {"precision": "bfloat16", "fusedOptimizer": True}])
+def test_a_call_of_one_process_before_the_wrapper_decides_nothing(
+    rank: int, known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """As for a summary of the model, once its optimizer is made."""
+    settings = {"precision": "bfloat16", **({"tuned": known} if known is not None else {})}
+    _, reports = train(tmp_path, f"before {rank}", steps=14, **settings)
+    for text, report in zip(said(reports), reports, strict=True):
+        assert "2 processes decided together; the same in all" in text
+        assert report["tuned"]["precision"] == "bfloat16"
+        assert report["tuned"]["fusedOptimizer"]
+
+
+@pytest.mark.parametrize("what", ["inside", "part"])
+def test_a_call_of_one_process_alone_decides_nothing(what: str, tmp_path: Path) -> None:
     """As for a summary of the model, past its wrapper."""
     known = {"precision": "bfloat16", "fusedOptimizer": True}
-    _, reports = train(tmp_path, "inside", steps=14, tuned=known)
+    _, reports = train(tmp_path, what, steps=14, tuned=known)
     for text, report in zip(said(reports), reports, strict=True):
         assert "2 processes decided together; the same in all" in text
         assert report["tuned"]["precision"] == "bfloat16"

@@ -30,7 +30,7 @@ class Training:
         self, monkeypatch: pytest.MonkeyPatch, mode: OptimizeMode = OptimizeMode.AUTO
     ) -> None:
         monkeypatch.setattr(data_loader_policy, "workers_wanted", lambda: 2)
-        monkeypatch.setattr(data_loader_policy, "loaded", lambda: None)
+        monkeypatch.setattr(data_loader_policy, "busy_cores", lambda: None)
         self.now = 0.0
         self.session = Session(Environment(Settings(mode=mode)))
         self.session.meter.clock = lambda: self.now
@@ -285,7 +285,7 @@ def test_a_recommendation_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_loader_policy, "loaded", lambda: "something waits for a core")
+    monkeypatch.setattr(data_loader_policy, "busy_cores", lambda: "something waits for a core")
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(3, 0.02, 0.008)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_worker.inject.loader_workers import Machine, cores_here, loaded, workers_wanted
+from gpujob_worker.inject.loader_workers import Machine, busy_cores, cores_here, workers_wanted
 
 pytestmark = pytest.mark.any_torch
 
@@ -101,14 +101,14 @@ PRESSURE = "some avg10={} avg60=1.00 avg300=1.00 total=5\nfull avg10=0.00 avg60=
 
 def test_loaded_cores_are_seen(tmp_path: Path) -> None:
     own = {**SECOND, "sys/pods/mine/cpu.pressure": PRESSURE.format("80.50")}
-    assert "waits for a core 80 % of the time" in (loaded(machine(tmp_path, own)) or "")
+    assert "waits for a core 80 % of the time" in (busy_cores(machine(tmp_path, own)) or "")
     quiet = {**SECOND, "sys/pods/mine/cpu.pressure": PRESSURE.format("12.00")}
-    assert loaded(machine(tmp_path, quiet)) is None
+    assert busy_cores(machine(tmp_path, quiet)) is None
 
 
 def test_the_whole_nodes_load_counts_where_all_of_it_may_be_used(tmp_path: Path) -> None:
     busy = {"proc/pressure/cpu": PRESSURE.format("99.00")}
-    assert loaded(machine(tmp_path, busy, cores=10_000)) is not None
+    assert busy_cores(machine(tmp_path, busy, cores=10_000)) is not None
     # One core of a node's many: what waits may wait for the others.
-    assert loaded(machine(tmp_path, busy, cores=0)) is None
-    assert loaded(machine(tmp_path / "other", {"proc/pressure/cpu": "none"}, 10_000)) is None
+    assert busy_cores(machine(tmp_path, busy, cores=0)) is None
+    assert busy_cores(machine(tmp_path / "other", {"proc/pressure/cpu": "none"}, 10_000)) is None

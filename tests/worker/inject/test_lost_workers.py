@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from gpujob_worker.inject import worker_batches
 from gpujob_worker.inject.worker_batches import LoaderFacts, WorkerBatches
@@ -180,3 +180,19 @@ def test_batches_that_cannot_be_sent_are_loaded_here(collate: Any, reason: str) 
     seen, facts = taken_over(DataLoader(Samples(plain), batch_size=4, collate_fn=collate))
     assert seen == [*range(SAMPLES)]
     assert reason in (facts.refusal or "")
+
+
+class OnlyHere(Samples):
+    """As one that holds a connection of the process that opened it."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info() is not None:
+            raise ConnectionError("opened in another process")
+        return super().__getitem__(index)
+
+
+def test_batches_that_fail_in_workers_are_counted_apart() -> None:
+    seen, facts = taken_over(DataLoader(OnlyHere(plain), batch_size=4))
+    assert seen == [*range(SAMPLES)]
+    assert (facts.failed, facts.missed) == (8, 0)
+    assert facts.refusal == "8 of 8 batches failed in worker processes and could be loaded here"

@@ -1,6 +1,7 @@
 """Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
 
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 from gpujob_api.settings import Settings
+from gpujob_worker.inject import random_streams
 from gpujob_worker.inject.random_streams import DrawCounts, put_streams, streams_now
 from gpujob_worker.inject.worker_batches import LoaderFacts, WorkerBatches
 from gpujob_worker.run.environment import Environment
@@ -275,3 +277,49 @@ def test_a_count_of_draws_leads_to_the_place_in_the_stream() -> None:
     put_streams(before)
     assert streams_now() == before
     assert DrawCounts.between(one, before) is None  # nothing is drawn backwards
+
+
+def test_counting_what_a_batch_draws_is_no_time_of_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, count = [0.0], random_streams._count
+
+    def slow_count(name: str, first: Any, last: Any) -> int | None:
+        now[0] += 1.0
+        return count(name, first, last)
+
+    monkeypatch.setattr(random_streams, "_count", slow_count)
+    session = Session(Environment(Settings()))
+    session.meter.clock = lambda: now[0]
+    policy = LoaderPolicy(session)
+    policy._workers = 1
+    loader = DataLoader(Samples(flips_and_crops), batch_size=4)
+    policy.before_pass(loader)
+    iterator: Any = iter(loader)
+    policy.begun(loader, iterator)
+    for number in range(len(loader)):
+        policy.before_batch(iterator)
+        began = now[0]
+        next(iterator)
+        policy.waited(iterator, now[0] - began)
+        if number == 9:
+            torch.rand(2)  # the next batch was loaded with other numbers
+        now[0] += 0.01
+        session.meter.step_done()
+    assert now[0] > 3.0
+    assert policy._facts[loader].missed > 0
+    assert max(session.meter.window.seconds) == pytest.approx(0.01)
+    assert session.meter.window.wait_seconds == pytest.approx(0.0)
+
+
+def test_a_pass_that_is_broken_off_keeps_nothing() -> None:
+    """Neither the iterator nor the workers that the script asked for."""
+    loader: Any = DataLoader(Samples(plain), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    iterator._next_data = WorkerBatches(iterator, loader, 2, LoaderFacts())
+    next(iterator)
+    seen, own = weakref.ref(iterator), iterator._workers
+    del iterator
+    assert seen() is None
+    assert not any(worker.is_alive() for worker in own)

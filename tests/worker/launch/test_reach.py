@@ -117,7 +117,7 @@ def test_a_script_of_a_shell(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("set -e\npython -u train.py\necho after\n")
     done, report = run(tmp_path, ["sh", "run.sh"], PLAIN)
     assert (done.returncode, done.stdout) == (0, "trained 0\nafter\n"), done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert (report.step, report.phase) == (12, WorkerPhase.FINISHED)
     assert "gpujob: fused optimizer" in done.stderr
 
@@ -131,7 +131,7 @@ def test_a_console_script(tmp_path: Path) -> None:
     command.chmod(0o755)
     done, report = run(tmp_path, [str(command)], PLAIN)
     assert (done.returncode, done.stdout) == (0, "trained 0\n"), done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert report.step == 12
 
 
@@ -140,7 +140,7 @@ def test_settings_among_the_options_are_in_place_of_others(method: str, tmp_path
     options, source = """--settings '{"mode":"Off"}'""", CHILDREN if method else PLAIN
     done, report = run(tmp_path, ["python", "train.py", method], source, {}, options)
     assert done.returncode == 0, done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert report.explain == ("everything skipped: optimize mode is Off",)
 
 
@@ -148,7 +148,7 @@ def test_settings_among_the_options_are_in_place_of_others(method: str, tmp_path
 def test_a_child_of_the_script(method: str, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", method], CHILDREN)
     assert (done.returncode, done.stdout) == (0, "trained 0\nparent 0\n"), done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert (report.step, report.phase) == (12, WorkerPhase.FINISHED)
 
 
@@ -156,7 +156,7 @@ def test_a_child_of_the_script(method: str, tmp_path: Path) -> None:
 def test_a_child_that_fails_says_why(method: str, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", method, "fail"], CHILDREN)
     assert (done.returncode, done.stdout) == (1, "parent 1\n"), done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert report.failure is not None
     assert report.failure.message == "ValueError: it broke in the child"
 
@@ -164,7 +164,7 @@ def test_a_child_that_fails_says_why(method: str, tmp_path: Path) -> None:
 def test_a_forked_child_with_the_parents_optimizer(tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py"], SHARED)
     assert (done.returncode, done.stdout) == (0, "parent\n"), done.stderr
-    assert report is not None
+    assert report is not None, done.stderr
     assert report.step == 12
 
 
@@ -178,7 +178,7 @@ def test_spawned_replicas_decide_together(size: int, tmp_path: Path) -> None:
     assert len(lines) == size
     assert len(replicas) == 1, "the processes drifted apart"
     assert done.stderr.count(f"{size} processes decided together") == size
-    assert report is not None
+    assert report is not None, done.stderr
     assert report.step == 14
 
 

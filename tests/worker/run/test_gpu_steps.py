@@ -137,6 +137,25 @@ def test_our_own_work_is_no_part_of_a_step() -> None:
         assert list(meter.window.seconds) == pytest.approx([0.1] * 3, rel=0.01)
 
 
+def test_our_own_work_is_no_part_of_a_wait() -> None:
+    with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))) as gpu:
+        meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")
+        meter.use_events(CudaEvents(torch.cuda, DEVICE_0))
+        for _ in range(4):
+            torch.cuda.synchronize()
+            meter.wait_starts()
+            gpu.clock.host_works(0.02)
+            with meter.paused():
+                gpu.clock.host_works(0.5)
+            gpu.clock.host_works(0.03)
+            meter.waited(0.55)
+            _ = x @ x
+            meter.step_done()
+        meter.settle()
+        assert list(meter.window.seconds) == pytest.approx([0.15] * 3, rel=0.01)
+        assert meter.window.wait_seconds == pytest.approx(3 * 0.05, rel=0.01)
+
+
 def test_a_step_that_is_captured_is_not_measured() -> None:
     with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))):
         meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")

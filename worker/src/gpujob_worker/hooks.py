@@ -114,7 +114,7 @@ class Hooks:
         )
         watch_backward(guard(self._on_loss))
         watch_process_group(guard(self._on_group))
-        watch_wrappers()
+        watch_wrappers(guard(self._preparation.wrapped))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
             # A process that only imports torch does not say it; one that trains does at its end.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 _WRAPPER = "DistributedDataParallel"
-# Modules that were put into such a wrapper.
+# Modules that were put into such a wrapper, and their parts.
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -27,14 +27,17 @@ def inside(module: nn.Module) -> nn.Module | None:
     return getattr(module, "module", None) if own else None
 
 
-def watch_wrappers() -> None:
-    """Remembers from now on which modules are put into a DistributedDataParallel."""
+def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
+    """Remembers from now on which modules are put into a DistributedDataParallel, and calls
+    `on_module` with each before.
+    """
     kind = nn.parallel.DistributedDataParallel
     plain: Any = kind.__init__
 
     @functools.wraps(plain)
     def __init__(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        _wrapped.add(module)
+        _wrapped.update(module.modules())
+        on_module(module)
         plain(self, module, *args, **kwargs)
 
     kind.__init__ = __init__

@@ -57,7 +57,7 @@ def _start_method(loader: Any) -> str:
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
-def drawn_last(loader: Any) -> bool:
+def draws_at_end(loader: Any) -> bool:
     """Whether its sampler draws from a generator of the script once more at the end of a pass."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     for _ in range(_SAMPLERS_DEEP_MAX):

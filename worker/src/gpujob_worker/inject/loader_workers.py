@@ -126,7 +126,7 @@ def workers_that_fit(
     return share // max(1, batches_each * batch_bytes)
 
 
-def loaded(machine: Machine | None = None) -> str | None:
+def busy_cores(machine: Machine | None = None) -> str | None:
     """Why a worker would find no free core now; None if it would."""
     machine = machine or Machine()
     percent = machine.waiting_percent()

@@ -11,8 +11,10 @@ delivering costs the script no batch and no error: the batch is loaded here, and
 """
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ from torch.utils.data.dataloader import (
 from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.equal_batches import equal_batches
 from gpujob_worker.inject.loader_processes import WAIT_SECONDS_MAX, Loaded, Loading, Processes
-from gpujob_worker.inject.loader_refusal import drawn_last, skipped_batches
+from gpujob_worker.inject.loader_refusal import draws_at_end, skipped_batches
 from gpujob_worker.inject.private_memory import make_private
 from gpujob_worker.inject.random_streams import (
     DrawCounts,
@@ -38,7 +40,7 @@ from gpujob_worker.inject.random_streams import (
 PREFETCH_FACTOR = 2
 # Batches that are loaded here to count what they draw.
 COUNTED_BATCHES = 2
-# Batches that were expected with other random numbers: this many, and this part of all.
+# Batches that workers loaded in vain for one reason: this many, and this part of all.
 MISSES_MAX = 8
 MISSES_PART = 0.25
 WAIT_BATCHES_MAX = 20
@@ -55,7 +57,9 @@ class LoaderFacts:
     # A batch of a worker and the same one loaded here were the same bits.
     compared: bool = False
     given: int = 0
+    # Loaded here after all: expected with other random numbers, or failed in a worker.
     missed: int = 0
+    failed: int = 0
     # The longest that loading one here has taken.
     batch_seconds: float = 0.0
     # Why its batches must come from the training process.
@@ -74,11 +78,17 @@ class LoaderFacts:
 
     def missed_one(self) -> None:
         self.missed += 1
-        if self.missed >= MISSES_MAX and self.missed > MISSES_PART * (self.given + self.missed):
-            self.refusal = (
-                f"{self.missed} of {self.given + self.missed} batches would draw other random"
-                " numbers: the script draws some between its batches"
-            )
+        why = "would draw other random numbers: the script draws some between its batches"
+        self._loaded_in_vain(self.missed, why)
+
+    def failed_one(self) -> None:
+        self.failed += 1
+        self._loaded_in_vain(self.failed, "failed in worker processes and could be loaded here")
+
+    def _loaded_in_vain(self, number: int, why: str) -> None:
+        total = self.given + self.missed + self.failed
+        if number >= MISSES_MAX and number > MISSES_PART * total:
+            self.refusal = f"{number} of {total} batches {why}"
 
 
 class _Tasks:
@@ -141,8 +151,17 @@ def _as_it_is(item: Any) -> Any:
 class WorkerBatches:
     """Replaces how an iterator gets its next batch, from its second batch on."""
 
-    def __init__(self, iterator: Any, loader: Any, workers: int, facts: LoaderFacts) -> None:
+    def __init__(
+        self,
+        iterator: Any,
+        loader: Any,
+        workers: int,
+        facts: LoaderFacts,
+        paused: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`paused`: the time inside is not the script's."""
         self._facts = facts
+        self._paused = paused
         self._workers = workers
         self._starts = (iterator._dataset, iterator._collate_fn)
         # What they hold since the workers were forked, which have copies.
@@ -156,26 +175,27 @@ class WorkerBatches:
         )
         self._pin = bool(iterator._pin_memory)
         asked = getattr(iterator, "_send_idx", iterator._num_yielded) + skipped_batches(iterator)
-        ahead = len(iterator._index_sampler) - 1 - asked if drawn_last(loader) else None
+        ahead = len(iterator._index_sampler) - 1 - asked if draws_at_end(loader) else None
         self._tasks = _Tasks(iterator._sampler_iter, facts, ahead)
         self._processes: Any = None
         # Results that will come and were loaded with other random numbers than there are.
         self._void = 0
-        # Workers that the iterator has of its own return what they have started.
+        # Workers that the iterator has of its own return what they have started. The iterator holds
+        # this object: held in turn, it would outlive a pass that the script breaks off.
         self._asked_for: int = iterator._num_workers
-        self._own: Any = iterator if self._asked_for > 0 else None
-        self._own_next: Callable[[], Any] | None = None
-        if self._own is not None:
-            self._own_next = iterator._next_data
+        self._own: weakref.ref[Any] | None = None
+        if self._asked_for > 0:
+            self._own = weakref.ref(iterator)
             iterator._sampler_iter = iter(())
 
     def __call__(self) -> Any:
-        if self._own_next is not None:
+        own = self._own() if self._own is not None else None
+        if own is not None:
             try:
-                return self._own_next()
+                return type(own)._next_data(own)
             except StopIteration:
-                self._own._shutdown_workers()
-                self._own = self._own_next = None
+                own._shutdown_workers()
+                self._own = None
         if self._facts.refusal is not None:
             self.withdraw()
         if self._workers < 1:
@@ -233,7 +253,9 @@ class WorkerBatches:
         batch = self._load(indices)
         seconds = time.monotonic() - began
         self._facts.batch_seconds = max(self._facts.batch_seconds, seconds)
-        self._facts.count(before, streams_now())
+        after = streams_now()
+        with self._paused():
+            self._facts.count(before, after)
         return batch
 
     def _start(self) -> None:
@@ -283,7 +305,7 @@ class WorkerBatches:
             self._facts.refusal = "some of its samples draw random numbers in the script's workers"
             return batch
         if not loaded.fits(streams_now() if loaded.changes else {}):
-            return self._instead(indices)
+            return self._instead(indices, failed=loaded.failed)
         if not self._facts.compared:
             return self._compared(indices, batch, loaded.after)
         put_streams(loaded.after)
@@ -306,14 +328,16 @@ class WorkerBatches:
             self._lost(error)
         return None
 
-    def _instead(self, indices: Any) -> Any:
+    def _instead(self, indices: Any, *, failed: bool) -> Any:
         """A batch that was loaded with other random numbers, or could not be loaded there."""
         facts = self._facts
         before = streams_now()
         batch = self._load(indices)
         now = streams_now()
-        facts.missed_one()
-        if not facts.varies and DrawCounts.between(before, now) != facts.draws:
+        (facts.failed_one if failed else facts.missed_one)()
+        with self._paused():
+            varies = not facts.varies and DrawCounts.between(before, now) != facts.draws
+        if varies:
             # One worker is left, and what a batch draws is known when it is loaded.
             facts.varies = True
             self._end_processes()

@@ -110,6 +110,11 @@ class Stop:
         self._pipe.wake()
 
     @property
+    def watches(self) -> bool:
+        """Whether a thread keeps the deadline."""
+        return self._watcher is not None
+
+    @property
     def _is_handler(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._on_signal
 
@@ -130,16 +135,19 @@ class Stop:
                 return "the script handles SIGTERM itself"
             signal.signal(signal.SIGTERM, self._on_signal)
             os.register_at_fork(after_in_child=self._in_child)
+        hears = threading.current_thread() is threading.main_thread()
+        if hears:
+            # Also without a thread yet: another thread may import torch, and start it.
+            self._pipe.hear_signals()
         if watches:
             self.watch()
-            if threading.current_thread() is threading.main_thread():
-                self._pipe.hear_signals()
-            self.listens = True
+            self.listens = hears
         return None
 
     def leave_to_system(self) -> None:
         """Undoes `listen`, if no handler of the script took its place."""
         if threading.current_thread() is threading.main_thread() and self._is_handler:
+            self._pipe.hear_no_signals()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self) -> None:
@@ -167,15 +175,12 @@ class Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self._answered = True
-        self.watch()
         self.request("SIGTERM", self._grace_seconds)
-        if not self.interrupt_at_once():
-            return
-        if _tell_children() and "torch" not in sys.modules:
-            # It ends after those that it started, which may save what they have. An exception here
-            # would make `subprocess.run` kill them.
-            return
-        raise Interrupted(saved=False)
+        if self.interrupt_at_once() and not (_tell_children() and "torch" not in sys.modules):
+            raise Interrupted(saved=False)
+        # A process that only started others ends after those, which may save what they have: an
+        # exception here would make `subprocess.run` kill them.
+        self.watch()
 
     def _in_child(self) -> None:
         # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.

@@ -145,6 +145,8 @@ class Meter:
         self._last: float | None = None
         self._paused = 0.0
         self._wait = 0.0
+        # What was paused when the wait under way began.
+        self._paused_before_wait = 0.0
         self._memory_read = 0.0
         self._launched: _Launched | None = None
 
@@ -246,14 +248,16 @@ class Meter:
 
     def wait_starts(self) -> None:
         """The loop requests data."""
+        self._paused_before_wait = self._paused
         if self._launched is not None:
             self._launched.wait_begins = self._launched.events.mark()
 
     def waited(self, seconds: float) -> None:
-        """The loop waited this long for its data. On a device, the time that the device was idle
-        counts.
+        """The loop waited this long for its data, pauses included, which are subtracted. On a
+        device, the time that the device was idle counts.
         """
-        self._wait += seconds
+        paused = max(0.0, self._paused - self._paused_before_wait)
+        self._wait += max(0.0, seconds - paused)
         launched = self._launched
         if launched is not None:
             launched.span_ended(launched.waits, launched.wait_begins)
@@ -264,12 +268,21 @@ class Meter:
         return Pause(self)
 
     def pause_starts(self) -> Any | None:
-        return self._launched.events.mark() if self._launched is not None else None
+        launched = self._launched
+        if launched is None:
+            return None
+        # The loop does not wait for its data meanwhile.
+        launched.span_ended(launched.waits, launched.wait_begins)
+        return launched.events.mark()
 
     def pause_ended(self, seconds: float, begins: Any | None) -> None:
         self._paused += seconds
-        if self._launched is not None:
-            self._launched.span_ended(self._launched.pauses, begins)
+        launched = self._launched
+        if launched is None:
+            return
+        launched.span_ended(launched.pauses, begins)
+        if launched.wait_begins is not None:
+            launched.wait_begins = launched.events.mark()
 
 
 class Pause:

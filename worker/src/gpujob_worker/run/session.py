@@ -222,7 +222,8 @@ class Session:
     def listen_for_stop(self) -> None:
         """All processes at their first step, which the main thread may well make; the first one
         when torch is imported too, where it says that a handler of the script takes its place."""
-        late, refusal = self.meter.steps > 0, self.stop.listen()
+        late = self.meter.steps > 0 and not self.stop.watches
+        refusal = self.stop.listen()
         if refusal is not None:
             self.explanation.skipped("graceful stop", refusal)
         elif late and self.is_first:
@@ -329,9 +330,10 @@ class Session:
         """The process trains: from now on it reports, if it is the one that speaks."""
         if self.started:
             return
-        self.started = True
         self._on_start()
-        self._speaks_for_pod = self._local_rank == 0 and self._claim.take()
+        speaks = self._local_rank == 0 and self._claim.take()
+        # Together: a stop may end this method anywhere, and has to be reported.
+        self.started, self._speaks_for_pod = True, speaks
         if not self._speaks_for_pod:
             return
         before = written(self.environment.termination_file)

@@ -16,7 +16,7 @@ from gpujob_api.settings import OptimizeMode, Toggle
 from gpujob_worker.inject.loader_refusal import loader_refusal
 from gpujob_worker.inject.loader_workers import (
     UNMEASURED_MAX,
-    loaded,
+    busy_cores,
     workers_that_fit,
     workers_wanted,
 )
@@ -119,7 +119,7 @@ class LoaderPolicy:
             self._session.explanation.skipped(_ITEM, facts.refusal)
         if iterator._num_workers >= workers:
             return
-        source = WorkerBatches(iterator, loader, workers, facts)
+        source = WorkerBatches(iterator, loader, workers, facts, self._session.meter.paused)
         iterator._next_data = source
         if iterator._num_workers > 0 and loader.persistent_workers:
             loader._iterator = None
@@ -172,7 +172,7 @@ class LoaderPolicy:
 
     def _begin_trial(self, iterator: Any, before: StepTimes) -> None:
         session, own = self._session, iterator._num_workers
-        busy = loaded()
+        busy = busy_cores()
         wanted = max(own + 1, before.workers_needed(own))
         cores = workers_wanted()
         workers = min(wanted, cores, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
@@ -240,7 +240,7 @@ class LoaderPolicy:
             self._trial = LoaderTrial(session.meter)
 
     def _recommend(self, wait_percent: float) -> None:
-        workers, busy = min(UNMEASURED_MAX, workers_wanted()), loaded()
+        workers, busy = min(UNMEASURED_MAX, workers_wanted()), busy_cores()
         explanation = self._session.explanation
         if wait_percent < WAIT_PERCENT_NEEDED:
             explanation.skipped(_ITEM, _too_little(wait_percent))
