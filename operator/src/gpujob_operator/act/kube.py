@@ -75,6 +75,12 @@ class Unavailable(ApiError):  # noqa: N818 - the API's own word
     """5xx, a refused or broken connection, or a timeout. The write may have taken effect."""
 
 
+class Silent(Unavailable):
+    """Nothing came on a connection for too long. A watch from a version that is still to come is
+    silent too, after a restore of the API server's data.
+    """
+
+
 class TooLarge(ApiError):  # noqa: N818 - the API's own word
     """The answer is larger than the limit that is kept in memory at once."""
 
@@ -344,6 +350,8 @@ def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
 def _connection_errors() -> Any:
     try:
         yield
+    except aiohttp.SocketTimeoutError as error:
+        raise Silent(0, type(error).__name__, str(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Unavailable(0, type(error).__name__, str(error)) from error
 
