@@ -76,9 +76,7 @@ class Unavailable(ApiError):  # noqa: N818 - the API's own word
 
 
 class Silent(Unavailable):
-    """Nothing came on a connection for too long. A watch from a version that is still to come is
-    silent too, after a restore of the API server's data.
-    """
+    """Nothing came on a connection for too long."""
 
 
 class TooLarge(ApiError):  # noqa: N818 - the API's own word
@@ -350,10 +348,9 @@ def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
 def _connection_errors() -> Any:
     try:
         yield
-    except aiohttp.SocketTimeoutError as error:
-        raise Silent(0, type(error).__name__, str(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unavailable(0, type(error).__name__, str(error)) from error
+        raised = Silent if isinstance(error, aiohttp.SocketTimeoutError) else Unavailable
+        raise raised(0, type(error).__name__, str(error)) from error
 
 
 def _object(data: bytes) -> Manifest:
