@@ -312,8 +312,6 @@ class Connection:
         version = int(query["resourceVersion"])
         if self._faults.refuses_watch(self._clock.now):
             return self._answer(ApiError(503, "ServiceUnavailable", "the server is overloaded"))
-        if version > self.api.version:
-            return self._answer(ApiError(504, "Timeout", "Too large resource version"))
         if version < self.api.oldest_version(kind):
             return self._answer(ApiError(410, "Expired", "too old resource version"))
         stream = Stream(self._clock, self.api, self._loop, self._faults, kind, version)

@@ -108,7 +108,10 @@ class OperatorShell:
         self._loop = VirtualLoop(self._clock, self._failed)
         self._stale = asyncio.Event()
         self._dirty = Dirty()
-        self._cache = parts.cache(self._dirty, METRICS, self._moment)
+        self._watches: list[Watch] = []
+        self._cache = parts.cache(
+            self._dirty, METRICS, self._moment, restored=self._another_history
+        )
         # As in `run.py`, each has connections of its own.
         self.kube, lease = self._client(), self._client(self._time.heard)
         reviews, self._checks = self._client(), self._client()
@@ -160,7 +163,9 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
         kinds = (GPUJOBS_WATCHED, *WATCHED)
-        watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in kinds]
+        watches = self._watches = [
+            Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in kinds
+        ]
         silent = restart_of(watches, self._restart_front)
         relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
@@ -258,8 +263,8 @@ class OperatorShell:
         self._loop.call_later(seconds, self._relist, kind)
 
     def _restored(self) -> None:
-        for kind in FRONT_KINDS:
-            self._break(kind)
+        """kopf goes on from a version that is still to come, and is deaf until it restarts."""
+        self._broken_until = dict.fromkeys(FRONT_KINDS, float("inf"))
 
     def _restart_front(self) -> None:
         for kind in FRONT_KINDS:
@@ -267,6 +272,7 @@ class OperatorShell:
 
     def _relist(self, kind: Kind) -> None:
         """Our own kinds come from a consistent read, taken at one moment."""
+        self._broken_until[kind] = min(self._broken_until[kind], self._clock.now)
         try:
             self._cache.resync(kind, self._api.list(kind), str(self._api.version))
         except Exception as error:
@@ -353,6 +359,9 @@ class OperatorShell:
 
     def _another_history(self) -> None:
         self._cache.begin_another_history()
+        for one in self._watches:
+            one.restart()
+        self._restart_front()
         self._distrust_cache()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:

@@ -66,8 +66,8 @@ class _ReadsWrong(Cache, ABC):
 class BelievesLabels(_ReadsWrong):
     """I15: what any pod with a job's label says is taken for its worker's word."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._workers: dict[str, Manifest] = {}
 
     def _read(self, pod: Any) -> Any:
@@ -108,8 +108,8 @@ class BreaksOnOddWords(_ReadsWrong):
 class BreaksOnMovedLabels(_ReadsWrong):
     """I15: a label that goes from one job to another and back is more than a cycle can take."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._labels: dict[str, str] = {}
 
     def _read(self, pod: Any) -> Any:
@@ -122,8 +122,8 @@ class BreaksOnMovedLabels(_ReadsWrong):
 class BlocksAnnotatedGPUs(_ReadsWrong):
     """I15: GPUs that any live pod names are closed, whoever made it."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._named: set[str] = set()
 
     def _read(self, pod: Any) -> Any:

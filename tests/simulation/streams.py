@@ -32,6 +32,8 @@ class Stream:
         self._loop = loop
         self._faults = faults
         self._kind = kind
+        # A version that is still to come: until then nothing is said, and there is no bookmark.
+        self._since = version
         self._lines: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self._delivered = 0.0
         self._open = True
@@ -69,7 +71,7 @@ class Stream:
             yield line[middle:]
 
     def _heard(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
-        if kind is not self._kind or self._silent:
+        if kind is not self._kind or self._silent or self._api.version <= self._since:
             return
         if self._faults.breaks_watch(self._clock.random):
             self._break()
@@ -107,7 +109,7 @@ class Stream:
         """All that was committed until now was sent before."""
         if not self._open:
             return
-        if not self._silent:
+        if not self._silent and self._api.version >= self._since:
             metadata = {"resourceVersion": str(self._api.version)}
             self._send("BOOKMARK", {"metadata": metadata})
         self._loop.call_later(BOOKMARK_SECONDS, self._bookmark)

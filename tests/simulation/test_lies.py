@@ -49,3 +49,28 @@ def test_an_agent_that_says_40_gib_keeps_no_job_out_afterwards(lasting_seconds: 
     result = simulation.run()
     assert not result.violations, "\n".join(map(str, result.violations))
     assert set(result.ends.values()) == {"Succeeded"}
+
+
+def test_an_agent_that_says_40_gib_of_a_silent_job_does_not_keep_it_out() -> None:
+    """I11: a job without reports that is interrupted ends on the GPUs there are."""
+    workload = Workload(steps=400, is_silent=True)
+    job = Submission("job", 0.0, make_spec("silent"), workload)
+    simulation = Simulation(
+        5, scenario=Scenario(NODES[:1], (job,)), faults=Faults(), incidents=[], operators=1
+    )
+    machines = simulation.cluster.machines
+
+    def interrupt() -> None:
+        machines["n0"].lie = None
+        pod = next(iter(simulation.recorder.pods_of_ours()))
+        simulation.cluster.delete_pod(pod, "user")
+
+    def lie() -> None:
+        machines["n0"].lie = Lie.LARGE
+
+    simulation.clock.after(10.0, lie)
+    simulation.clock.after(300.0, interrupt)
+    result = simulation.run()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.attempts == {"team/job": 2}
+    assert set(result.ends.values()) == {"Succeeded"}

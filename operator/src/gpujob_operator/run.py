@@ -114,7 +114,9 @@ class Operator:
         self._listening_since = self._clock.now()
         self._fresh = False
         scope = Scope(options.watch_namespaces)
-        self._cache = Cache(self._dirty, self._metrics, self._clock.now, scope)
+        self._cache = Cache(
+            self._dirty, self._metrics, self._clock.now, scope, restored=self._restored
+        )
         self._configuration: Configuration = options.configuration
         self._readings: ReadingReceiver | None = None
         self._restart_watches: Callable[[], None] = lambda: None

@@ -51,6 +51,20 @@ def test_ready_only_when_every_kind_was_listed(cache: Cache) -> None:
     assert cache.ready
 
 
+def test_a_list_that_shows_a_restore_is_told_of_once(dirty: Dirty, clock: FakeClock) -> None:
+    """Also watches and the other kinds stand on what was lost then."""
+    told: list[int] = []
+    cache = Cache(dirty, Metrics(), clock.now, restored=lambda: told.append(1))
+    cache.resync(Kind.POD, [], "90", cache.mark(Kind.POD))
+    mark = cache.mark(Kind.POD)
+    cache.resync(Kind.POD, [], "91", mark)
+    assert not told
+    mark = cache.mark(Kind.POD)
+    cache.resync(Kind.POD, [], "60", mark)
+    cache.resync(Kind.POD, [], "60", mark)
+    assert told == [1]
+
+
 def test_everything_is_in_the_snapshot(cache: Cache) -> None:
     cache.apply(Kind.JOB, "ADDED", job_manifest(JOB))
     cache.apply(Kind.POD, "ADDED", pod_manifest(JOB))

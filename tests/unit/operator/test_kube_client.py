@@ -1,5 +1,6 @@
 """The client against a real HTTP server: paths, preconditions, errors, pages, streams."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpujob_operator.act.kube import (
     NotFound,
     Refused,
     ResourceType,
+    Silent,
     Throttled,
     Unavailable,
 )
@@ -36,6 +38,9 @@ class _Server:
         self.requests: list[tuple[str, str, str, Any]] = []
         self.answers: list[web.Response] = []
         self.lines: list[bytes] = []
+        # Set: a watch ends with its lines. Otherwise nothing more is said.
+        self.ends = asyncio.Event()
+        self.ends.set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -48,6 +53,7 @@ class _Server:
             await response.prepare(request)
             for line in self.lines:
                 await response.write(line + b"\n")
+            await self.ends.wait()
             return response
         return self.answers.pop(0) if self.answers else web.json_response({"kind": "Ok"})
 
@@ -189,6 +195,16 @@ async def test_a_watch_that_is_too_old(kube: Kube, server: _Server) -> None:
     server.lines = [json.dumps(error).encode()]
     with pytest.raises(Gone):
         _ = [event async for event in kube.watch(PODS, "1")]
+
+
+async def test_a_watch_in_which_nothing_is_said_any_more(
+    kube: Kube, server: _Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpujob_operator.act.kube.WATCH_SILENCE_SECONDS_MAX", 0.2)
+    server.ends.clear()
+    with pytest.raises(Silent):
+        _ = [event async for event in kube.watch(PODS, "1")]
+    server.ends.set()
 
 
 async def test_a_watch_that_is_refused(kube: Kube, server: _Server) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Throttled, Unavailable
+from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Silent, Throttled, Unavailable
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import OUR_KINDS, Relist
 from gpujob_operator.handlers.watches import WATCHED, Watch, restart_of
@@ -14,7 +14,7 @@ from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
-from tests.harness.fake_kube import FakeKube
+from tests.harness.fake_kube import Call, FakeKube
 from tests.harness.manifests import job_manifest, node_manifest, pod_manifest
 from tests.harness.waiting import eventually
 
@@ -139,25 +139,45 @@ async def test_an_api_server_may_be_away_for_hours(bench: _Bench) -> None:
 async def test_repeated_breaks_end_in_a_fresh_list(bench: _Bench) -> None:
     await bench.start_watch()
     bench.kube.fail("watch", "pods", times=2)
-    bench.kube.break_streams(Unavailable(0, "SocketTimeoutError", "silent"))
+    bench.kube.break_streams(Unavailable(0, "ClientPayloadError", "lost"))
     await eventually(lambda: bench.lists() == 2)
     await bench.following()
 
 
-async def test_a_restarted_watch_lists_again_with_the_next_sign_of_life(bench: _Bench) -> None:
+async def test_a_silent_stream_ends_in_a_fresh_list(bench: _Bench) -> None:
+    """Whether it is dead, or from a version that is still to come after a restore."""
+    await bench.start_watch()
+    bench.kube.break_streams(Silent(0, "SocketTimeoutError", "silent"))
+    await eventually(lambda: bench.lists() == 2)
+    await bench.following()
+
+
+async def test_a_restarted_watch_lists_again_at_once_however_silent_its_stream(
+    bench: _Bench,
+) -> None:
     await bench.start_watch()
     others: list[int] = []
     restart = restart_of([bench.watch], lambda: others.append(1))
     restart(Kind.QUEUE)
     assert (bench.lists(), others) == (1, [1])
     restart(Kind.POD)
-    bench.kube.bookmark("pods")
+    restart(Kind.POD)
     await eventually(lambda: bench.lists() == 2)
     await bench.following()
     bench.kube.bookmark("pods")
     bench.kube.put(PODS, pod_manifest(JOB))
     await bench.pods(1)
     assert (bench.lists(), others) == (2, [1])
+
+
+async def test_a_watch_that_is_restarted_while_it_lists_lists_once_more(bench: _Bench) -> None:
+    def restarted(call: Call) -> None:
+        if call.verb == "list" and bench.lists() == 1:
+            bench.watch.restart()
+
+    bench.kube.before = restarted
+    await bench.start_watch()
+    assert bench.lists() == 2
 
 
 async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:

@@ -75,6 +75,10 @@ class Unavailable(ApiError):  # noqa: N818 - the API's own word
     """5xx, a refused or broken connection, or a timeout. The write may have taken effect."""
 
 
+class Silent(Unavailable):
+    """Nothing came on a connection for too long."""
+
+
 class TooLarge(ApiError):  # noqa: N818 - the API's own word
     """The answer is larger than the limit that is kept in memory at once."""
 
@@ -345,7 +349,8 @@ def _connection_errors() -> Any:
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unavailable(0, type(error).__name__, str(error)) from error
+        raised = Silent if isinstance(error, aiohttp.SocketTimeoutError) else Unavailable
+        raise raised(0, type(error).__name__, str(error)) from error
 
 
 def _object(data: bytes) -> Manifest:

@@ -14,7 +14,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gpujob_operator.act.kube import JOBS, NODES, PODS, ApiError, Gone, Kube, ResourceType, TooLarge
+from gpujob_operator.act.kube import (
+    JOBS,
+    NODES,
+    PODS,
+    ApiError,
+    Gone,
+    Kube,
+    ResourceType,
+    Silent,
+    TooLarge,
+)
 from gpujob_operator.act.retry import asked_seconds
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
@@ -69,6 +79,8 @@ class Watch:
         self._uniform = uniform
         self._failures = 0
         self._distrusted = False
+        # Ends the stream that is being followed.
+        self._limit: asyncio.Timeout | None = None
         self.alive_at = time.monotonic()
         self.listed = False
 
@@ -81,8 +93,13 @@ class Watch:
         return self._watched.kind
 
     def restart(self) -> None:
-        """Lists again with the next sign of life. A stream without any ends by itself."""
+        """Ends the stream, and lists again. After a restore the stream may be one from a version
+        that is still to come: the API server says nothing in it, and does not end it.
+        """
         self._distrusted = True
+        if self._limit is not None:
+            limit, self._limit = self._limit, None
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -92,10 +109,13 @@ class Watch:
             version = "" if self._distrusted else version
             try:
                 version = version or await self._list()
-                version = await self._follow(version)
+                version = await self._follow_until_restarted(version)
                 self._failures = 0
             except Gone:
                 version, reason = "", "gone"
+            except Silent as error:
+                version, reason = "", "silent"
+                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
             except TooLarge as error:
                 # `list` reads pages as small as necessary.
                 self._failures += 1
@@ -121,6 +141,17 @@ class Watch:
         self.listed = True
         return listing.resource_version
 
+    async def _follow_until_restarted(self, version: str) -> str:
+        if self._distrusted:
+            return ""
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                return await self._follow(version)
+        except TimeoutError:
+            return ""
+        finally:
+            self._limit = None
+
     async def _follow(self, version: str) -> str:
         watched = self._watched
         counter = self._metrics.watch_events.labels(watched.kind.value)
@@ -136,8 +167,6 @@ class Watch:
                 elif kind != "BOOKMARK":
                     problem = BadLine(str(event.get("problem", "an unknown type of event")))
                     self._cache.unreadable.note(watched.kind.value, "", problem)
-                if self._distrusted:
-                    return ""
         return version
 
     async def _pause(self, failure: ApiError | None) -> None:

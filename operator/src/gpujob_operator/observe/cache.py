@@ -83,8 +83,11 @@ class Cache:
         metrics: Metrics,
         clock: Callable[[], datetime],
         scope: Scope = EVERYWHERE,
+        restored: Callable[[], None] = lambda: None,
     ) -> None:
+        """`restored` is called when a list shows that the API server's data was restored."""
         self._scope = scope
+        self._restored = restored
         self.unreadable = Unreadable(metrics, clock)
         self._dirty = dirty
         self._metrics = metrics
@@ -178,7 +181,10 @@ class Cache:
         it changed anything. Never raises.
         """
         objects = self._in_scope(kind, manifests)
+        history = self._stores[kind].mark.history
         changed = self._stores[kind].resync(objects, resource_version, mark)
+        if self._stores[kind].mark.history != history:
+            self._restored()
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
@@ -17,6 +18,7 @@ from gpujob_operator.decide.measurement.progress import (
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import (
     CARD_BYTES,
+    MODEL,
     after,
     make_job,
     make_report,
@@ -74,6 +76,24 @@ def test_measurement_keeps_the_peak_and_the_latest_utilization() -> None:
     found = status.measurement
     assert found is not None
     assert (found.memory_bytes, found.utilization_percent, found.samples) == (4 * GIB, 50.0, 10)
+
+
+def test_the_model_on_which_the_peak_was_seen_is_known_without_reports() -> None:
+    """I11: a peak that no GPU of that model can hold is recognized as an agent's lie later."""
+    status = with_measurement(JOB.status, None, used(4 * GIB))
+    assert status.measurement is not None
+    assert status.measurement.device == MODEL
+    assert status.placement is not None
+    elsewhere = changed(status, placement=replace(status.placement, gpu_model="other"))
+    less = with_measurement(elsewhere, None, used(3 * GIB)).measurement
+    assert less is not None
+    assert less.device == MODEL
+    more = with_measurement(elsewhere, None, used(5 * GIB)).measurement
+    assert more is not None
+    assert more.device == "other"
+    said = with_measurement(elsewhere, make_report(device="said"), used(5 * GIB)).measurement
+    assert said is not None
+    assert said.device == "said"
 
 
 def test_nothing_measured_changes_nothing() -> None:

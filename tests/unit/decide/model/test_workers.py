@@ -242,8 +242,8 @@ def test_an_orphan_that_still_names_its_owner_is_deleted_and_holds_its_gpu_till_
     """I7, I1."""
     gone = running(make_job("gone"))
     orphan = make_pod(gone)
-    assert deleted(decided(pods=(orphan,), at=30)) == [orphan.uid]
-    assert not deleted(decided(pods=(orphan,), at=29)), "its job may not have been seen yet"
+    assert deleted(decided(pods=(orphan,), at=120)) == [orphan.uid]
+    assert not deleted(decided(pods=(orphan,), at=119)), "its job may not have been seen yet"
     assert blocked(pods=(orphan,))
     assert not blocked(pods=(replace(orphan, node="n1"),))
     assert not blocked(pods=(replace(orphan, node=None, deletion_at=after(20)),))

@@ -14,8 +14,9 @@ from gpujob_operator.decide.model.workers import JobPods
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
-# How old a pod is that is an orphan: by then its job would have been seen, if there were one.
-ORPHAN_SECONDS = 30.0
+# How old a pod is that is an orphan: by then its job would have been seen, if there were one. A
+# watch that fell silent is noticed after 70 s, and lists again.
+ORPHAN_SECONDS = 120.0
 
 
 def abandoned_pods(

@@ -64,17 +64,21 @@ def with_measurement(
     if usage is None or usage.samples == 0:
         return _with_steps(status, report)
     before = status.measurement
-    measurement = Measurement(
-        memory_bytes=max(usage.memory_peak_bytes, before.memory_bytes if before else 0),
-        utilization_percent=round(usage.utilization_percent, 1),
-        samples=usage.samples,
-    )
-    if before is not None:
+    # Of a job without reports too it is known on which model its peak was seen.
+    model = status.placement.gpu_model if status.placement is not None else ""
+    utilization_percent = round(usage.utilization_percent, 1)
+    if before is None:
+        measurement = Measurement(
+            usage.memory_peak_bytes, utilization_percent, usage.samples, device=model
+        )
+    else:
+        grown = usage.memory_peak_bytes > before.memory_bytes
         measurement = replace(
             before,
-            memory_bytes=measurement.memory_bytes,
-            utilization_percent=measurement.utilization_percent,
-            samples=max(measurement.samples, before.samples),
+            memory_bytes=max(usage.memory_peak_bytes, before.memory_bytes),
+            utilization_percent=utilization_percent,
+            samples=max(usage.samples, before.samples),
+            device=model if grown else before.device,
         )
     return _with_steps(changed(status, measurement=measurement), report)
 
