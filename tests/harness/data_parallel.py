@@ -58,17 +58,12 @@ dist.destroy_process_group()
 
 
 def train(
-    folder: Path,
-    what: str = "plain",
-    steps: int = 30,
-    size: int = 2,
-    source: str = SCRIPT,
-    **settings: Any,
+    folder: Path, what: str = "plain", steps: int = 30, size: int = 2, **settings: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each of the processes printed and reported."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.py"
-    script.write_text(source)
+    script.write_text(SCRIPT)
     runs: list[WorkerRun] = []
     for rank in range(size):
         # Each is the first on a node of its own, so that all report.

@@ -1,7 +1,7 @@
 """The settings that are applied in this process: applied, reported and rolled back as a whole."""
 
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,7 +9,6 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import Consensus
 from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
 from gpujob_worker.inject.fused_optimizer import keep_fused
-from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
@@ -17,7 +16,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import OWN, apply_settings, keep_only, setting_called, tuned
+from gpujob_worker.tune.registry import apply_settings, keep_only, setting_called, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
@@ -69,13 +68,6 @@ class AppliedSettings:
     def script_compiles(self) -> bool:
         """True if the script compiles its model, or functions and no model was called outside."""
         return self.facts.compiles or (self.facts.compiles_functions and not self.roots)
-
-    @property
-    def shared_scale(self) -> LossScale | None:
-        """The scale of losses for all modules. It is not shared where several processes decide
-        together, each of which looks for an overflow in the first module's gradients alone.
-        """
-        return self.applied.plan.loss_scale if self.agreement is None else None
 
     @property
     def fits(self) -> list[MemoryFit]:
@@ -213,31 +205,6 @@ class AppliedSettings:
         kept = "the same in all" if agreed == mine else "less in some, and now in all"
         text = f"{self.agreement.size} processes decided together; {kept}"
         self.session.explanation.note("processes", text)
-        self._settle_all_beside(agreed)
-
-    def _settle_all_beside(self, agreed: TunedSettings) -> None:
-        """The other modules keep nothing where the first one keeps nothing, which all know."""
-        plain = TunedSettings()
-        own = {name: getattr(plain, name) for name in OWN}
-        shares = replace(agreed, fused_optimizer=False, **own) != plain
-        for other in self.beside:
-            mine = other.tuner.tuned()
-            if shares:
-                self.settle_beside(other)
-            else:
-                keep_only(other.tuner.applied, plain)
-            if other.tuner.tuned() != mine:
-                # What was measured is not what is applied.
-                self.session.state.gained(agreed, None)
-
-    def settle_beside(self, other: SecondaryModule) -> None:
-        """As `settle`, for one of the modules that every process calls in the same order."""
-        if self.agreement is None or other.root.wrapper is None:
-            return
-        mine = other.tuner.tuned()
-        keep_only(other.tuner.applied, self.agreement.settle(mine))
-        if other.tuner.tuned() != mine:
-            other.explanation.skipped("settings for speed", "not safe in all processes")
 
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Applies the tuner's choices from the next step on, unless it only recommends."""

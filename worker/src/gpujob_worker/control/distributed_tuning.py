@@ -198,15 +198,6 @@ def tuner_for(in_force: AppliedSettings) -> Tuner:
     return tuner
 
 
-def refusal_together(root: Root, recorded: RecordedCall) -> str | None:
-    """Why a module beside the first one is left out where processes decide together; asked by all
-    before the same call.
-    """
-    if root.wrapper is None:
-        return "other processes may not call it: it is in no DistributedDataParallel"
-    return communicates(root, recorded)
-
-
 def communicates(root: Root, recorded: RecordedCall) -> str | None:
     """Why one process must not run the module alone: the module communicates with other processes.
 

@@ -103,13 +103,11 @@ class TuningSchedule:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
             return "no module in training was called from outside all others, with gradients"
-        if len(roots) > 1 and (in_force.run_refusal is not None or self._leaves_several):
+        if len(roots) > 1 and (in_force.agreement is not None or in_force.run_refusal is not None):
             return too_many(roots)
         if all(root.recorded is None for root in roots):
             return "no call of the module was seen"
-        if in_force.agreement is not None:
-            self._leave_out_refused()
-        elif in_force.run_refusal is None:
+        if in_force.run_refusal is None and in_force.agreement is None:
             refused = self._leave_out_unsafe()
             none_left = all(root.recorded is None for root in roots)
             in_force.refuse_runs(refused[0][1] if none_left else None)
@@ -117,22 +115,6 @@ class TuningSchedule:
                 self._choose_first()
                 self._say(refused)
         return in_force.run_refusal
-
-    @property
-    def _leaves_several(self) -> bool:
-        """Whether processes that decide together leave several modules as they are."""
-        limited = self._session.environment.memory_limit_bytes is not None
-        alone = self._in_force.roots[0].wrapper is None
-        return self._in_force.agreement is not None and (limited or alone)
-
-    def _leave_out_refused(self) -> None:
-        """Forgets calls of modules that were refused before their first call, or not looked at. The
-        modules stay in the order of their first calls, which is the same in all processes.
-        """
-        looked = {id(o.root) for o in self._in_force.beside if o.run_refusal is None}
-        for root in self._in_force.roots[1:]:
-            if id(root) not in looked:
-                root.recorded = None
 
     def _leave_out_unsafe(self) -> list[tuple[Root, str]]:
         """Forgets calls that must not be made for a measurement, and says why."""
