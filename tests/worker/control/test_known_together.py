@@ -36,7 +36,10 @@ def test_a_call_of_one_process_before_the_wrapper_decides_nothing(
     rank: int, known: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     """As for a summary of the model, once its optimizer is made."""
-    settings = {"precision": "bfloat16", **({"tuned": known} if known is not None else {})}
+    settings: dict[str, Any] = {
+        "precision": "bfloat16",
+        **({"tuned": known} if known is not None else {}),
+    }
     _, reports = train(tmp_path, f"before {rank}", steps=14, **settings)
     for text, report in zip(said(reports), reports, strict=True):
         assert "2 processes decided together; the same in all" in text
