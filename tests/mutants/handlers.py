@@ -44,8 +44,8 @@ HANDLERS = (
     of_operator(
         "a watch that missed events goes on as before",
         "handlers/watches.py",
-        "                if self._distrusted:\n",
-        "                if False:\n",
+        "        if self._limit is not None:\n",
+        "        if False:\n",
         *_WATCHES,
     ),
     of_operator(
