@@ -33,7 +33,7 @@ e2e: e2e-tools ## Play scenes with the chart on real kubelets (Linux, root; 15 m
 	  -o cache_dir=.pytest_cache/e2e -m e2e $(or $(TESTS),tests/e2e)
 
 .PHONY: e2e-tools
-e2e-tools: setup ## Build what `make e2e` needs, where real kubelets can run (first time 6 min)
+e2e-tools: setup ## Build what `make e2e` needs, where real kubelets can run (minutes the first time)
 	@$(VENV)/python -m gpujob_local.kubelets.tools
 
 .PHONY: test-oldest
