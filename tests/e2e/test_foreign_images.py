@@ -11,6 +11,7 @@ from gpujob_api.settings import TunedSettings
 from gpujob_local.images.archive import Image
 from tests.harness.foreign_images import CONDA_VERSION, ForeignImages
 from tests.harness.ground import STEPS, Team, closed, drained
+from tests.harness.musl_python import musl_refusal
 from tests.harness.pythons import python
 from tests.harness.release import Release
 from tests.harness.waiting import wait_until
@@ -139,6 +140,24 @@ def test_a_python_without_torch(team: Team, images: ForeignImages, version: str)
     assert said["status"] == "True"
     assert said["message"].startswith("not tuned: ")
     assert "done by" in team.log("plain-1-0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_image_like_alpines(team: Team, images: ForeignImages) -> None:
+    """Its C library is musl, for which there is no torch. The Python is built first: minutes."""
+    if words := musl_refusal():
+        pytest.skip(words)
+    image = images.musl()
+    submit(team, "plain", image, ["python3", "-c", NO_TORCH], spec={"optimize": {"mode": "Auto"}})
+    team.wait_for_phase("plain", "Succeeded")
+    said = team.condition("plain", "Untuned")
+    assert said["message"].startswith("not tuned: ")
+    assert "musl" in said["message"]
+    assert "done by" in team.log("plain-1-0")
+    submit(team, "trains", image, ["python3", "-c", "import torch"])
+    team.wait_for_phase("trains", "Failed")
+    assert "No module named 'torch'" in team.log("trains-1-0")
 
 
 def test_no_python_at_all(team: Team, images: ForeignImages) -> None:

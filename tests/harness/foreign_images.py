@@ -11,13 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpujob_local.images.archive import Image, Layer
-from gpujob_local.images.layers import SITE_PACKAGES, cached_layer, key_of
+from gpujob_local.images.layers import (
+    PYTHON_VERSION,
+    SITE_PACKAGES,
+    SUITE,
+    cached_layer,
+    key_of,
+)
 from gpujob_local.images.recipes import (
     DEFAULT_REGISTRY,
     SHARED_PACKAGES_MOUNT,
     base_layer,
     packages_layer,
 )
+from tests.harness.musl_python import fill_musl_python
 from tests.harness.repository import ROOT
 
 NUMBER = "1000:1000"
@@ -75,6 +82,12 @@ class ForeignImages:
             "LD_LIBRARY_PATH": f"/{_ENVIRONMENT}/lib",
         }
         return _image("conda", *layers, environment=NO_NAME | variables, user=NUMBER)
+
+    def musl(self) -> Image:
+        """Python, without torch, and nothing else; the C library is that of Alpine."""
+        layer = cached_layer("musl", key_of(SUITE, PYTHON_VERSION), fill_musl_python)
+        paths = {"PATH": "/usr/local/bin"}
+        return _image("musl", layer, environment=NO_NAME | paths, user=NUMBER)
 
     def without_python(self) -> Image:
         """Programs, and no Python among them."""

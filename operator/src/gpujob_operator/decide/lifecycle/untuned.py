@@ -15,8 +15,9 @@ SKIPPED = "Skipped"
 # The worker's words for a run in which it does nothing.
 _EVERYTHING = "everything skipped: "
 _CAUSES = (
-    "no process of it trains with torch 2.4 or newer under Python 3.9 or newer, or its own "
-    "PYTHONPATH is in the way (docs/guides/gpujob.md, The image)"
+    "no process of it trains with torch 2.4 or newer (there is none for musl, Alpine's C library) "
+    "under Python 3.9 or newer, or its own PYTHONPATH is in the way "
+    "(docs/guides/gpujob.md, The image)"
 )
 
 
