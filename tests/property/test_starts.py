@@ -55,6 +55,12 @@ def of(job: GPUJob, namespace: str) -> GPUJob:
     return replace(job, metadata=replace(job.metadata, namespace=namespace))
 
 
+TERM = {"matchExpressions": [{"key": "hall", "operator": "DoesNotExist"}]}
+NOT_IN_HALL = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}
+    }
+}
 WAITING = (
     make_job("of-a", memory_bytes=2 * GIB, queue="a"),
     of(make_job("of-others", memory_bytes=2 * GIB), "others"),
@@ -65,6 +71,7 @@ WAITING = (
     make_job("gang", workers=3, memory_bytes=8 * GIB),
     make_job("on-demand", memory_bytes=2 * GIB, spot=SpotPolicy.NEVER),
     make_job("in-hall", template=make_template(nodeSelector={"hall": "a"})),
+    make_job("not-in-hall", template=make_template(affinity=NOT_IN_HALL)),
 )
 MODELS = ("NVIDIA A10", "NVIDIA L4")
 # All share; each queue by itself; two of them together.

@@ -194,6 +194,13 @@ def test_spot_required_or_refused_says_so() -> None:
     assert gpus_of(make_job(), make_snapshot()) == ["GPU-0"]
 
 
+def in_zone(zone: str) -> dict[str, Any]:
+    """A template's affinity to nodes in this zone."""
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
 @pytest.mark.parametrize(
     ("template", "node", "finding"),
     [
@@ -203,6 +210,8 @@ def test_spot_required_or_refused_says_so() -> None:
             "nodeSelector zone=a does not match",
         ),
         ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "a"}}, None),
+        (in_zone("a"), {"labels": {"zone": "b"}}, "nodeAffinity zone In (a) does not match"),
+        (in_zone("a"), {"labels": {"zone": "a"}}, None),
         ({}, {"taints": (Taint("x", "NoSchedule"),)}, "taint x is not tolerated"),
         ({}, {"taints": (Taint("x", "PreferNoSchedule"),)}, None),
         ({}, {"taints": (Taint("nvidia.com/gpu", "NoSchedule", "true"),)}, None),

@@ -1,10 +1,11 @@
-"""Decides which nodes a job may use: labels, taints and spot."""
+"""Decides which nodes a job may use: labels, affinity, taints and spot."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.gpujob import SpotPolicy
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
+from gpujob_operator.decide.model.node_affinity import affinity_mismatch
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
@@ -27,7 +28,7 @@ def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
-    """The node fields that `node_mismatch` reads."""
+    """The node fields that `node_mismatch` reads, but for the name, which stays."""
     return node.spot, node.taints, node.labels
 
 
@@ -41,6 +42,8 @@ def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
     for key, value in requirements.selector.items():
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"
+    if mismatch := affinity_mismatch(requirements.affinity, node.name, node.labels):
+        return mismatch
     for taint in node.taints:
         if not _tolerated(taint, requirements.tolerations):
             return f"taint {taint.key} is not tolerated"

@@ -18,6 +18,7 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.node_affinity import NodeAffinity, required_affinity
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.pod_template import (
     DEFAULT_AND_SPOT_TOLERATIONS,
@@ -50,6 +51,7 @@ class JobRequirements:
     measured: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
+    affinity: NodeAffinity = ()
     # Nodes that refused its pods lately, with the words.
     refused_by: tuple[StartRefusal, ...] = ()
     # Whose the job is, for sharing GPUs.
@@ -108,7 +110,8 @@ class JobRequirements:
         tolerated = _COMMON_KEYS.get(id(self.tolerations))
         if tolerated is None:
             tolerated = tuple(map(_toleration_key, self.tolerations))
-        return selector, tolerated, self.job.spec.spot.policy.value, self.refused_by
+        policy = self.job.spec.spot.policy.value
+        return selector, self.affinity, tolerated, policy, self.refused_by
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -234,7 +237,7 @@ def requirements_of(
     of its worker, if already read.
     """
     cpu, memory = requests or host_requests(job)
-    hint = job.spec.gpu.memory
+    hint, template = job.spec.gpu.memory, pod_spec(job)
     measured = job.status.measurement
     has_measured = measured is not None and is_settled(measured, configuration or Configuration())
     return JobRequirements(
@@ -245,8 +248,9 @@ def requirements_of(
         hint_bytes=hint.bytes if hint is not None else 0,
         exclusive=job.spec.sharing.mode is SharingMode.EXCLUSIVE,
         measured=has_measured,
-        selector=pod_spec(job).get("nodeSelector") or {},
+        selector=template.get("nodeSelector") or {},
         tolerations=tolerations(job),
+        affinity=required_affinity(template),
         refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
         party=party,
     )

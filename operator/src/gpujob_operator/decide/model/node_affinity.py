@@ -1,0 +1,113 @@
+"""The node affinity that a pod template requires, read as kube-scheduler reads it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# The only field of a node that a term may name.
+_NAME = "metadata.name"
+_TERMS_SHOWN = 3
+
+
+class NodeRequirement(NamedTuple):
+    """One expression of a term, on a label or on the node's name."""
+
+    key: str
+    # In, NotIn, Exists, DoesNotExist, Gt or Lt.
+    operator: str
+    values: tuple[str, ...]
+
+    def holds(self, found: Mapping[str, str]) -> bool:
+        """Whether a node with these labels meets it. An operator that Kubernetes does not know
+        holds: the API server refuses the pod.
+        """
+        value = found.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                return self._compares(value)
+            case _:
+                return True
+
+    def _compares(self, value: str | None) -> bool:
+        """Both are integers, as the API server demands of the expression's."""
+        try:
+            label, (bound,) = int(value or ""), map(int, self.values)
+        except ValueError:
+            return False
+        return label > bound if self.operator == "Gt" else label < bound
+
+    @property
+    def text(self) -> str:
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
+
+
+class NodeSelectorTerm(NamedTuple):
+    """All of them have to hold; a term without any matches no node."""
+
+    of_labels: tuple[NodeRequirement, ...]
+    of_name: tuple[NodeRequirement, ...]
+
+    def first_unmet(self, name: str, labels: Mapping[str, str]) -> NodeRequirement | None:
+        """The first requirement that the node does not meet."""
+        unmet = [one for one in self.of_labels if not one.holds(labels)]
+        unmet += [one for one in self.of_name if not one.holds({_NAME: name})]
+        return unmet[0] if unmet else None
+
+
+# Terms of which one has to match; empty: any node.
+NodeAffinity = tuple[NodeSelectorTerm, ...]
+
+
+def required_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
+    """What the pod requires of its node's labels and name. Where anything of it cannot be read
+    there is no requirement here: rendering and the API server refuse such a pod with the field.
+    """
+    if not pod_spec.get("affinity"):
+        return ()
+    try:
+        required = pod_spec["affinity"]["nodeAffinity"][_REQUIRED]
+        return tuple(_term(one) for one in required["nodeSelectorTerms"])
+    except (AttributeError, KeyError, TypeError):
+        return ()
+
+
+def affinity_mismatch(affinity: NodeAffinity, name: str, labels: Mapping[str, str]) -> str:
+    """Why no term matches the node, or ""."""
+    if not affinity:
+        return ""
+    found: list[str] = []
+    for term in affinity:
+        if not (term.of_labels or term.of_name):
+            found.append("an empty term")
+            continue
+        unmet = term.first_unmet(name, labels)
+        if unmet is None:
+            return ""
+        found.append(unmet.text)
+    more = f" and {len(found) - _TERMS_SHOWN} more" if len(found) > _TERMS_SHOWN else ""
+    return f"nodeAffinity {' or '.join(dict.fromkeys(found[:_TERMS_SHOWN]))}{more} does not match"
+
+
+def _term(term: Mapping[str, Any]) -> NodeSelectorTerm:
+    return NodeSelectorTerm(
+        _requirements(term.get("matchExpressions")), _requirements(term.get("matchFields"))
+    )
+
+
+def _requirements(listed: object) -> tuple[NodeRequirement, ...]:
+    rows = cast("list[Mapping[str, Any]]", listed or [])
+    return tuple(
+        NodeRequirement(
+            str(row["key"]), str(row["operator"]), tuple(map(str, row.get("values") or ()))
+        )
+        for row in rows
+    )
