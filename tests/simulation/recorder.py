@@ -157,6 +157,8 @@ class Recorder:
         self._jobs[uid] = job
         key = job.metadata.key
         self.attempts[key] = job.status.attempt
+        if job.status.stop is not None:
+            self._ends.stopped((uid, job.status.attempt))
         if before is None:
             self.stories[key] = Story(revision.at)
         elif job.finished and not before.finished:
@@ -300,7 +302,7 @@ class Recorder:
             return
         job_uid, attempt = self._ours[uid]
         job = self._jobs.get(job_uid)
-        self._ends.note(revision, self._ours[uid])
+        self._ends.note(revision, self._ours[uid], job)
         if revision.type == "ADDED":
             self._check_pod(revision, job, job_uid, attempt)
         elif ours and job is not None:
