@@ -251,8 +251,8 @@ OBSERVES = (
     of_operator(
         "a delayed reading looks new",
         "observe/freshness.py",
-        "known.moment = min(observed_at + min(known.delays), now)",
-        "known.moment = now",
+        "known.estimate = min(observed_at + min(known.delays), now)",
+        "known.estimate = now",
         "test_readings_into_usage.py",
         "test_cache.py",
     ),

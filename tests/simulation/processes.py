@@ -20,12 +20,19 @@ Fail = Callable[[str, str], None]
 
 class Processes:
     """Feed it every revision and every process that begins; `fail` is told the promise and what
-    broke it."""
+    broke it. `is_late` says of a pod's UID that nobody could call its creation back."""
 
-    def __init__(self, api: ApiServer, machines: Mapping[str, Machine], fail: Fail) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        machines: Mapping[str, Machine],
+        fail: Fail,
+        is_late: Callable[[str], bool],
+    ) -> None:
         self._api = api
         self._machines = machines
         self._fail = fail
+        self._is_late = is_late
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
         api.recorders.append(self.observe)
@@ -77,7 +84,11 @@ class Processes:
             self._fail("I1", text + names)
 
     def observe(self, revision: Revision) -> None:
-        """I3: an attempt is over, and its GPUs are others', only when its processes are gone."""
+        """I3: an attempt is over, and its GPUs are others', only when its processes are gone.
+
+        A pod that came late may be there before any operator hears of it: a second one of its name,
+        once the first is gone. Its process asks before it begins, and must not: see `begins`.
+        """
         if revision.kind is not Kind.JOB or revision.before is None or revision.by == "user":
             return
         if revision.type == "DELETED":
@@ -89,7 +100,8 @@ class Processes:
         if holds_gpus(job) and job.status.attempt == before.status.attempt:
             return
         for process in self._of_job(job.metadata.uid):
-            if process.attempt == before.status.attempt:
+            waits = not process.begun and self._is_late(process.pod_uid)
+            if process.attempt == before.status.attempt and not waits:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)
 

@@ -12,6 +12,7 @@ from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.ends import Ends
 from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
     deleted,
@@ -24,7 +25,7 @@ from tests.simulation.job_facts import (
     used_bytes,
     wants_all,
 )
-from tests.simulation.pods import attempt_of, is_live, told_grace, worker_ended
+from tests.simulation.pods import attempt_of, is_live, told_grace
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
@@ -61,14 +62,8 @@ class Recorder:
         self._over_at: dict[tuple[str, int], float] = {}
         # Pods that came when their attempt was over, or the request for them given up.
         self._late: set[str] = set()
-        # How the workers of an attempt ended, by rank, as kubelets said.
-        self._exits: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         self._deleted_at: dict[str, float] = {}
-        # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
-        # or that ended just before an operator did.
-        self._ended: set[str] = set()
-        self._robbed: set[tuple[str, int]] = set()
-        self._asked_to_go: set[str] = set()
+        self._ends = Ends(operators)
         self._api = api
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}
@@ -97,7 +92,7 @@ class Recorder:
         """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
         jobs = map(self._api.job, self._api.list(Kind.JOB))
         self._jobs = {job.metadata.uid: job for job in jobs}
-        self._robbed.update(self._ours.values())
+        self._ends.forget(self._ours.values())
         self._over_at.clear()
         self._deleted_at = {u: at for u, at in self._deleted_at.items() if u in self._jobs}
 
@@ -112,6 +107,9 @@ class Recorder:
     def pods_of_ours(self) -> list[Manifest]:
         """The pods that there are and that an operator created."""
         return [pod for pod in self._api.list(Kind.POD) if pod["metadata"]["uid"] in self._ours]
+
+    def came_late(self, pod_uid: str) -> bool:
+        return pod_uid in self._late
 
     def job_of(self, pod: Manifest) -> str:
         return self._ours[pod["metadata"]["uid"]][0]
@@ -159,6 +157,8 @@ class Recorder:
         self._jobs[uid] = job
         key = job.metadata.key
         self.attempts[key] = job.status.attempt
+        if job.status.stop is not None:
+            self._ends.stopped((uid, job.status.attempt))
         if before is None:
             self.stories[key] = Story(revision.at)
         elif job.finished and not before.finished:
@@ -195,7 +195,7 @@ class Recorder:
         """I15, I5: a job's end is that of its own workers, and is the end."""
         name, attempt = job.metadata.name, job.status.attempt
         key = (job.metadata.uid, before.status.attempt)
-        exits = self._exits[key]
+        exits = self._ends.exits[key]
         done = [rank for rank, code in exits.items() if code == 0]
         if job.status.phase.value == "Succeeded" and not before.finished:
             if len(done) < job.spec.workers:
@@ -203,7 +203,7 @@ class Recorder:
         elif (
             attempt > before.status.attempt
             and len(done) == job.spec.workers
-            and key not in self._robbed
+            and self._ends.is_known(key)
         ):
             self._fail("I5", revision, f"{name}: attempt {attempt}, the one before was done")
 
@@ -224,7 +224,7 @@ class Recorder:
         if not fits and stop.reason not in DEADLINE_OF_OTHERS:
             text = f"{name} {stop.reason}: {left:.0f} s of grace, its workers know of {told}"
             self._fail("I13", revision, text)
-        ended = any(self._exits[job.metadata.uid, job.status.attempt].values())
+        ended = any(self._ends.exits[job.metadata.uid, job.status.attempt].values())
         if stop.reason == "WorkerEnded" and not ended:
             self._fail("I15", revision, f"{name}: {stop.message}; no worker of it ended")
 
@@ -302,7 +302,7 @@ class Recorder:
             return
         job_uid, attempt = self._ours[uid]
         job = self._jobs.get(job_uid)
-        self._note_end(revision, uid)
+        self._ends.note(revision, self._ours[uid], job)
         if revision.type == "ADDED":
             self._check_pod(revision, job, job_uid, attempt)
         elif ours and job is not None:
@@ -319,20 +319,6 @@ class Recorder:
             ):
                 return True
         return False
-
-    def _note_end(self, revision: Revision, uid: str) -> None:
-        """How the worker ended, and who took the pod away first."""
-        pod, attempt = revision.object, self._ours[uid]
-        if (ended := worker_ended(pod)) is not None:
-            rank = int(pod["metadata"]["name"].rpartition("-")[2])
-            self._exits[attempt][rank] = ended["exitCode"]
-            self._ended.add(uid)
-        going = revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]
-        if going and uid not in self._asked_to_go:
-            self._asked_to_go.add(uid)
-            # Nobody can say of one that was asked to go while it ran whether it was done.
-            if revision.by not in self._operators or uid not in self._ended:
-                self._robbed.add(attempt)
 
     def _check_pod(
         self, revision: Revision, job: GPUJob | None, job_uid: str, attempt: int

@@ -79,7 +79,9 @@ class Simulation:
             lambda: self.clock.random.random() < self.faults.report_loss / 4,
         )  # fmt: skip
         self.cluster.agents.sent = self.recorder.read_gpus
-        self.processes = Processes(self.api, self.cluster.machines, self.recorder.fail)
+        self.processes = Processes(
+            self.api, self.cluster.machines, self.recorder.fail, self.recorder.came_late
+        )
         self.disks: dict[str, Disk] = {}
         self.cycles = 0
         self._plan = plan

@@ -50,13 +50,16 @@ class _Process:
 class _Scene:
     clock: Clock = field(default_factory=lambda: Clock(1))
     broken: list[str] = field(default_factory=list[str])
+    late: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.api = ApiServer(self.clock)
         gpus = {GPU: PhysicalGPU(GPU, 24 * GIB, 0)}
         self.machine = Machine("n0", NodePlan("n0", 1), gpus)
         machines = {"n0": self.machine}
-        self.processes = Processes(self.api, machines, lambda what, _: self.broken.append(what))
+        self.processes = Processes(
+            self.api, machines, lambda what, _: self.broken.append(what), self.late.__contains__
+        )
 
     def put(self, job: GPUJob) -> None:
         manifest: dict[str, Any] = to_manifest(job)
@@ -131,6 +134,22 @@ def test_gpus_that_are_given_back_while_the_process_runs(scene: _Scene) -> None:
     worker.ended = False
     scene.put(pending)
     assert scene.broken == ["I3"]
+
+
+@pytest.mark.parametrize(("late", "begun"), [(True, False), (True, True), (False, False)])
+def test_gpus_are_given_back_before_a_late_pods_process_begins(
+    scene: _Scene, *, late: bool, begun: bool
+) -> None:
+    """Of a pod that no operator could have heard of; it must not begin afterwards."""
+    job = running(make_job("a"))
+    scene.put(job)
+    worker = scene.start(begun=begun)
+    scene.late.update([worker.pod_uid] if late else [])
+    scene.put(with_status(job, phase=JobPhase.PENDING, placement=None))
+    allowed = late and not begun
+    assert scene.broken == ([] if allowed else ["I3"])
+    scene.processes.begins(worker)
+    assert scene.broken[-1:] == ["I3"]
 
 
 def test_a_process_that_outlives_its_pod(scene: _Scene) -> None:

@@ -219,12 +219,14 @@ def make_scenario(seed: int) -> Scenario:
         weights = [weight for weight, _, _ in kinds]
         _, fields, workload = random.choices(kinds, weights)[0]
         at = random.choice([0.0, random.uniform(0, 20), random.uniform(0, 120)])
+        alone = workload
         workload, later = _later(random, at, workload)
         name, namespace = f"job{number // 2}", NAMESPACES[number % 2]
         spec = make_spec(f"job{number}", **fields)
         submissions.append(Submission(name, at, spec, workload, **later, namespace=namespace))
         if random.random() < 0.15:
-            twin = Submission(f"{name}b", at + 40, spec, workload, namespace=namespace)
+            # It is another job: what the user does to the first does not happen to it.
+            twin = Submission(f"{name}b", at + 40, spec, alone, namespace=namespace)
             submissions.append(twin)
     return Scenario(
         tuple(nodes),

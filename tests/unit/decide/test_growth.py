@@ -11,6 +11,7 @@ from tests.harness.builders import (
     CARD_BYTES,
     after,
     make_gpu,
+    make_gpu_node,
     make_job,
     make_pod,
     make_report,
@@ -80,6 +81,26 @@ def test_two_jobs_that_grow_at_once_share_what_is_free() -> None:
     together = sum(held_gib(found[name]) for name in found)
     assert together <= CARD_BYTES / GIB
     assert min(held_gib(found[name]) for name in found) >= 11
+
+
+def test_a_gang_grows_by_nothing_while_a_gpu_of_it_is_not_shown() -> None:
+    """I1: what fits on the one GPU may not fit on the other."""
+    places = ("n0", ("GPU-0",)), ("n1", ("GPU-1",))
+    gang = running(
+        make_job("gang", workers=2), *places, held=reserve(8 * GIB), measurement=measured(GIB)
+    )
+
+    def grown(*uuids: str) -> GPUJobStatus | None:
+        nodes = (make_gpu_node("n0", make_gpu()), make_gpu_node("n1", *map(make_gpu, uuids)))
+        pods = [make_pod(gang, rank) for rank in (0, 1)]
+        usage, reports = {("uid-gang", 1): used(9 * GIB)}, (received(gang, QUIET),)
+        snapshot = make_snapshot(gang, pods=pods, gpu_nodes=nodes, usage=usage, reports=reports)
+        return statuses(plan(snapshot, after(1)).items).get("gang")
+
+    seen, hidden = grown("GPU-1"), grown("GPU-2")
+    assert seen is not None
+    assert held_gib(seen) == 9.9
+    assert hidden is None or held_gib(hidden) == 8
 
 
 def test_the_job_that_outgrew_its_gpu_leaves_and_not_its_neighbour() -> None:

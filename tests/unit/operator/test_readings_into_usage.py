@@ -299,3 +299,14 @@ def test_readings_that_a_wrong_clock_received_close_no_node(wrong: timedelta) ->
     found = freshness.arrived("n0", START + seconds, now, START + seconds)
     assert found is not None
     assert timedelta(0) <= now - found <= timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("wrong", [timedelta(hours=-1), timedelta(seconds=-40), HOUR])
+def test_a_wrong_clock_at_the_start_makes_no_reading_newer_than_it_is(wrong: timedelta) -> None:
+    """I14: a new leader finds the last words of a dead agent before it learns the time."""
+    freshness = Freshness()
+    freshness.arrived("n0", START, START + wrong + timedelta(seconds=50), START)
+    freshness.clock_moved(-wrong)
+    assert freshness.moment("n0") == START
+    again = freshness.arrived("n0", START, START + timedelta(seconds=51), START)
+    assert again == START

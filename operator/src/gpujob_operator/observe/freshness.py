@@ -16,10 +16,19 @@ CLOCKS_DIFFER_SECONDS = 5.0
 
 
 class _Node:
-    def __init__(self, observed_at: datetime, moment: datetime | None) -> None:
+    def __init__(self, observed_at: datetime, estimate: datetime | None) -> None:
         self.observed_at = observed_at
-        self.moment = moment
+        # By the operator's clock, and moved with it.
+        self.estimate = estimate
+        # When the API server stored the reading, by its own clock: no reading is newer.
+        self.written_at: datetime | None = None
         self.delays: deque[timedelta] = deque(maxlen=DELAYS_MAX)
+
+    @property
+    def moment(self) -> datetime | None:
+        if self.estimate is None or self.written_at is None:
+            return self.estimate
+        return min(self.estimate, self.written_at)
 
 
 class Freshness:
@@ -46,7 +55,9 @@ class Freshness:
             return None
         known = self._nodes.get(node)
         if known is None:
-            known = self._nodes[node] = _Node(observed_at, _first(observed_at, now, written_at))
+            estimate = _first(observed_at, now) if written_at is None else now
+            known = self._nodes[node] = _Node(observed_at, estimate)
+            known.written_at = written_at
             known.delays.append(now - observed_at)
         elif known.observed_at != observed_at:
             was_set_back = observed_at < known.observed_at
@@ -56,24 +67,28 @@ class Freshness:
                 known.delays.clear()
             known.delays.append(now - observed_at)
             known.observed_at = observed_at
-            known.moment = min(observed_at + min(known.delays), now)
-            if was_set_back and written_at is not None:
-                known.moment = min(known.moment, written_at)
+            known.estimate = min(observed_at + min(known.delays), now)
+            known.written_at = written_at if was_set_back else None
         return known.moment
 
+    def moment(self, node: str) -> datetime | None:
+        """What `arrived` said last of the node, on the operator's clock as it is set now."""
+        known = self._nodes.get(node)
+        return None if known is None else known.moment
+
     def clock_moved(self, by: timedelta) -> None:
-        """The operator's clock was set: all delays so far were measured by a wrong clock."""
+        """The operator's clock was set: all delays so far were measured by a wrong clock. When the
+        API server stored a reading was not.
+        """
         for known in self._nodes.values():
             known.delays = deque((delay + by for delay in known.delays), DELAYS_MAX)
-            known.moment = None if known.moment is None else known.moment + by
+            known.estimate = None if known.estimate is None else known.estimate + by
 
     def forget(self, node: str) -> None:
         self._nodes.pop(node, None)
 
 
-def _first(observed_at: datetime, now: datetime, written_at: datetime | None) -> datetime | None:
-    if written_at is not None:
-        return min(written_at, now)
+def _first(observed_at: datetime, now: datetime) -> datetime | None:
     if observed_at > now + timedelta(seconds=CLOCKS_DIFFER_SECONDS):
         return None
     return min(observed_at, now)

@@ -86,8 +86,7 @@ class NodeReadings:
         for direct in self._direct.values():
             direct.taken_at += by
         for name, node in self._written.items():
-            at = node.status.observed_at
-            moved = replace(node.status, observed_at=None if at is None else at + by)
+            moved = replace(node.status, observed_at=self._freshness.moment(name))
             self._written[name] = replace(node, status=moved)
         return tuple({**self._direct, **self._written})
 

@@ -145,6 +145,20 @@ def test_exit_zero_after_a_stop_is_the_end_at_the_last_step_alone(
     assert ended(0, termination=report).end is AttemptEnd.SUCCEEDED, "nobody told it to stop"
 
 
+@pytest.mark.parametrize("reason", ["Preempted", "Suspended", "GPUUnhealthy"])
+def test_a_script_that_ended_before_the_stop_is_done(reason: str) -> None:
+    """I5: it stopped early by itself, and the operator decided before it had seen that."""
+    words = make_report(step=10, steps_total=40, phase=WorkerPhase.FINISHED)
+    job = stopped(reason)
+    assert ended(0, job=job, termination=words).end is AttemptEnd.SUCCEEDED
+    asked = ended(0, job=job, termination=words, deletion_at=after(20))
+    assert asked.end is AttemptEnd.INTERRUPTED
+    killed = replace(make_pod(job, exit_code=0, termination=words), phase=PodPhase.FAILED)
+    assert judge(job, (killed,)).end is AttemptEnd.INTERRUPTED, "its kubelet shut down"
+    draining = make_report(step=10, steps_total=40, phase=WorkerPhase.DRAINING)
+    assert ended(0, job=job, termination=draining).end is AttemptEnd.INTERRUPTED
+
+
 def test_a_launcher_whose_workers_left_as_asked_was_interrupted() -> None:
     """torchrun ends with 1 when its processes end with 143."""
     left = make_report(step=7, phase=WorkerPhase.DRAINING)

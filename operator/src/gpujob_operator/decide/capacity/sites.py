@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import NamedTuple
 
-from gpujob_api.gpujob import Placement
+from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity, Place
 from gpujob_operator.decide.model.notices import NodeNotice
@@ -72,6 +72,16 @@ def is_same_place(one: Placement | None, other: Placement | None) -> bool:
 
 def facts_at(sites: Sites) -> list[NodeFacts | None]:
     return [site.facts for site in sites]
+
+
+def has_all_gpus(job: GPUJob, sites: Iterable[WorkerSite]) -> bool:
+    """False if a GPU of the job is gone, or if its node's agent does not show it: nobody knows what
+    is free there.
+    """
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    places = {(worker.node, uuid) for worker in workers for uuid in worker.gpus}
+    return places == gpus_by_place(sites).keys()
 
 
 def gpus_by_place(sites: Iterable[WorkerSite]) -> dict[Place, GPUCapacity]:

@@ -17,7 +17,7 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
-from gpujob_operator.decide.capacity.sites import gpus_by_place
+from gpujob_operator.decide.capacity.sites import gpus_by_place, has_all_gpus
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -217,7 +217,8 @@ def _running(
     status = with_measurement(status, report, usage)
 
     def most_bytes() -> int:
-        return reservable_bytes(job, gpus_by_place(inputs.sites), inputs.promised_bytes)
+        gpus = gpus_by_place(inputs.sites) if has_all_gpus(job, inputs.sites) else {}
+        return reservable_bytes(job, gpus, inputs.promised_bytes)
 
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes

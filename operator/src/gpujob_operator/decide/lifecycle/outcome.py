@@ -17,7 +17,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     refused_start,
 )
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import rule_of
+from gpujob_operator.decide.model.stop_reasons import StopRule, rule_of
 
 EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
@@ -72,7 +72,7 @@ def judge(
     ours = stop is not None and not rule.worker_ended_first
     ranks = {pod.rank for pod in pods}
     complete = ranks.issuperset(range(job.spec.workers))
-    early = ours and any(_left_early(pod) for pod in pods)
+    early = ours and any(_left_early(pod, rule) for pod in pods)
     if complete and not early and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
     failures = [_pod_failure(job, pod, ours=ours) for pod in sorted(pods, key=_cause_first)]
@@ -87,17 +87,22 @@ def judge(
     return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
 
-def _left_early(pod: PodView) -> bool:
+def _left_early(pod: PodView, rule: StopRule) -> bool:
     """Whether a worker that was asked to stop ended with 0 before its last step.
 
     Trainers that save on SIGTERM do, and scripts with a handler of their own. One that says nothing
-    was asked once its pod was being deleted.
+    was asked once its pod was being deleted. One that says that it finished, and whose pod nobody
+    deleted, ended before it was asked: a script may end before the steps that it announced. Only a
+    node that is about to go sends SIGTERM without a deletion.
     """
     if pod.exit_code != EXIT_DONE:
         return False
     words = pod.termination
     if words is None:
         return pod.deletion_at is not None
+    unasked = pod.deletion_at is None and pod.phase is not PodPhase.FAILED
+    if words.phase is WorkerPhase.FINISHED and unasked and not rule.bounds_grace:
+        return False
     if words.steps_total is not None:
         return words.step < words.steps_total
     return words.phase is not WorkerPhase.FINISHED

@@ -1,0 +1,83 @@
+"""How the workers of attempts ended, as kubelets said, and of which attempts nobody can know it."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.report import Report
+from tests.simulation.api_server import Revision
+from tests.simulation.pods import worker_ended
+
+# The UID of a job, and one of its attempts.
+Attempt = tuple[str, int]
+
+
+class Ends:
+    """Feed it every revision of the pods that operators created."""
+
+    def __init__(self, operators: Set[str]) -> None:
+        # The exit codes of an attempt, by rank.
+        self.exits: dict[Attempt, dict[int, int]] = defaultdict(dict)
+        self._operators = operators
+        # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
+        # or that ended just before an operator did.
+        self._robbed: set[Attempt] = set()
+        # Attempts that were told to stop, and those of which a worker said that it left early.
+        self._stopped: set[Attempt] = set()
+        self._left_early: set[Attempt] = set()
+        self._ended: set[str] = set()
+        self._asked_to_go: set[str] = set()
+
+    def is_known(self, attempt: Attempt) -> bool:
+        """Whether an operator can know how the attempt ended.
+
+        After a stop it goes by the worker's own words: exit 0 before the last step is what a
+        trainer does that saves and leaves. One that lies about its steps harms its own job.
+        """
+        return attempt not in self._robbed | (self._stopped & self._left_early)
+
+    def stopped(self, attempt: Attempt) -> None:
+        """An operator told the attempt to stop."""
+        self._stopped.add(attempt)
+
+    def forget(self, attempts: Iterable[Attempt]) -> None:
+        """The data were restored: how these attempts ended may be lost."""
+        self._robbed.update(attempts)
+
+    def note(self, revision: Revision, attempt: Attempt, job: GPUJob | None) -> None:
+        """How the worker ended, and who took the pod away first, or its owner.
+
+        A pod without an owner is the job's only where the job's status knows it: anybody can make
+        one of that name, which ends nothing.
+        """
+        pod = revision.object
+        uid = pod["metadata"]["uid"]
+        if (ended := worker_ended(pod)) is not None:
+            rank = int(pod["metadata"]["name"].rpartition("-")[2])
+            self.exits[attempt][rank] = ended["exitCode"]
+            self._ended.add(uid)
+            if ended["exitCode"] == 0 and _said_to_leave_early(ended.get("message", "")):
+                self._left_early.add(attempt)
+        if not pod["metadata"].get("ownerReferences") and not _knows(job, uid):
+            self._robbed.add(attempt)
+        going = revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]
+        if going and uid not in self._asked_to_go:
+            self._asked_to_go.add(uid)
+            # Nobody can say of one that was asked to go while it ran whether it was done.
+            if revision.by not in self._operators or uid not in self._ended:
+                self._robbed.add(attempt)
+
+
+def _said_to_leave_early(message: str) -> bool:
+    try:
+        words = Report.from_text(message)
+    except FieldError:
+        return False
+    return words.steps_total is not None and words.step < words.steps_total
+
+
+def _knows(job: GPUJob | None, pod_uid: str) -> bool:
+    placement = job.status.placement if job is not None else None
+    workers = placement.workers if placement is not None else ()
+    return pod_uid in {worker.pod_uid for worker in workers}

@@ -1,0 +1,60 @@
+"""What an operator can know of an attempt's end, and what nobody can."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.model.workers import with_pod_uids
+from gpujob_operator.observe.cache import Kind
+from tests.harness.builders import make_job, make_pod, make_report, running
+from tests.simulation.api_server import Revision
+from tests.simulation.ends import Ends
+
+ATTEMPT = "uid-job", 1
+OWNERS = [{"uid": "uid-job"}]
+JOB = running(make_job())
+
+
+def pod_of(by: str, owners: Any = OWNERS, exit_code: int | None = 0, **facts: Any) -> Revision:
+    ended = {"exitCode": exit_code, "message": facts.pop("message", "")}
+    state = {"running": {}} if exit_code is None else {"terminated": ended}
+    pod = {
+        "metadata": {"name": "job-1-0", "uid": "pod-1", "ownerReferences": owners, **facts},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "worker", "state": state}]},
+    }
+    return Revision(1, 0.0, Kind.POD, "MODIFIED", pod, pod, by, 0.0)
+
+
+def knows_after(*revisions: Revision, job: GPUJob = JOB, was_stopped: bool = False) -> bool:
+    ends = Ends({"operator"})
+    if was_stopped:
+        ends.stopped(ATTEMPT)
+    for one in revisions:
+        ends.note(one, ATTEMPT, job)
+    return ends.is_known(ATTEMPT)
+
+
+def test_an_end_that_a_kubelet_said_is_known() -> None:
+    assert knows_after(pod_of("kubelet"))
+    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert knows_after(pod_of("kubelet"), pod_of("operator", **deleted))
+    assert not knows_after(pod_of("user", exit_code=None, **deleted), pod_of("kubelet", **deleted))
+
+
+def test_a_pod_that_lost_its_owner_is_known_by_the_jobs_status_alone() -> None:
+    known = with_pod_uids(JOB.status, [replace(make_pod(JOB), uid="pod-1")])
+    assert knows_after(pod_of("user", owners=None), job=replace(JOB, status=known))
+    assert not knows_after(pod_of("user", owners=None))
+
+
+@pytest.mark.parametrize("was_stopped", [False, True])
+@pytest.mark.parametrize("step", [7, 10])
+def test_after_a_stop_a_worker_is_believed_that_it_left_early(
+    step: int, *, was_stopped: bool
+) -> None:
+    words = make_report(step=step, steps_total=10).to_text()
+    known = knows_after(pod_of("kubelet", message=words), was_stopped=was_stopped)
+    assert known is not (was_stopped and step < 10)
+    assert knows_after(pod_of("kubelet", message="what"), was_stopped=was_stopped)
