@@ -36,6 +36,7 @@ from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import JOBS, Kube, Manifest
+from gpujob_operator.decide.model.conditions import STARTING_MESSAGE
 from gpujob_operator.render.patch import merge_patch
 
 PARALLEL = 8
@@ -53,7 +54,7 @@ def job_status(runs: bool) -> GPUJobStatus:
     """The status of a job that was just placed, or whose worker runs."""
     where = "attempt 1 on node-0001 (GPU-node-0001-3), reserves 80 GiB on each GPU (WholeGPU)"
     running = ConditionStatus.TRUE if runs else ConditionStatus.FALSE
-    words = ("WorkersRunning", "rank 0") if runs else ("Starting", "creating pods")
+    words = ("WorkersRunning", "rank 0") if runs else ("Starting", STARTING_MESSAGE)
     worker = WorkerPlacement(0, "node-0001", ("GPU-node-0001-3",), "u" * 36 if runs else None)
     return GPUJobStatus(
         phase=JobPhase.RUNNING if runs else JobPhase.STARTING,

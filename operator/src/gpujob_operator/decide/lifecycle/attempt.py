@@ -156,8 +156,7 @@ def _starting(
         status = writer.status(
             phase=JobPhase.RUNNING, started_at=job.status.started_at or now, progressed_at=now
         )
-        note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
-        return NextStep(status, events=(note,))
+        return NextStep(status)
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods)
     writer = ConditionWriter(job, job.status, now)
