@@ -21,7 +21,7 @@ from bench.table import format_table
 from bench.throughput.__main__ import NAMESPACES, say
 from bench.throughput.load import gpujob_manifest
 from bench.throughput.stack import cpu_seconds, start_cluster
-from gpujob_api.codec import encode
+from gpujob_api.codec import encode_given
 from gpujob_api.gpujob import (
     GPUJobStatus,
     JobPhase,
@@ -125,7 +125,7 @@ class Calls:
 
     def _statuses(self, job: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
         before = job.get("status") or {}
-        return before, encode(job_status(before.get("phase") != "Running"))
+        return before, encode_given(job_status(before.get("phase") != "Running"))
 
     def _precondition(self, job: Manifest) -> dict[str, str]:
         return {"resourceVersion": job["metadata"]["resourceVersion"]}

@@ -54,9 +54,7 @@ class Scene:
 def test_it_is_not_created_again(
     workers: int, after_seconds: float, *, operator_killed: bool
 ) -> None:
-    scene = Scene(
-        workers=workers, after_seconds=after_seconds, operator_killed=operator_killed
-    )
+    scene = Scene(workers=workers, after_seconds=after_seconds, operator_killed=operator_killed)
     assert not scene.result.violations, "\n".join(map(str, scene.result.violations))
     assert len(set(scene.created)) == len(scene.created), scene.created
     assert "job-1-0" in scene.created

@@ -1,7 +1,8 @@
-"""An attempt that another process placed and that has no pod here begins again under the next number.
+"""An attempt that another process placed and that has no pod begins again under the next number.
 
-Whether a pod of it was ever created is not known: the process may have ended before, or somebody may
-have removed the pod by force while its node ran it. The number fences off whatever there was (I3).
+Whether a pod of it was ever created is not known: the process may have ended before, or somebody
+may have removed the pod by force while its node ran it. The number fences off whatever there was
+(I3).
 """
 
 from datetime import datetime

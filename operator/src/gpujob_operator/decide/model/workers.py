@@ -124,8 +124,8 @@ def lost_ranks(
     workers = placement.workers if placement is not None else ()
     doubtful: set[int] = set()
     if perhaps is not None and (present or not perhaps.by_another):
-        stripped = {pod.rank for pod in perhaps_workers(job, job_pods.in_the_way)}
-        doubtful.update(rank for rank in perhaps_created_ranks(job, perhaps) if rank not in stripped)
+        doubtful.update(perhaps_created_ranks(job, perhaps))
+        doubtful -= {pod.rank for pod in perhaps_workers(job, job_pods.in_the_way)}
     existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]
     return [rank for rank in existed if rank not in present]
 
