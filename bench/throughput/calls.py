@@ -21,7 +21,7 @@ from bench.table import format_table
 from bench.throughput.__main__ import NAMESPACES, say
 from bench.throughput.load import gpujob_manifest
 from bench.throughput.stack import cpu_seconds, start_cluster
-from gpujob_api.codec import encode
+from gpujob_api.codec import encode_given
 from gpujob_api.gpujob import (
     GPUJobStatus,
     JobPhase,
@@ -36,6 +36,7 @@ from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import JOBS, Kube, Manifest
+from gpujob_operator.decide.model.conditions import STARTING_MESSAGE
 from gpujob_operator.render.patch import merge_patch
 
 PARALLEL = 8
@@ -53,7 +54,7 @@ def job_status(runs: bool) -> GPUJobStatus:
     """The status of a job that was just placed, or whose worker runs."""
     where = "attempt 1 on node-0001 (GPU-node-0001-3), reserves 80 GiB on each GPU (WholeGPU)"
     running = ConditionStatus.TRUE if runs else ConditionStatus.FALSE
-    words = ("WorkersRunning", "rank 0") if runs else ("Starting", "creating pods")
+    words = ("WorkersRunning", "rank 0") if runs else ("Starting", STARTING_MESSAGE)
     worker = WorkerPlacement(0, "node-0001", ("GPU-node-0001-3",), "u" * 36 if runs else None)
     return GPUJobStatus(
         phase=JobPhase.RUNNING if runs else JobPhase.STARTING,
@@ -124,7 +125,7 @@ class Calls:
 
     def _statuses(self, job: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
         before = job.get("status") or {}
-        return before, encode(job_status(before.get("phase") != "Running"))
+        return before, encode_given(job_status(before.get("phase") != "Running"))
 
     def _precondition(self, job: Manifest) -> dict[str, str]:
         return {"resourceVersion": job["metadata"]["resourceVersion"]}

@@ -219,10 +219,24 @@ DECISIONS = (
     _of(
         "a pod that is gone is created again",
         "model/workers.py",
-        "if w.pod_uid is not None and w.rank not in present]",
-        "if False and w.rank not in present]",
+        "existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]",
+        "existed = [w.rank for w in workers if w.rank in doubtful]",
         "model/test_workers.py",
         "lifecycle",
+    ),
+    _of(
+        "a pod that was created and is gone is created again before its UID is known",
+        "model/workers.py",
+        "existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]",
+        "existed = [w.rank for w in workers if w.pod_uid is not None]",
+        "model/test_workers.py",
+    ),
+    _of(
+        "an attempt that another process placed goes on under its number",
+        "lifecycle/begin_again.py",
+        "if perhaps is None or not perhaps.by_another or pods.current:",
+        "if True:",
+        "model/test_workers.py",
     ),
     _of(
         "an overdue job is not overdue",

@@ -73,6 +73,20 @@ ACTS = (
         *_EXECUTOR,
     ),
     of_operator(
+        "a created pod is not remembered",
+        "act/item_runner.py",
+        "            self._attempts.created(item)\n",
+        "",
+        "test_own_attempts.py",
+    ),
+    of_operator(
+        "a placement that may be another process's is taken for an own one",
+        "act/item_runner.py",
+        "            self._attempts.not_placed(item)\n",
+        "            pass\n",
+        "test_own_attempts.py",
+    ),
+    of_operator(
         "a refused write is repeated at once",
         "act/item_runner.py",
         "            self._backoff.failed(target)\n",

@@ -76,6 +76,35 @@ def encode(noun: _Dataclass) -> dict[str, Any]:
     return result
 
 
+def encode_given(noun: _Dataclass) -> dict[str, Any]:
+    """As `encode`, without what is at its default: reading gives that back. Nouns in lists are
+    written in full.
+    """
+    result: dict[str, Any] = {}
+    defaults = _defaults(type(noun))
+    for json_name, name, write in _writers(type(noun)):
+        value = getattr(noun, name)
+        if value is None or (name in defaults and value == defaults[name]):
+            continue
+        plain = dataclasses.is_dataclass(value) and not hasattr(value, "to_json")
+        written = encode_given(cast("_Dataclass", value)) if plain else write(value)
+        if written is not None:
+            result[json_name] = written
+    return result
+
+
+@cache
+def _defaults(kind: type) -> dict[str, Any]:
+    """By name, of the fields that have one."""
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(kind):
+        if one.default is not dataclasses.MISSING:
+            found[one.name] = one.default
+        elif one.default_factory is not dataclasses.MISSING:
+            found[one.name] = one.default_factory()
+    return found
+
+
 def check(noun: _Dataclass) -> None:
     """Refuses a noun built in Python as `decode` would (for `__post_init__`)."""
     for json_name, name, check_value in _checkers(type(noun)):

@@ -57,7 +57,7 @@ def test_a_job_lives_its_life_and_the_operator_leaves_in_order(stage: Stage) -> 
     assert _get(f"{metrics}/readyz")[0] == 200
     assert "gpujob_leader 1.0" in _get(f"{metrics}/metrics")[1]
     reasons = {event["reason"] for event in _events(stage)}
-    assert {"Started", "Succeeded"} <= reasons
+    assert {"Placed", "Succeeded"} <= reasons
     assert operator.stop() == 0
     assert stage.lease_holder() == ""
     assert stage.pod_names() == ["job-1-0"]

@@ -1,16 +1,20 @@
 """Patches, events and profiles: small, with preconditions, and true to what was decided."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.codec import decode, encode
-from gpujob_api.gpujob import GPUJobStatus, JobPhase
+from gpujob_api.gpujob import Counters, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.meta import Metadata
+from gpujob_api.quantities import GIB
+from gpujob_api.summary import Summary
 from gpujob_operator.decide.model.plan import (
     EventNote,
     RejectJob,
@@ -19,11 +23,21 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import InvalidJob
+from gpujob_operator.decide.planner import plan
 from gpujob_operator.render.event import event
 from gpujob_operator.render.patch import merge_patch
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch
 from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
-from tests.harness.builders import T0, make_job, make_queue, placed
+from tests.harness.builders import (
+    T0,
+    make_gpu,
+    make_job,
+    make_queue,
+    make_snapshot,
+    placed,
+    reserve,
+    running,
+)
 
 _LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 _PLAIN = st.booleans() | st.integers() | st.text(max_size=3) | st.lists(_LEAF, max_size=2)
@@ -66,11 +80,59 @@ def test_a_status_patch_names_its_precondition_and_only_what_changed() -> None:
     assert body["status"] == {"phase": "Running", "placement": None}
 
 
-def test_the_first_status_says_everything_defaults_included() -> None:
+def test_the_first_status_leaves_out_what_is_at_its_default() -> None:
     job = make_job()
     body = status_patch(WriteStatus(job, replace(job.status, observed_at=T0)))
+    assert body["status"].keys() == {"phase", "attempt", "observedAt"}
     assert body["status"]["phase"] == "Pending"
     assert decode(GPUJobStatus, body["status"]) == replace(job.status, observed_at=T0)
+
+
+def statuses() -> list[GPUJobStatus]:
+    """Of a job's life, with values that come and go."""
+    runs = running(make_job(), observed_at=T0).status
+    held = reserve(8 * GIB, utilization_percent=0.0)
+    return [
+        GPUJobStatus(),
+        placed(make_job(), observed_at=T0).status,
+        replace(runs, counters=Counters(errors=2), explain=("x",), summary=Summary(speed="2 /s")),
+        replace(runs, reservation=replace(held, exclusive=True), utilization_floor_percent=5.0),
+        replace(runs, reservation=held, counters=Counters(hung=1), phase=JobPhase.STOPPING),
+        GPUJobStatus(observed_at=T0, attempt=0),
+        replace(runs, phase=JobPhase.PENDING, placement=None, reservation=None, attempt=2),
+    ]
+
+
+@pytest.mark.parametrize("before", statuses())
+@pytest.mark.parametrize("after", statuses())
+@pytest.mark.parametrize("in_full", [False, True])
+def test_what_is_left_out_reads_as_it_was_decided(
+    before: GPUJobStatus, after: GPUJobStatus, *, in_full: bool
+) -> None:
+    """Whether the status was written with its defaults, as earlier, or without."""
+    job = replace(make_job(), status=before)
+    first = status_patch(WriteStatus(make_job(), before))["status"]
+    stored = encode(before) if in_full else apply({}, first)
+    patch = status_patch(WriteStatus(job, after))["status"]
+    found = apply(stored, patch)
+    assert decode(GPUJobStatus, found) == after
+    assert (found["phase"], found["attempt"]) == (after.phase.value, after.attempt)
+
+
+# Of a job of one worker without a checkpoint claim: it is decoded and encoded by the API server
+# with every write, and watched by everybody.
+SIMPLE_STATUS_BYTES_MAX = 1150
+
+
+def test_a_simple_jobs_first_status_is_small() -> None:
+    job = make_job()
+    snapshot = make_snapshot(job, gpus=[make_gpu("GPU-0")])
+    (item,) = plan(snapshot, T0).items
+    assert isinstance(item, WriteStatus)
+    body = status_patch(item)["status"]
+    assert not {"counters", "explain", "startRefusals", "measurement"} & body.keys()
+    assert None not in body.values()
+    assert len(json.dumps(body, separators=(",", ":"))) <= SIMPLE_STATUS_BYTES_MAX
 
 
 def test_a_rejection_names_the_field() -> None:

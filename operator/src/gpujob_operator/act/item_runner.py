@@ -20,6 +20,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.own_attempts import OwnAttempts
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
@@ -67,6 +68,7 @@ class ItemRunner:
         self._backoff = Backoff(monotonic) if backoff is None else backoff
         self._slots = WriteSlots(monotonic) if slots is None else slots
         self.refusals = Refusals()
+        self._attempts = OwnAttempts()
         # None: templates are not tried.
         self._trials = trials
         # Results since the last `take_results`.
@@ -84,8 +86,10 @@ class ItemRunner:
         return seconds
 
     def tell(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the pods and templates that were refused."""
-        snapshot = self.refusals.tell(snapshot)
+        """The snapshot with the pods and templates that were refused, and the pods that may have
+        been created.
+        """
+        snapshot = self._attempts.tell(self.refusals.tell(snapshot))
         return snapshot if self._trials is None else self._trials.tell(snapshot)
 
     async def run(self, item: PlanItem) -> WriteResult:
@@ -93,7 +97,11 @@ class ItemRunner:
             self.results[WriteResult.REFUSED] += 1
             return WriteResult.REFUSED
         target, kind = target_of(item), type(item).__name__
+        if isinstance(item, WriteStatus):
+            self._attempts.placing(item)
         result = await self._run(item, target, kind, lambda: self._writer.write(item))
+        if isinstance(item, WriteStatus) and result is not WriteResult.DONE:
+            self._attempts.not_placed(item)
         self.results[result] += 1
         return result
 
@@ -200,6 +208,7 @@ class ItemRunner:
             return WriteResult.REFUSED
         if isinstance(item, CreatePod):
             self.refusals.created(item)
+            self._attempts.created(item)
         return WriteResult.DONE
 
     def _refused(self, item: PlanItem, message: str) -> None:

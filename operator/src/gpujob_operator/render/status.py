@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from gpujob_api.codec import encode
+from gpujob_api.codec import encode, encode_given
 from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_api.meta import Condition, ConditionStatus, Metadata
 from gpujob_api.summary import Summary
@@ -11,11 +11,23 @@ from gpujob_operator.decide.model.conditions import ACCEPTED
 from gpujob_operator.decide.model.plan import RejectJob, WriteQueueStatus, WriteStatus
 from gpujob_operator.render.patch import merge_patch
 
+# Shown by `kubectl get` whatever they are.
+_ALWAYS = ("phase", "attempt")
+
 
 def status_patch(write: WriteStatus) -> dict[str, Any]:
-    # A job without any status: a value that equals its default must still be written.
-    known = encode(write.job.status) if write.job.status.observed_at is not None else {}
-    return _with_precondition(write.job.metadata, merge_patch(known, encode(write.status)))
+    """What is at its default is left out, and removed where it was something else."""
+    before = write.job.status
+    known = _given(before)
+    if before.observed_at is None:
+        # A job without any status.
+        known = {name: value for name, value in known.items() if name not in _ALWAYS}
+    return _with_precondition(write.job.metadata, merge_patch(known, _given(write.status)))
+
+
+def _given(status: GPUJobStatus) -> dict[str, Any]:
+    always = {"phase": status.phase.value, "attempt": status.attempt}
+    return {**always, **encode_given(status)}
 
 
 def rejection_patch(reject: RejectJob, now: datetime) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_operator.decide.model import conditions
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, WriteStatus
+from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodPhase, PodView
 from gpujob_operator.decide.model.workers import is_worker_of, joined, with_pod_uids
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
@@ -95,18 +95,31 @@ def test_the_annotation_of_an_unmanaged_pod_closes_no_gpu() -> None:
     assert statuses(decided(job, pods=fakes).items)["job"].phase is JobPhase.STARTING
 
 
-def test_uids_are_kept_once_all_pods_are_there() -> None:
+def uids(status: GPUJobStatus) -> list[str | None]:
+    assert status.placement is not None
+    return [worker.pod_uid for worker in status.placement.workers]
+
+
+def test_uids_are_written_once_the_pods_run() -> None:
     job = placed(make_job(workers=2), *TWO)
-    first = decided(job, pods=(make_pod(job, 0, phase=PodPhase.PENDING),))
-    assert all(
-        worker.pod_uid is None
-        for status in statuses(first.items).values()
-        for worker in (status.placement.workers if status.placement else ())
+    # What every status has is written first.
+    (status,) = statuses(decided(job).items).values()
+    job = replace(job, status=status)
+    waiting = make_pods(job, phase=PodPhase.PENDING)
+    assert decided(job, pods=waiting[:1]).items == tuple(
+        item for item in decided(job).items if isinstance(item, CreatePod) and item.rank == 1
     )
-    both = make_pods(job, phase=PodPhase.PENDING)
-    placement = statuses(decided(job, pods=both).items)["job"].placement
-    assert placement is not None
-    assert [worker.pod_uid for worker in placement.workers] == [pod.uid for pod in both]
+    assert decided(job, pods=waiting, at=300).items == ()
+    both = make_pods(job)
+    status = statuses(decided(job, pods=both).items)["job"]
+    assert (status.phase, uids(status)) == (JobPhase.RUNNING, [pod.uid for pod in both])
+
+
+def test_uids_are_written_with_what_keeps_a_pod_from_running() -> None:
+    job = placed(make_job())
+    pod = make_pod(job, phase=PodPhase.PENDING, reason="ImagePullBackOff")
+    status = statuses(decided(job, pods=(pod,)).items)["job"]
+    assert (status.phase, uids(status)) == (JobPhase.STARTING, [pod.uid])
 
 
 def test_a_job_that_runs_already_learns_the_uids_of_its_pods() -> None:
@@ -150,6 +163,68 @@ def test_a_known_pod_that_is_gone_is_not_created_again() -> None:
     assert stop is not None
     assert stop.reason == "WorkerLost"
     assert statuses(decided(job).items)["job"].phase is JobPhase.PENDING
+
+
+def perhaps(job: GPUJob, *ranks: int, by_another: bool = False) -> PerhapsCreated:
+    return PerhapsCreated(job.metadata.uid, job.status.attempt, ranks, by_another)
+
+
+def decided_with(created: PerhapsCreated, job: GPUJob, *pods: PodView) -> Plan:
+    snapshot = make_snapshot(job, pods=pods, gpus=GPUS)
+    return plan(replace(snapshot, perhaps_created=(created,)), after(1))
+
+
+def test_a_pod_that_was_created_and_is_gone_is_not_created_again() -> None:
+    """I3: the status does not know it yet, but the process that created it does."""
+    job = placed(make_job(workers=2), *TWO)
+    pods = make_pods(job, phase=PodPhase.PENDING)
+    found = decided_with(perhaps(job, 0, 1), job, *pods[1:])
+    assert not any(isinstance(item, CreatePod) for item in found.items)
+    stop = statuses(found.items)["job"].stop
+    assert stop is not None
+    assert stop.reason == "WorkerLost"
+    status = statuses(decided_with(perhaps(job, 0, 1), job).items)["job"]
+    assert (status.phase, status.counters.interruptions) == (JobPhase.PENDING, 1)
+    others = decided_with(perhaps(job, 1), job, *pods[1:])
+    assert [item.rank for item in others.items if isinstance(item, CreatePod)] == [0]
+
+
+def test_an_attempt_of_another_process_without_a_pod_gets_the_next_number() -> None:
+    """I3: nobody knows which pods it had. It keeps its GPUs, and is no interruption."""
+    job = placed(make_job(workers=2), *TWO)
+    doubtful = perhaps(job, 0, 1, by_another=True)
+    (item,) = decided_with(doubtful, job).items
+    assert isinstance(item, WriteStatus)
+    status = item.status
+    assert (status.phase, status.attempt) == (JobPhase.STARTING, job.status.attempt + 1)
+    assert status.placement == job.status.placement
+    assert status.attempt_started_at == job.status.attempt_started_at
+    assert status.counters == job.status.counters
+    again = decided_with(doubtful, replace(job, status=status))
+    assert {item.rank for item in again.items if isinstance(item, CreatePod)} == {0, 1}
+
+
+def test_a_gang_of_another_process_that_lacks_a_pod_is_stopped() -> None:
+    """I3: the missing pod may have been created, and the others of its attempt live."""
+    job = placed(make_job(workers=2), *TWO)
+    pods = make_pods(job, phase=PodPhase.PENDING)
+    found = decided_with(perhaps(job, 0, 1, by_another=True), job, pods[0])
+    assert not any(isinstance(item, CreatePod) for item in found.items)
+    assert statuses(found.items)["job"].phase is JobPhase.STOPPING
+    complete = decided_with(perhaps(job, 0, 1, by_another=True), job, *pods)
+    assert all(status.phase is JobPhase.STARTING for status in statuses(complete.items).values())
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_stripped_pod_that_may_be_the_attempts_own_is_waited_for(*, by_another: bool) -> None:
+    """I3: neither a second pod nor another attempt, while it may run."""
+    job = placed(make_job())
+    stripped = make_pod(job, job_uid="")
+    found = decided_with(perhaps(job, 0, by_another=by_another), job, stripped)
+    (item,) = found.items
+    assert isinstance(item, WriteStatus)
+    assert item.status.attempt == job.status.attempt
+    assert running_reason(replace(job, status=item.status))[0] == "PodNameTaken"
 
 
 def running_reason(job: GPUJob) -> tuple[str, str]:

@@ -82,8 +82,8 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     )
     writer = ConditionWriter(job, job.status, now)
     writer.set(conditions.SCHEDULED, True, "Placed", text)
-    # The same condition as while the pods are being created, which saves a write.
-    writer.set(conditions.RUNNING, False, "Starting", "creating pods")
+    # The same condition as while the pods are created and start, which saves a write.
+    writer.set(conditions.RUNNING, False, "Starting", conditions.STARTING_MESSAGE)
     status = writer.status(
         phase=JobPhase.STARTING,
         attempt=job.status.attempt + 1,

@@ -31,7 +31,7 @@ from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import PodView, Snapshot
+from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
@@ -71,6 +71,8 @@ class SchedulerCache:
     # UIDs of jobs that are gone and own pods.
     _gone: set[str] = field(default_factory=set[str])
     _refused_pods: RefusedPods = field(default_factory=lambda: refused_by_job(()))
+    # By the job's UID.
+    _perhaps_created: dict[str, PerhapsCreated] = field(default_factory=dict[str, PerhapsCreated])
 
     def __post_init__(self) -> None:
         self._release_arrays = ReleaseArrays(self.releases)
@@ -96,6 +98,7 @@ class SchedulerCache:
             raise ValueError("the snapshot has another configuration, or other sharing groups")
         # Read in each cycle by the jobs that start.
         self._refused_pods = refused_by_job(snapshot.refused_pods)
+        self._perhaps_created = {one.job_uid: one for one in snapshot.perhaps_created}
         self.releases.begin(now)
         self._release_arrays.tidy(len(self.releases.jobs))
         self._nodes.take(snapshot)
@@ -169,6 +172,7 @@ class SchedulerCache:
                 [s.node for s in sites if s.facts is None and not self._nodes.has(s.node)]
             ),
             refused_pods=self._refused_pods.get(uid, ()),
+            perhaps_created=self._perhaps_created.get(uid),
             listening_since=self.listening_since,
             profile=entry.profile,
         )

@@ -19,6 +19,7 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_by_place, has_all_gpus
 from gpujob_operator.decide.lifecycle import untuned
+from gpujob_operator.decide.lifecycle.begin_again import again, begins_again
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -47,6 +48,7 @@ from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import (
     lost_ranks,
+    perhaps_created_ranks,
     perhaps_workers,
     with_pod_uids,
     with_seen_gpus,
@@ -85,7 +87,7 @@ def _advance_placed(
     # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
     maybe_ours = perhaps_workers(job, inputs.job_pods.in_the_way)
-    if not live and not maybe_ours and not _missing_can_be_created(job, pods):
+    if not live and not maybe_ours and not _missing_can_be_created(job, inputs):
         return end_attempt(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
         step = _stopping(job, inputs, live, configuration, now)
@@ -112,13 +114,15 @@ def _refused(
     return job.status if refusal is None else with_refusal(job.status, refusal, now)
 
 
-def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
+def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:
     """True while the attempt is starting and no pod has failed or is gone: missing pods are still
     to be created.
     """
+    pods = inputs.job_pods.current
     starting = job.status.phase is JobPhase.STARTING
     short = len({pod.rank for pod in pods}) < job.spec.workers
-    return starting and short and not any(p.ended for p in pods) and not lost_ranks(job, pods)
+    lost = lost_ranks(job, inputs.job_pods, inputs.perhaps_created)
+    return starting and short and not any(p.ended for p in pods) and not lost
 
 
 def _starting(
@@ -128,6 +132,8 @@ def _starting(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
+    if begins_again(job, inputs):
+        return again(job, now)
     present = {pod.rank for pod in pods}
     placement = job.status.placement
     # A rank without a placement (the status was edited by hand) never gets a pod; the attempt then
@@ -137,23 +143,27 @@ def _starting(
     settings = settings_for(job, inputs.profile)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     hostnames = _hostnames(job, inputs)
+    kept = {*taken, *perhaps_created_ranks(job, inputs.perhaps_created)}
     creates = tuple(
-        CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in taken
+        CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in kept
     )
-    # Written once all pods exist: one write instead of one for each pod.
-    known = job.status if missing else with_pod_uids(job.status, pods)
+    # Written with what is written anyhow: until then the process that placed the attempt creates
+    # each of its pods once, and every other one gives it another number.
+    known = with_pod_uids(job.status, pods)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
         writer = ConditionWriter(job, once_it_runs(known), now)
         writer.set(conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
         status = writer.status(
             phase=JobPhase.RUNNING, started_at=job.status.started_at or now, progressed_at=now
         )
-        note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
-        return NextStep(status, events=(note,))
+        return NextStep(status)
     in_the_way = [taken[rank] for rank in missing if rank in taken]
-    reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
-    writer = ConditionWriter(job, known, now)
+    reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods)
+    writer = ConditionWriter(job, job.status, now)
     writer.set(conditions.RUNNING, False, reason, message)
+    status = writer.status()
+    if status is not job.status:
+        status = with_pod_uids(status, pods)
     left = start_seconds_left(job, pods, configuration, now)
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
@@ -161,7 +171,7 @@ def _starting(
     # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
-    return NextStep(writer.status(), creates=creates, next_seconds=next_seconds)
+    return NextStep(status, creates=creates, next_seconds=next_seconds)
 
 
 def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
@@ -172,12 +182,12 @@ def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
     return {worker.rank: site.facts.hostname for worker, site in sites if site.facts is not None}
 
 
-def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
+def _waiting(pods: tuple[PodView, ...]) -> tuple[str, str]:
     for pod in pods:
         if pod.phase is PodPhase.PENDING and pod.reason:
             text = f"pod {pod.name}: {pod.message or pod.reason}"
             return pod.reason, with_advice(text, pod.reason)
-    return "Starting", f"{format_count(len(pods), 'pod')} created, {missing} to create"
+    return "Starting", conditions.STARTING_MESSAGE
 
 
 def _name_taken(pods: list[PodView]) -> tuple[str, str]:

@@ -7,7 +7,12 @@ from datetime import datetime
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.capacity.sites import Sites
-from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
+from gpujob_operator.decide.model.snapshot import (
+    GPUUsage,
+    PerhapsCreated,
+    ReceivedReport,
+    RefusedPod,
+)
 from gpujob_operator.decide.model.workers import NO_PODS, JobPods
 
 # By the job's UID.
@@ -30,6 +35,8 @@ class JobInputs:
     lost_nodes: frozenset[str] = frozenset()
     # Pods of its workers that the API server refused to create.
     refused_pods: tuple[RefusedPod, ...] = ()
+    # Pods of its attempt that may have been created.
+    perhaps_created: PerhapsCreated | None = None
     listening_since: datetime | None = None
     # What other jobs of this cycle grew by on the GPUs of its workers. Not compared: a job that
     # sees any is decided again in the next cycle.

@@ -119,14 +119,7 @@ def needs_write(
 
 
 def _essence(status: GPUJobStatus) -> tuple[object, ...]:
-    """The status without the figures that change all the time."""
-    measured = status.measurement
-    timed = measured is not None and measured.current is not None
+    """The status without the figures that change all the time. The first measurement is one of
+    them: what follows from it, the reservation, is not."""
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    return (
-        _UNCHANGED_FIELDS(status),
-        findings,
-        measured is not None,
-        timed,
-        status.checkpoint is not None,
-    )
+    return _UNCHANGED_FIELDS(status), findings, status.checkpoint is not None

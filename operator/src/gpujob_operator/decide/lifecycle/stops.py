@@ -45,7 +45,7 @@ def reason_to_stop(
         )
     present = len({pod.rank for pod in pods})
     is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
-    if is_short or lost_ranks(job, pods):
+    if is_short or lost_ranks(job, inputs.job_pods, inputs.perhaps_created):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
     fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)

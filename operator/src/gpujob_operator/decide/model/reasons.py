@@ -118,7 +118,6 @@ CONDITIONS: Mapping[str, Meanings] = {
 EVENTS: Meanings = {
     **{reason.value: text for reason, text in PENDING.items()},
     "Placed": "GPUs are reserved for an attempt: which, how much of each, and what that rests on",
-    "Started": "all workers of an attempt run",
     "Tuned": "which settings are in force, and how much faster steps are with them",
     "ReservationMeasured": "the measured peak took the place of the first reservation",
     "Resumed": "the step after which an attempt goes on",

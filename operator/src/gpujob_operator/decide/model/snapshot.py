@@ -140,6 +140,19 @@ class RefusedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class PerhapsCreated:
+    """Pods of a starting attempt that must not be created, because they may have been: one that is
+    not there may still run on its node. `by_another`: another process placed the attempt, and
+    nobody knows which of its pods there were.
+    """
+
+    job_uid: str
+    attempt: int
+    ranks: tuple[int, ...]
+    by_another: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedTemplate:
     """The API server's answer to a dry run of a pending job's pod. It is tried again at `until`."""
 
@@ -232,6 +245,8 @@ class Snapshot:
     program_faults: tuple[ProgramFault, ...] = ()
     # The newest refusal of each worker whose pod could not be created, until it could.
     refused_pods: tuple[RefusedPod, ...] = ()
+    # Of attempts that start, until the status knows their pods.
+    perhaps_created: tuple[PerhapsCreated, ...] = ()
     # Pending jobs whose pods a dry run refused, until one does not.
     refused_templates: tuple[RefusedTemplate, ...] = ()
     # Since when this process receives reports; None: always.

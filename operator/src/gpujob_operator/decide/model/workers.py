@@ -14,7 +14,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, WorkerPlacement
 from gpujob_api.manifest import GPUJOB
 from gpujob_api.meta import API_VERSION
-from gpujob_operator.decide.model.snapshot import PodView, SeenGPUs
+from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodView, SeenGPUs
 
 # A job's namespace and name.
 JobName = tuple[str, str]
@@ -106,12 +106,28 @@ def perhaps_workers(job: GPUJob, in_the_way: Iterable[PodView]) -> list[PodView]
     return found
 
 
-def lost_ranks(job: GPUJob, current: Iterable[PodView]) -> list[int]:
-    """Ranks whose pod existed and is gone."""
+def perhaps_created_ranks(job: GPUJob, perhaps: PerhapsCreated | None) -> tuple[int, ...]:
+    """Ranks of the current attempt whose pods may have been created."""
+    same = perhaps is not None and perhaps.attempt == job.status.attempt
+    return perhaps.ranks if perhaps is not None and same else ()
+
+
+def lost_ranks(
+    job: GPUJob, job_pods: "JobPods", perhaps: PerhapsCreated | None = None
+) -> list[int]:
+    """Ranks whose pod existed, or may have, and is gone. Where another process placed the attempt
+    and there is no pod at all, perhaps none was ever there: then these ranks are not lost, but
+    begin again under another number.
+    """
     placement = job.status.placement
-    present = {pod.rank for pod in current}
+    present = {pod.rank for pod in job_pods.current}
     workers = placement.workers if placement is not None else ()
-    return [w.rank for w in workers if w.pod_uid is not None and w.rank not in present]
+    doubtful: set[int] = set()
+    if perhaps is not None and (present or not perhaps.by_another):
+        doubtful.update(perhaps_created_ranks(job, perhaps))
+        doubtful -= {pod.rank for pod in perhaps_workers(job, job_pods.in_the_way)}
+    existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]
+    return [rank for rank in existed if rank not in present]
 
 
 def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobStatus:

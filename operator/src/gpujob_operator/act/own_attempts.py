@@ -1,0 +1,73 @@
+"""Which attempts this process placed, and which of their pods it created.
+
+The pods of an attempt are created by the process that placed it, and each of them once. So a pod
+that is gone before the status knows it is never created again under its name, although its node may
+still run it. A process that starts knows nothing, and takes every starting attempt for another
+process's.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.model.plan import CreatePod, WriteStatus
+from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot
+
+
+@dataclass(slots=True)
+class _Own:
+    attempt: int
+    created: set[int] = field(default_factory=set[int])
+
+
+class OwnAttempts:
+    """Bounded by the attempts that start: what is over is forgotten in the next cycle."""
+
+    def __init__(self) -> None:
+        # By the job's UID.
+        self._own: dict[str, _Own] = {}
+
+    def placing(self, item: WriteStatus) -> None:
+        """A placement is being written. Until its answer the attempt counts as own."""
+        if _places(item):
+            self._own[item.job.metadata.uid] = _Own(item.status.attempt)
+
+    def not_placed(self, item: WriteStatus) -> None:
+        """The write failed, or nobody knows whose write it was that took effect."""
+        if _places(item):
+            self._own.pop(item.job.metadata.uid, None)
+
+    def created(self, item: CreatePod) -> None:
+        own = self._own.get(item.job.metadata.uid)
+        if own is not None and own.attempt == item.job.status.attempt:
+            own.created.add(item.rank)
+
+    def tell(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what may have been created of the attempts that start; forgets the
+        others.
+        """
+        starting = {
+            job.metadata.uid: job
+            for job in snapshot.jobs
+            if job.status.phase is JobPhase.STARTING and job.status.placement is not None
+        }
+        for uid in self._own.keys() - starting.keys():
+            del self._own[uid]
+        found = [self._perhaps(job) for job in starting.values()]
+        perhaps = tuple([one for one in found if one is not None])
+        return replace(snapshot, perhaps_created=perhaps) if perhaps else snapshot
+
+    def _perhaps(self, job: GPUJob) -> PerhapsCreated | None:
+        placement, uid, attempt = job.status.placement, job.metadata.uid, job.status.attempt
+        workers = placement.workers if placement is not None else ()
+        unknown = [worker.rank for worker in workers if worker.pod_uid is None]
+        own = self._own.get(uid)
+        if own is None or own.attempt != attempt:
+            ranks = tuple(unknown)
+            return PerhapsCreated(uid, attempt, ranks, by_another=True) if ranks else None
+        ranks = tuple([rank for rank in unknown if rank in own.created])
+        return PerhapsCreated(uid, attempt, ranks) if ranks else None
+
+
+def _places(item: WriteStatus) -> bool:
+    status = item.status
+    return status.placement is not None and status.attempt != item.job.status.attempt
