@@ -51,17 +51,23 @@ def cached_layer(name: str, key: str, fill: Fill, owner: str = "0:0") -> Layer:
     Raises `ToolError` when a command fails; what was begun is removed.
     """
     target = images_cache() / f"{name}-{key}.tar"
-    if not target.is_file():
-        with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{name}-") as temporary:
-            root = Path(temporary) / "root"
-            root.mkdir()
-            fill(root)
-            packed = Path(temporary) / "layer.tar"
-            pack(root, packed, owner)
-            packed.rename(target)
-    os.utime(target)
+    # What two processes make is not the same to the byte: a digest would be of a file that is gone.
+    with only_one(name):
+        if not target.is_file():
+            _fill_layer(target, name, fill, owner)
+        os.utime(target)
     remove_old(images_cache().glob(f"{name}-*.tar"), KEPT, IN_USE_SECONDS)
     return Layer.of(target)
+
+
+def _fill_layer(target: Path, name: str, fill: Fill, owner: str) -> None:
+    with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{name}-") as temporary:
+        root = Path(temporary) / "root"
+        root.mkdir()
+        fill(root)
+        packed = Path(temporary) / "layer.tar"
+        pack(root, packed, owner)
+        packed.rename(target)
 
 
 def remove_old(made: Iterable[Path], kept: int, in_use_seconds: float) -> None:

@@ -5,13 +5,14 @@ import json
 import os
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpujob_local.images.archive import Image, Layer, configuration, write_archive
-from gpujob_local.images.layers import entry_points, pack, remove_old
+from gpujob_local.images.layers import cached_layer, entry_points, pack, remove_old
 from gpujob_local.images.requirement_files import is_shared, select
 
 REQUIREMENTS = """\
@@ -88,6 +89,25 @@ def test_a_layer_depends_on_its_files_alone(tmp_path: Path) -> None:
     assert made[0] == made[1]
     with tarfile.open(tmp_path / "one.tar") as archive:
         assert {entry.uid for entry in archive} == {65532}
+
+
+def test_of_two_that_make_a_layer_at_once_one_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each makes differs, as two runs of an installer do."""
+    monkeypatch.setenv("GPUJOB_CACHE", str(tmp_path))
+    filled: list[Path] = []
+
+    def fill(root: Path) -> None:
+        filled.append(root)
+        time.sleep(0.2)
+        (root / "log").write_text(str(root))
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(cached_layer, "base", "1", fill) for _ in range(2)]
+        one, other = (future.result() for future in made)
+    assert one == other == Layer.of(one.path)
+    assert len(filled) == 1
 
 
 def test_of_what_is_cached_the_newest_and_what_is_in_use_stay(tmp_path: Path) -> None:
