@@ -17,8 +17,10 @@ OWNERS = [{"uid": "uid-job"}]
 JOB = running(make_job())
 
 
-def pod_of(by: str, owners: Any = OWNERS, exit_code: int | None = 0, **facts: Any) -> Revision:
-    ended = {"exitCode": exit_code, "message": facts.pop("message", "")}
+def pod_of(
+    by: str, owners: Any = OWNERS, exit_code: int | None = 0, message: str = "", **facts: str
+) -> Revision:
+    ended = {"exitCode": exit_code, "message": message}
     state = {"running": {}} if exit_code is None else {"terminated": ended}
     pod = {
         "metadata": {"name": "job-1-0", "uid": "pod-1", "ownerReferences": owners, **facts},
@@ -38,9 +40,12 @@ def knows_after(*revisions: Revision, job: GPUJob = JOB, was_stopped: bool = Fal
 
 def test_an_end_that_a_kubelet_said_is_known() -> None:
     assert knows_after(pod_of("kubelet"))
-    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert knows_after(pod_of("kubelet"), pod_of("operator", **deleted))
-    assert not knows_after(pod_of("user", exit_code=None, **deleted), pod_of("kubelet", **deleted))
+    at = "2026-01-01T00:00:00Z"
+    assert knows_after(pod_of("kubelet"), pod_of("operator", deletionTimestamp=at))
+    assert not knows_after(
+        pod_of("user", exit_code=None, deletionTimestamp=at),
+        pod_of("kubelet", deletionTimestamp=at),
+    )
 
 
 def test_a_pod_that_lost_its_owner_is_known_by_the_jobs_status_alone() -> None:
