@@ -5,7 +5,6 @@ import pytest
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults
-from tests.simulation.scenes import EXCLUSIVE
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
@@ -20,7 +19,7 @@ def written(workload: Workload, workers: int) -> list[tuple[str, str]]:
             reasons = {one["type"]: one["reason"] for one in status["conditions"]}
             found.append((status["phase"], reasons.get("Running", "")))
 
-    spec = make_spec("job", workers=workers, **EXCLUSIVE)
+    spec = make_spec("job", workers=workers, gpu={"memory": "8Gi"})
     job = Submission("job", 1.0, spec, workload)
     nodes = NodePlan("n0", 1), NodePlan("n1", 1)
     simulation = Simulation(
@@ -33,10 +32,17 @@ def written(workload: Workload, workers: int) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "is_silent"), [(1, False), (1, True), (2, True)])
 @pytest.mark.parametrize("pull_seconds", [0.0, 120.0])
-def test_placed_running_and_finished(workers: int, pull_seconds: float) -> None:
-    workload = Workload(steps=5, checkpoint_steps=1000, pull_seconds=pull_seconds)
+def test_placed_running_and_finished(workers: int, pull_seconds: float, *, is_silent: bool) -> None:
+    """However long it takes to start, and whether or not its worker reports."""
+    workload = Workload(
+        steps=3,
+        step_seconds=0.5,
+        checkpoint_steps=1000,
+        pull_seconds=pull_seconds,
+        is_silent=is_silent,
+    )
     assert written(workload, workers) == [
         ("Starting", "Starting"),
         ("Running", "WorkersRunning"),
