@@ -5,12 +5,11 @@ import pytest
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults
-from tests.simulation.scenes import EXCLUSIVE
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
 
-def written(workload: Workload, workers: int) -> list[tuple[str, str]]:
+def written(workload: Workload) -> list[tuple[str, str]]:
     """Phase and the reason of the condition Running, of each write of an operator."""
     found: list[tuple[str, str]] = []
 
@@ -20,9 +19,9 @@ def written(workload: Workload, workers: int) -> list[tuple[str, str]]:
             reasons = {one["type"]: one["reason"] for one in status["conditions"]}
             found.append((status["phase"], reasons.get("Running", "")))
 
-    spec = make_spec("job", workers=workers, **EXCLUSIVE)
+    spec = make_spec("job", gpu={"memory": "8Gi"})
     job = Submission("job", 1.0, spec, workload)
-    nodes = NodePlan("n0", 1), NodePlan("n1", 1)
+    nodes = (NodePlan("n0", 1),)
     simulation = Simulation(
         3, scenario=Scenario(nodes, (job,)), faults=Faults(), incidents=[], operators=1
     )
@@ -33,11 +32,18 @@ def written(workload: Workload, workers: int) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_silent", [False, True])
 @pytest.mark.parametrize("pull_seconds", [0.0, 120.0])
-def test_placed_running_and_finished(workers: int, pull_seconds: float) -> None:
-    workload = Workload(steps=5, checkpoint_steps=1000, pull_seconds=pull_seconds)
-    assert written(workload, workers) == [
+def test_placed_running_and_finished(pull_seconds: float, *, is_silent: bool) -> None:
+    """However long it takes to start, and whether or not its worker reports."""
+    workload = Workload(
+        steps=3,
+        step_seconds=0.5,
+        checkpoint_steps=1000,
+        pull_seconds=pull_seconds,
+        is_silent=is_silent,
+    )
+    assert written(workload) == [
         ("Starting", "Starting"),
         ("Running", "WorkersRunning"),
         ("Succeeded", "Finished"),

@@ -7,6 +7,7 @@ from datetime import datetime
 from operator import attrgetter
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -19,6 +20,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 # Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
     "measurement",
+    "tuned",
     "checkpoint",
     "tuning_seconds",
     "progressed_at",
@@ -27,6 +29,7 @@ _LIVE_FIGURES = (
     "summary",
     "conditions",
 )
+_NOTHING_TUNED = TunedSettings()
 _FIELDS = tuple(field.name for field in fields(GPUJobStatus))
 _UNCHANGED_FIELDS = attrgetter(*(name for name in _FIELDS if name not in _LIVE_FIGURES))
 _FIGURES = attrgetter(*(name for name in _FIELDS if name != "observed_at"))
@@ -122,4 +125,6 @@ def _essence(status: GPUJobStatus) -> tuple[object, ...]:
     """The status without the figures that change all the time. The first measurement is one of
     them: what follows from it, the reservation, is not."""
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    return _UNCHANGED_FIELDS(status), findings, status.checkpoint is not None
+    # A worker that has not tuned anything says so with its first report.
+    tuned = None if status.tuned == _NOTHING_TUNED else status.tuned
+    return _UNCHANGED_FIELDS(status), findings, tuned, status.checkpoint is not None
