@@ -20,6 +20,7 @@ from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
+from gpujob_operator.decide.measurement.permitted import permitted
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
@@ -284,6 +285,11 @@ class _Cycle:
         return min(found, default=None)
 
 
+def _measures_its_workload(job: GPUJob, status: GPUJobStatus) -> bool:
+    """False while an attempt runs with settings that an edit of the spec has forbidden since."""
+    return permitted(status.tuned, job.spec.optimize) is status.tuned
+
+
 def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, its pods, its profile."""
     job = entry.job
@@ -303,8 +309,7 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    if status.placement is None:
-        # A job without GPUs has measured nothing on them.
+    if status.placement is None or not _measures_its_workload(job, status):
         return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)

@@ -1,5 +1,6 @@
 """What two jobs may differ in and be the same workload, and what else they take to be measured."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJobSpec
+from gpujob_api.optimize import BatchSize, Optimize, PerStep
+from gpujob_api.settings import OptimizeMode, Precision, Toggle
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 from tests.harness.builders import make_job
 
@@ -22,6 +25,19 @@ def spec(
     return make_job(template={"spec": {"containers": [worker]}}, **fields).spec
 
 
+ASKED = (
+    Optimize(mode=OptimizeMode.OFF),
+    Optimize(mode=OptimizeMode.RECOMMEND),
+    Optimize(precision=Precision.FLOAT32),
+    Optimize(precision=Precision.BFLOAT16),
+    Optimize(batch_size=BatchSize(total=32)),
+    Optimize(batch_size=BatchSize(per_step=PerStep(8))),
+    Optimize(batch_size=BatchSize(per_step=PerStep(16))),
+    Optimize(activation_checkpointing=Toggle.ON),
+    Optimize(activation_checkpointing=Toggle.OFF),
+    Optimize(compile=Toggle.OFF),
+    Optimize(data_loading=Toggle.OFF),
+)
 SAME: list[tuple[GPUJobSpec, GPUJobSpec]] = [
     (spec(*TRAIN, "--lr", "0.1"), spec(*TRAIN, "--lr", "0.003")),
     (spec(*TRAIN, "--lr", "0.1"), spec(*TRAIN)),
@@ -76,6 +92,36 @@ def test_what_differs_between_runs_leaves_the_workload_the_same(
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_what_a_step_takes_makes_another_workload(one: GPUJobSpec, other: GPUJobSpec) -> None:
     assert workload_of(one).fingerprint != workload_of(other).fingerprint
+
+
+@pytest.mark.parametrize("workload", [None, "named"])
+def test_what_the_spec_asks_for_makes_another_workload(workload: str | None) -> None:
+    """float32 where bfloat16 was measured takes twice the memory."""
+    specs = [spec(*TRAIN, workload=workload, optimize=asked) for asked in (Optimize(), *ASKED)]
+    assert len({workload_of(one).fingerprint for one in specs}) == len(specs)
+
+
+def test_every_field_that_can_be_asked_for_is_among_them() -> None:
+    def changed(one: Any, plain: Any, path: str) -> set[str]:
+        names = (entry.name for entry in dataclasses.fields(plain))
+        pairs = [(path + name, getattr(one, name), getattr(plain, name)) for name in names]
+        nested = [changed(a, b, f"{name}.") for name, a, b in pairs if dataclasses.is_dataclass(b)]
+        flat = {name for name, a, b in pairs if a != b and not dataclasses.is_dataclass(b)}
+        return flat.union(*nested)
+
+    found = set[str]().union(*(changed(one, Optimize(), "") for one in ASKED))
+    names = {entry.name for entry in dataclasses.fields(Optimize)} - {"batch_size"}
+    names |= {f"batch_size.{entry.name}" for entry in dataclasses.fields(BatchSize)}
+    assert found == names
+
+
+def test_a_workload_that_leaves_everything_to_the_operator_keeps_its_profile() -> None:
+    """These names stand in clusters: with another one, each workload would be measured anew."""
+    auto = Optimize(batch_size=BatchSize(per_step=PerStep(None)))
+    assert workload_of(spec(*TRAIN)).fingerprint == "326e2883ddcb2d7a"
+    assert workload_of(spec(*TRAIN, optimize=auto)).fingerprint == "326e2883ddcb2d7a"
+    batch = Optimize(batch_size=BatchSize(total=32))
+    assert workload_of(spec(*TRAIN, optimize=batch)).fingerprint == "d6aacbeabb959732"
 
 
 @pytest.mark.parametrize(

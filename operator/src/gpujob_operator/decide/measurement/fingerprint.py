@@ -1,7 +1,7 @@
 """What makes two jobs the same workload: one that takes the same GPU memory and time for a step.
 
 Either the user names it (`spec.workload`), or it is the image, command and environment without what
-differs between the runs of a sweep.
+differs between the runs of a sweep. What `spec.optimize` asks for counts in both cases.
 """
 
 import hashlib
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJobSpec
+from gpujob_api.optimize import Optimize
 from gpujob_operator.decide.measurement.command_options import Decides, options, variable_decides
 
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -28,7 +30,8 @@ def workload_of(spec: GPUJobSpec) -> Workload:
     """What a run is a run of, and how long it is."""
     worker = spec.worker_container()
     return _workload(
-        (spec.workers, spec.gpus_per_worker, spec.optimize.batch_size.total),
+        (spec.workers, spec.gpus_per_worker),
+        spec.optimize,
         spec.workload,
         str(worker.get("image", "")),
         _texts(worker, "command"),
@@ -55,7 +58,8 @@ _Texts = tuple[str, ...]
 # Thousands of jobs have the same command.
 @lru_cache(maxsize=1024)
 def _workload(
-    sizes: tuple[int, int, int | None],
+    sizes: tuple[int, int],
+    optimize: Optimize,
     workload: str | None,
     image: str,
     command: _Texts,
@@ -72,12 +76,23 @@ def _workload(
     }
     if workload is not None:
         identity = {"workload": workload}
-    workers, gpus_per_worker, batch_total = sizes
-    identity |= {"workers": workers, "gpusPerWorker": gpus_per_worker, "batchTotal": batch_total}
+    workers, gpus_per_worker = sizes
+    identity |= {"workers": workers, "gpusPerWorker": gpus_per_worker}
+    identity["batchTotal"] = optimize.batch_size.total
+    if asked := _asked(optimize):
+        identity["optimize"] = asked
     return Workload(
         fingerprint=hashlib.sha256(_JSON.encode(identity).encode()).hexdigest()[:16],
         run_length=" ".join((*of_command.length, *of_arguments.length, *of_variables.length)),
     )
+
+
+def _asked(optimize: Optimize) -> dict[str, object]:
+    """Every field that is not Auto, as in the spec; but `total`, which every identity has."""
+    asked = encode(optimize)
+    asked |= asked.pop("batchSize")
+    asked.pop("total", None)
+    return {name: value for name, value in asked.items() if value != "Auto"}
 
 
 def _content(image: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, ReservationSource
 from gpujob_api.gpuprofile import (
     GPUProfile,
     GPUProfileSpec,
@@ -76,13 +76,13 @@ def new_entries(
     if entry is None:
         return None
     before = profile.status.entries if profile is not None else ()
-    same = next((e for e in before if _key(e) == _key(entry)), None)
+    same = next((e for e in before if _is_about(e, entry)), None)
     if same is not None:
         joined = _joined(same, entry, pace)
         if joined is None:
             return None
         entry = joined
-    others = tuple(e for e in before if _key(e) != _key(entry))
+    others = tuple(e for e in before if e is not same)
     return (entry, *others)[:ENTRIES_MAX]
 
 
@@ -127,7 +127,11 @@ def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry 
     measurement, reservation = status.measurement, status.reservation
     if measurement is None or reservation is None or status.placement is None:
         return None
-    if reservation.source is not ReservationSource.MEASURED or measurement.current is None:
+    timing = measurement.current
+    if reservation.source is not ReservationSource.MEASURED:
+        return None
+    if timing is None and status.phase is not JobPhase.SUCCEEDED:
+        # Without reports nothing says whether the peak is still to come.
         return None
     return ProfileEntry(
         gpu_model=status.placement.gpu_model,
@@ -137,16 +141,19 @@ def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry 
         samples=measurement.samples,
         updated_at=now,
         baseline=measurement.baseline,
-        current=measurement.current,
+        current=timing,
         tuned=status.tuned,
         tuning_seconds=status.tuning_seconds,
-        alone_step_seconds=measurement.current.step_seconds if alone else None,
+        alone_step_seconds=timing.step_seconds if alone and timing is not None else None,
         alone_joules_per_step=measurement.joules_per_step if alone else None,
     )
 
 
-def _key(entry: ProfileEntry) -> tuple[str, str]:
-    return entry.gpu_model, entry.torch_version
+def _is_about(one: ProfileEntry, measured: ProfileEntry) -> bool:
+    """True if both are of one GPU model and torch version. Seen from outside only, a run has no
+    version: it adds to the newest of its model."""
+    same_torch = one.torch_version == measured.torch_version or measured.current is None
+    return one.gpu_model == measured.gpu_model and same_torch
 
 
 def _joined(
@@ -157,7 +164,7 @@ def _joined(
     faster settings replace existing values, so that several jobs of one workload converge to the
     same entry and stop writing.
     """
-    best = after if before.current is None or _is_faster(after, before) else before
+    best = after if _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
     alone_seconds = _alone_seconds(before, after, best.tuned)
     shared = with_pace(before.shared, pace)
@@ -170,6 +177,7 @@ def _joined(
         return None
     return replace(
         best,
+        torch_version=before.torch_version,
         memory_bytes=memory_bytes,
         updated_at=after.updated_at,
         alone_step_seconds=alone_seconds,
@@ -179,8 +187,8 @@ def _joined(
 
 
 def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
-    assert one.current is not None, "an entry is made of a timing"
-    assert other.current is not None, "asked only of entries with a timing"
+    if one.current is None or other.current is None:
+        return other.current is None
     if (one.tuned is None) != (other.tuned is None):
         return one.tuned is not None
     return one.current.step_seconds < other.current.step_seconds * 0.95

@@ -1,0 +1,120 @@
+"""A job that is measured from outside only leaves a profile when it has succeeded."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Timing
+from gpujob_api.settings import TunedSettings
+from gpujob_operator.decide.measurement.profile import with_entries
+from gpujob_operator.decide.model.plan import SaveProfile
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.planner import plan
+from tests.harness.applied import applied
+from tests.harness.builders import (
+    CARD_BYTES,
+    MODEL,
+    T0,
+    after,
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pods,
+    make_snapshot,
+    make_template,
+    measured,
+    reserve,
+    running,
+    statuses,
+    used,
+)
+
+AT = 70.0
+HELD = reserve(2 * GIB, utilization_percent=30.0)
+REPORTED = ProfileEntry(
+    MODEL, "2.8", GIB, 20.0, samples=9, updated_at=T0, current=Timing(0.1, GIB),
+    tuned=TunedSettings(fused_optimizer=True), alone_step_seconds=0.1,
+)  # fmt: skip
+
+
+def silent(name: str = "first", held: Reservation = HELD) -> GPUJob:
+    known = replace(measured(GIB, utilization_percent=30.0), current=None, samples=40)
+    return running(make_job(name, template=make_template()), held=held, measurement=known)
+
+
+def seen(
+    job: GPUJob, exit_code: int | None, *entries: ProfileEntry, memory_bytes: int = GIB
+) -> Snapshot:
+    profiles = (with_entries(job, None, entries),) if entries else ()
+    return make_snapshot(
+        job,
+        pods=make_pods(job, exit_code=exit_code),
+        gpu_nodes=[make_gpu_node("n0", make_gpu(), at=AT)],
+        usage={(job.metadata.uid, 1): used(memory_bytes, 30.0, 40)},
+        profiles=profiles,
+    )
+
+
+def saved(snapshot: Snapshot) -> GPUProfile | None:
+    items = plan(snapshot, after(AT)).items
+    return next((one.profile for one in items if isinstance(one, SaveProfile)), None)
+
+
+def test_the_next_one_is_packed_by_what_the_first_one_took() -> None:
+    first = seen(silent(), 0)
+    after_it = applied(first, plan(first, after(AT)), after(AT))
+    (profile,) = after_it.profiles
+    (entry,) = profile.status.entries
+    assert (entry.gpu_model, entry.memory_bytes, entry.utilization_percent) == (MODEL, GIB, 30.0)
+    assert (entry.current, entry.tuned, entry.alone_step_seconds) == (None, None, None)
+
+    snapshot = make_snapshot(
+        make_job("second", template=make_template()),
+        gpu_nodes=[make_gpu_node("n0", make_gpu(), at=AT)],
+        profiles=after_it.profiles,
+    )
+    held = statuses(plan(snapshot, after(AT)).items)["second"].reservation
+    assert held is not None
+    assert held.source is ReservationSource.PROFILE
+    assert GIB < held.memory_bytes < CARD_BYTES / 2
+
+
+@pytest.mark.parametrize("exit_code", [None, 1])
+def test_before_it_has_succeeded_its_peak_may_be_to_come(exit_code: int | None) -> None:
+    assert saved(seen(silent(), exit_code)) is None
+
+
+def test_too_few_readings_leave_no_profile() -> None:
+    whole = reserve(CARD_BYTES, ReservationSource.WHOLE_GPU, 100.0)
+    assert saved(seen(silent(held=whole), 0)) is None
+
+
+def test_what_was_reported_before_stays_and_the_larger_peak_counts() -> None:
+    profile = saved(seen(silent(), 0, REPORTED, memory_bytes=3 * GIB))
+    assert profile is not None
+    expected = replace(REPORTED, memory_bytes=3 * GIB, updated_at=after(AT))
+    assert profile.status.entries == (expected,)
+
+
+def test_reports_that_come_later_are_not_hidden() -> None:
+    outside = replace(REPORTED, torch_version="", current=None, tuned=None, alone_step_seconds=None)
+    reporting = running(silent(), held=HELD, measurement=measured(GIB))
+    assert reporting.status.measurement is not None
+    said = replace(reporting.status.measurement, torch_version="2.8")
+    job = replace(reporting, status=replace(reporting.status, measurement=said))
+    profile = saved(seen(job, None, outside))
+    assert profile is not None
+    assert [entry.torch_version for entry in profile.status.entries] == ["2.8", ""]
+    assert profile.status.entries[0].current is not None
+
+
+def test_one_entry_a_version_remains() -> None:
+    """The API server refuses two entries of one model and version."""
+    outside = replace(REPORTED, torch_version="", current=None, tuned=None, alone_step_seconds=None)
+    untimed = replace(outside, torch_version="2.8")
+    profile = saved(seen(silent(), 0, untimed, outside, memory_bytes=3 * GIB))
+    assert profile is not None
+    assert sorted(entry.torch_version for entry in profile.status.entries) == ["", "2.8"]
