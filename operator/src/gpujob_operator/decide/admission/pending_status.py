@@ -7,6 +7,7 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
+from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -83,7 +84,7 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     writer = ConditionWriter(job, job.status, now)
     writer.set(conditions.SCHEDULED, True, "Placed", text)
     # The same condition as while the pods are created and start, which saves a write.
-    writer.set(conditions.RUNNING, False, "Starting", conditions.STARTING_MESSAGE)
+    writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     status = writer.status(
         phase=JobPhase.STARTING,
         attempt=job.status.attempt + 1,

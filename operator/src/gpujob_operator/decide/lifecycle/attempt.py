@@ -24,7 +24,7 @@ from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
-from gpujob_operator.decide.lifecycle.start_advice import with_advice
+from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE, with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.milestones import milestones
@@ -187,7 +187,7 @@ def _waiting(pods: tuple[PodView, ...]) -> tuple[str, str]:
         if pod.phase is PodPhase.PENDING and pod.reason:
             text = f"pod {pod.name}: {pod.message or pod.reason}"
             return pod.reason, with_advice(text, pod.reason)
-    return "Starting", conditions.STARTING_MESSAGE
+    return "Starting", STARTING_MESSAGE
 
 
 def _name_taken(pods: list[PodView]) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.plan import EventNote, NextStep
@@ -33,6 +34,6 @@ def again(job: GPUJob, now: datetime) -> NextStep:
     )
     writer = ConditionWriter(job, job.status, now)
     writer.set(conditions.SCHEDULED, True, "Placed", text)
-    writer.set(conditions.RUNNING, False, "Starting", conditions.STARTING_MESSAGE)
+    writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     status = writer.status(attempt=before + 1)
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)

@@ -22,9 +22,6 @@ SLOWED = "Slowed"
 # True while nothing of the job is tuned because the worker is not in it.
 UNTUNED = "Untuned"
 
-# Of Running, from the placement until all workers run or something keeps them from it.
-STARTING_MESSAGE = "the pods are being created and started"
-
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,
     False: ConditionStatus.FALSE,
