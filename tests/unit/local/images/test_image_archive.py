@@ -7,6 +7,7 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -94,20 +95,24 @@ def test_a_layer_depends_on_its_files_alone(tmp_path: Path) -> None:
 def test_of_two_that_make_a_layer_at_once_one_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each makes differs, as two runs of an installer do."""
+    """What each would make differs, as two runs of an installer do."""
     monkeypatch.setenv("GPUJOB_CACHE", str(tmp_path))
-    filled: list[Path] = []
+    begun, goes_on = Event(), Event()
 
     def fill(root: Path) -> None:
-        filled.append(root)
-        time.sleep(0.2)
+        assert not begun.is_set()
+        begun.set()
+        assert goes_on.wait(60)
         (root / "log").write_text(str(root))
 
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(cached_layer, "base", "1", fill) for _ in range(2)]
-        one, other = (future.result() for future in made)
-    assert one == other == Layer.of(one.path)
-    assert len(filled) == 1
+        first = pool.submit(cached_layer, "base", "1", fill)
+        assert begun.wait(60)
+        second = pool.submit(cached_layer, "base", "1", fill)
+        # The other one has no file to take, and does not begin.
+        assert not second.done()
+        goes_on.set()
+        assert first.result() == second.result() == Layer.of(first.result().path)
 
 
 def test_of_what_is_cached_the_newest_and_what_is_in_use_stay(tmp_path: Path) -> None:
