@@ -64,6 +64,7 @@ def _containerd(name: str, build_seconds: int) -> Binary:
 
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _KWOK = "sigs.k8s.io/kwok"
+_KARPENTER = "sigs.k8s.io/karpenter"
 _ETCD = "go.etcd.io/etcd/server/v3"
 SETS: dict[str, tuple[Binary, ...]] = {
     "kubernetes": (
@@ -91,6 +92,8 @@ SETS: dict[str, tuple[Binary, ...]] = {
     "coredns": (Binary("coredns", ".", "github.com/coredns/coredns", (), 0, 100),),
     # Plays kubelets in a benchmark.
     "kwok": (Binary("kwok", f"{_KWOK}/cmd/kwok", _KWOK, (), 0, 100),),
+    # With its provider of played nodes, for tests/karpenter. Built beside other work.
+    "karpenter": (Binary("karpenter", f"{_KARPENTER}/kwok", _KARPENTER, (), 0, 1500),),
 }
 # What a local cluster of process nodes and the chart's tests need; real kubelets need all sets.
 DEFAULT_SETS = ("kubernetes", "helm")

@@ -148,3 +148,5 @@ def test_the_real_modules_pin_what_the_code_expects() -> None:
     kwok = tools.Pins.read("kwok")
     assert kwok.wanted(tools.SETS["kwok"][0]) == ()
     assert parse_version(kwok.versions["sigs.k8s.io/kwok"])[:2] == (0, 8)
+    karpenter = tools.Pins.read("karpenter")
+    assert parse_version(karpenter.versions["sigs.k8s.io/karpenter"])[:2] == (1, 14)

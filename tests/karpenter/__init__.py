@@ -1,0 +1,1 @@
+"""Karpenter on a real control plane with played nodes: what it does to the nodes of workers."""
