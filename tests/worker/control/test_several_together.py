@@ -1,0 +1,167 @@
+"""Scripts that train several modules, each under DistributedDataParallel."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.data_parallel import said, train
+
+pytestmark = pytest.mark.timeout(240)
+
+HEAD = """
+import collections, json, os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+torch.set_num_threads(1)
+what, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+dist.init_process_group("gloo", init_method="file://" + out + "/group", rank=rank, world_size=size)
+torch.manual_seed(1)
+SEEN = collections.Counter()
+class Net(nn.Sequential):
+    def forward(s, x):
+        x = s[0](x); SEEN[f"{s.name} {str(x.dtype)[6:]}"] += 1
+        return s[2](s[1](x))
+def net(name, *sizes):
+    a, b, c = sizes; m = Net(nn.Linear(a, b), nn.GELU(), nn.Linear(b, c)); m.name = name
+    return DistributedDataParallel(m)
+generator = torch.Generator().manual_seed(7 + rank)
+noise = lambda *shape: torch.randn(*shape, generator=generator)
+"""
+ADVERSARIES = """
+g, d = net("g", 4, 64, 16), net("d", 16, 64, 1)
+go, do = torch.optim.Adam(g.parameters(), 1e-3), torch.optim.Adam(d.parameters(), 1e-3)
+bce = F.binary_cross_entropy_with_logits
+for i in range(steps):
+    if i == steps - 1: SEEN.clear()
+    do.zero_grad(); fake = g(noise(64, 4)); x = noise(64, 16) + 1
+    ld = bce(d(x), torch.ones(64, 1)) + bce(d(fake.detach()), torch.zeros(64, 1)); ld.backward()
+    do.step()
+    go.zero_grad(); loss = bce(d(fake), torch.ones(64, 1)); loss.backward(); go.step()
+modules = [g, d]
+"""
+CRITIC = """
+actor, critic = net("actor", 16, 64, 4), net("critic", 16, 64, 1)
+opt = torch.optim.AdamW([*actor.parameters(), *critic.parameters()], 1e-3)
+for i in range(steps):
+    if i == steps - 1: SEEN.clear()
+    x = noise(64, 16); opt.zero_grad()
+    value = critic(x).squeeze(1); chance = F.log_softmax(actor(x), 1)[:, 0]
+    gain = x.sum(1).tanh() - value
+    loss = gain.square().mean() - (chance * gain.detach()).mean(); loss.backward(); opt.step()
+modules = [actor, critic]
+"""
+# The second process calls the actor before the critic in its first step.
+OPPOSED = """
+actor, critic = net("actor", 16, 64, 4), net("critic", 16, 64, 1)
+opt = torch.optim.AdamW([*actor.parameters(), *critic.parameters()], 1e-3)
+for i in range(steps):
+    if i == steps - 1: SEEN.clear()
+    x = noise(64, 16); opt.zero_grad()
+    if rank and not i: chance, value = actor(x), critic(x)
+    else: value, chance = critic(x), actor(x)
+    gain = x.sum(1).tanh() - value.squeeze(1); loss = gain.square().mean(); loss.backward()
+    (-(F.log_softmax(chance, 1)[:, 0] * gain.detach()).mean()).backward(); opt.step()
+modules = [actor, critic]
+"""
+END = """
+values = torch.cat([p.detach().flatten() for m in modules for p in m.parameters()]).tolist()
+print(json.dumps({"seen": SEEN, "values": values, "loss": loss.item()}), flush=True)
+dist.destroy_process_group()
+"""
+SCRIPTS = {"adversaries": HEAD + ADVERSARIES + END, "critic": HEAD + CRITIC + END}
+KNOWN = {"precision": "bfloat16"}
+
+
+def asked(known: dict[str, Any] | None) -> dict[str, Any]:
+    return {"precision": "bfloat16"} if known is None else {"precision": "bfloat16", "tuned": known}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("known", [None, KNOWN])
+def test_each_module_gets_in_all_processes_what_the_first_one_gets(
+    name: str, known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    outputs, reports = train(tmp_path / "run", steps=14, source=SCRIPTS[name], **asked(known))
+    for output, text, report in zip(outputs, said(reports), reports, strict=True):
+        assert report["tuned"]["precision"] == "bfloat16", text
+        assert all(key.endswith(" bfloat16") for key in output["seen"]), text
+        assert len(output["seen"]) == 2
+        assert "2 processes decided together; the same in all" in text
+    plain, _ = train(tmp_path / "plain", steps=14, source=SCRIPTS[name], mode="Off")
+    assert outputs[0]["loss"] == pytest.approx(plain[0]["loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("known", [None, KNOWN])
+def test_what_one_process_finds_unsafe_for_a_module_no_process_applies(
+    known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """A hook on the second module in one process alone."""
+    hooked = CRITIC.replace("opt =", "if rank: actor.module[0].register_forward_hook(none)\nopt =")
+    hooked = "none = lambda *_: None" + hooked
+    outputs, reports = train(tmp_path, steps=14, source=HEAD + hooked + END, **asked(known))
+    for output, text in zip(outputs, said(reports), strict=True):
+        assert output["seen"] == {"critic bfloat16": 1, "actor float32": 1}, text
+    assert "of Net 2 skipped: not safe in all processes" in said(reports)[0]
+    assert "of Net 2 skipped: module 0 has hooks of the script" in said(reports)[1]
+
+
+@pytest.mark.parametrize("known", [None, {"precision": "float16"}])
+def test_losses_are_scaled_for_the_first_module_alone(
+    known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**asked(known), "precision": "float16"}
+    outputs, reports = train(tmp_path, steps=14, source=SCRIPTS["critic"], **settings)
+    for output, text in zip(outputs, said(reports), strict=True):
+        assert output["seen"] == {"critic float16": 1, "actor float32": 1}, text
+
+
+def test_processes_that_call_modules_in_another_order_apply_nothing(tmp_path: Path) -> None:
+    """They would measure and check different modules."""
+    outputs, reports = train(tmp_path, steps=14, source=HEAD + OPPOSED + END, **asked(None))
+    for output, report in zip(outputs, reports, strict=True):
+        assert output["seen"] == {"critic float32": 1, "actor float32": 1}
+        assert report["tuned"]["precision"] == "float32"
+    assert "the first process proposed nothing" in said(reports)[1]
+
+
+@pytest.mark.parametrize("known", [None, KNOWN])
+def test_a_module_that_is_met_after_the_tuning_runs_as_written(
+    known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    script = CRITIC.replace("opt =", 'late = net("late", 16, 64, 1)\nopt =')
+    script = script.replace(
+        "    gain =", "    if i > 9: value = value + late(x).squeeze(1)\n    gain ="
+    )
+    script = script.replace("*critic.p", "*late.parameters(), *critic.p")
+    outputs, reports = train(tmp_path, steps=14, source=HEAD + script + END, **asked(known))
+    for output, text in zip(outputs, said(reports), strict=True):
+        expected = {"critic bfloat16": 1, "actor bfloat16": 1, "late float32": 1}
+        assert output["seen"] == expected, text
+
+
+def test_one_process_that_loses_its_loss_takes_back_what_all_modules_have(tmp_path: Path) -> None:
+    lost = CRITIC.replace(
+        "; loss.backward", "; loss = loss + 1e6 * (rank and i > 12); loss.backward"
+    )
+    outputs, reports = train(tmp_path, steps=90, source=HEAD + lost + END, **asked(None))
+    for output, text in zip(outputs, said(reports), strict=True):
+        assert output["seen"] == {"critic float32": 1, "actor float32": 1}, text
+        assert "roll-back to plain settings: the loss diverges" in text
+        assert "precision of Net 2 applied" in text
+
+
+@pytest.mark.parametrize("known", [None, KNOWN])
+def test_modules_beside_the_first_run_as_written_under_a_memory_limit(
+    known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Of known settings the first module takes what is safe."""
+    source, limit = SCRIPTS["critic"], 4 * 2**30
+    outputs, reports = train(tmp_path, steps=14, source=source, limit_bytes=limit, **asked(known))
+    first = "float32" if known is None else "bfloat16"
+    for output, text in zip(outputs, said(reports), strict=True):
+        assert output["seen"] == {f"critic {first}": 1, "actor float32": 1}, text
