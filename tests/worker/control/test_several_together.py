@@ -68,6 +68,18 @@ for i in range(steps):
     (-(F.log_softmax(chance, 1)[:, 0] * gain.detach()).mean()).backward(); opt.step()
 modules = [actor, critic]
 """
+# The discriminator steps while gradients of the generator wait for their exchange.
+WAITING = """
+g, d = net("g", 4, 64, 16), net("d", 16, 64, 1)
+go, do = torch.optim.Adam(g.parameters(), 1e-3), torch.optim.Adam(d.parameters(), 1e-3)
+bce, ones = F.binary_cross_entropy_with_logits, torch.ones(64, 1)
+for i in range(steps):
+    go.zero_grad(); huge = 1e36 if rank and i == 12 else 1.0
+    with g.no_sync(), d.no_sync(): (bce(d(g(noise(64, 4))), ones) * huge).backward()
+    do.zero_grad(); ld = bce(d(noise(64, 16) + 1), ones); ld.backward(); do.step()
+    loss = bce(d(g(noise(64, 4))), ones); loss.backward(); go.step()
+modules = [g, d]
+"""
 END = """
 values = torch.cat([p.detach().flatten() for m in modules for p in m.parameters()]).tolist()
 print(json.dumps({"seen": SEEN, "values": values, "loss": loss.item()}), flush=True)
@@ -118,6 +130,16 @@ def test_losses_are_scaled_for_the_first_module_alone(
     outputs, reports = train(tmp_path, steps=14, source=SCRIPTS["critic"], **settings)
     for output, text in zip(outputs, said(reports), strict=True):
         assert output["seen"] == {"critic float16": 1, "actor float32": 1}, text
+
+
+def test_an_overflow_that_others_do_not_know_yet_skips_no_step_of_another_module(
+    tmp_path: Path,
+) -> None:
+    """The harness compares the parameters of the processes."""
+    settings: dict[str, Any] = {"precision": "float16", "tuned": {"precision": "float16"}}
+    _, reports = train(tmp_path, steps=14, source=HEAD + WAITING + END, **settings)
+    assert [report["tuned"]["precision"] for report in reports] == ["float16"] * 2
+    assert [report["skippedSteps"] for report in reports] == [1, 1]
 
 
 def test_processes_that_call_modules_in_another_order_apply_nothing(tmp_path: Path) -> None:

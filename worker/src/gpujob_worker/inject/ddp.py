@@ -164,6 +164,11 @@ def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
         kind._active_ddp_module = active
 
 
+def exchanges(wrapper: Any) -> bool:
+    """Whether gradients of a call that is made now are exchanged by its own backward."""
+    return wrapper is None or bool(wrapper.require_backward_grad_sync)
+
+
 def exchanged(wrapper: nn.Module | None) -> list[torch.Tensor]:
     """Parameters whose gradients are exchanged by the end of backward."""
     if wrapper is None:
