@@ -4,7 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
+from torch._C._distributed_c10d import HashStore
 
+from gpujob_api.settings import Settings
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.consensus import Consensus
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.features import Features
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.tuner import Tuner
 from tests.harness.data_parallel import said, train
 
 pytestmark = pytest.mark.timeout(240)
@@ -187,3 +199,21 @@ def test_modules_beside_the_first_run_as_written_under_a_memory_limit(
     first = "float32" if known is None else "bfloat16"
     for output, text in zip(outputs, said(reports), strict=True):
         assert output["seen"] == {f"critic {first}": 1, "actor float32": 1}, text
+
+
+def test_a_module_in_the_place_of_the_first_is_measured_by_the_tuner_that_all_share() -> None:
+    """The script has dropped the one before. What was found out about that one is not of this."""
+    first, second, third = roots = [Root(nn.Linear(2, 2), lambda _: None) for _ in range(3)]
+    for root in roots:
+        root.install()
+    in_force = AppliedSettings(Session(Environment(settings=Settings())), ScriptFacts(), roots)
+    in_force.decide_together(Consensus(HashStore(), 0, 2))
+    in_force.use(Tuner(Settings(), Features(), DecisionLog(), 1.0))
+    in_force.refuse_runs("it has hooks")
+    in_force.find_beside(second)
+    in_force.drop(first)
+    assert in_force.tuner is None
+    assert in_force.run_refusal is None
+    in_force.drop(second)
+    assert in_force.roots == [third]
+    assert in_force.run_refusal == "it was not looked at by all processes"
