@@ -58,16 +58,24 @@ dist.destroy_process_group()
 
 
 def train(
-    folder: Path, what: str = "plain", steps: int = 30, size: int = 2, **settings: Any
+    folder: Path,
+    what: str = "plain",
+    steps: int = 30,
+    size: int = 2,
+    source: str = SCRIPT,
+    limit_bytes: int | None = None,
+    **settings: Any,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each of the processes printed and reported."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(source)
     runs: list[WorkerRun] = []
     for rank in range(size):
         # Each is the first on a node of its own, so that all report.
         environment = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
+        if limit_bytes is not None:
+            environment["GPUJOB_MEMORY_LIMIT_BYTES"] = str(limit_bytes)
         command = ["python", str(script), what, str(folder), str(steps)]
         runs.append(
             start_worker(

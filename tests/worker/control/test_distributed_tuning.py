@@ -1,7 +1,7 @@
 """Processes under DistributedDataParallel decide together; what they learn stays what it is."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,164 +9,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
-from gpujob_worker.checkpoint.ballot import KeyValues
-from gpujob_worker.control.consensus import Consensus, common
-from gpujob_worker.control.distributed_tuning import FollowingTuner
-from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
+from gpujob_worker.inject.ddp import (
+    inside,
+    number_of,
+    scaling_refusal_of,
+    watch_wrappers,
+    wrapper_refusal,
+)
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.run.decision_log import DecisionLog
-from gpujob_worker.run.features import Features
 from tests.harness.data_parallel import said, train
 
 pytestmark = pytest.mark.timeout(240)
-
-FAST = TunedSettings(Precision.BFLOAT16, fused_optimizer=True, attention=AttentionKernel.FLASH)
-
-
-class Clock:
-    """Every look at the clock in vain takes a second of it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def pause(self, seconds: float) -> None:
-        self.now += 1.0
-
-
-def agreement(store: KeyValues, rank: int, size: int = 2, **keywords: Any) -> Consensus:
-    clock = Clock()
-    return Consensus(store, rank, size, clock=lambda: clock.now, pause=clock.pause, **keywords)
-
-
-def together(*tasks: Callable[[], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        return [future.result(60) for future in [pool.submit(task) for task in tasks]]
-
-
-def test_what_the_first_proposes_and_all_find_safe_is_decided() -> None:
-    store = HashStore()
-    first, second, third = (Consensus(store, rank, 3) for rank in range(3))
-
-    def lead() -> TunedSettings:
-        assert first.come()
-        first.propose(FAST)
-        return first.settle(FAST)
-
-    def follow(one: Consensus) -> TunedSettings:
-        assert one.proposal() == FAST
-        return one.settle(TunedSettings(Precision.BFLOAT16, batch_per_step=4))
-
-    decided = together(lead, lambda: follow(second), lambda: follow(third))
-    assert decided[0] == TunedSettings(Precision.BFLOAT16)
-    # A split is each process's own: it changes no gradient.
-    assert decided[1] == decided[2] == TunedSettings(Precision.BFLOAT16, batch_per_step=4)
-    # Another round knows nothing of the one before.
-    assert (
-        together(
-            lambda: first.settle(FAST), lambda: second.settle(FAST), lambda: third.settle(FAST)
-        )
-        == [FAST] * 3
-    )
-
-
-def test_a_process_that_does_not_come_leaves_all_as_they_are() -> None:
-    store = HashStore()
-    leader = agreement(store, 0)
-    assert not leader.come()
-    assert leader.settle(FAST) == TunedSettings()
-    # Who comes late finds the decision made.
-    assert agreement(store, 1).settle(FAST) == TunedSettings()
-
-
-def test_a_first_process_that_comes_late_finds_that_nothing_is_done() -> None:
-    store = HashStore()
-    follower, leader = agreement(store, 1), agreement(store, 0)
-    assert follower.proposal() is None
-    assert follower.settle(TunedSettings()) == TunedSettings()
-    assert leader.come()
-    leader.propose(FAST)
-    assert leader.settle(FAST) == TunedSettings()
-
-
-def test_a_follower_that_gave_up_binds_the_first_process() -> None:
-    """The first one waits for a third, the second loses patience: one decision all the same."""
-    store = HashStore()
-    leader, second = Consensus(store, 0, 3), agreement(store, 1, 3)
-    third = Consensus(store, 2, 3)
-    assert second.settle(FAST) == TunedSettings()
-    assert together(lambda: leader.settle(FAST), lambda: third.settle(FAST)) == (
-        [TunedSettings()] * 2
-    )
-
-
-@pytest.mark.parametrize(("wanted", "expected"), [("Auto", 384.0), ("On", 984.0)])
-def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
-    wanted: str, expected: float
-) -> None:
-    clock = Clock()
-    one = Consensus(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
-    explanation = DecisionLog()
-    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), explanation, 12.0)
-    tuner.agreement = one
-    assert tuner.proposed == TunedSettings()
-    assert tuner.proposed == TunedSettings()
-    assert clock.now == pytest.approx(expected, abs=2.0)
-    assert explanation.lines == ("tuning skipped: the first process proposed nothing",)
-
-
-def test_who_is_asked_to_stop_does_not_wait() -> None:
-    waited: list[float] = []
-    stopped = Consensus(HashStore(), 1, 2, cancelled=lambda: True, pause=waited.append)
-    assert stopped.proposal() is None
-    assert stopped.settle(FAST) == TunedSettings()
-    assert waited == []
-
-
-def test_a_store_that_is_gone_ends_no_run() -> None:
-    class Gone:
-        def __getattr__(self, name: str) -> Any:
-            raise RuntimeError("Broken pipe")
-
-    store: Any = Gone()
-    for rank in range(2):
-        one = agreement(store, rank)
-        assert not one.come()
-        assert one.proposal() is None
-        assert one.settle(FAST) == TunedSettings()
-        one.ask_roll_back(10, "why")
-        assert one.roll_back_due(20) is None
-
-
-def test_what_a_store_holds_is_not_trusted() -> None:
-    store = HashStore()
-    store.set("0/proposal", '{"precision": "float99"}')
-    store.set("0/decision", "[1]")
-    assert agreement(store, 1).proposal() is None
-    assert agreement(store, 1).settle(FAST) == TunedSettings()
-
-
-def test_all_go_back_at_the_same_check() -> None:
-    store = HashStore()
-    quick, slow = agreement(store, 0), agreement(store, 1)
-    assert quick.roll_back_due(10) is None
-    quick.ask_roll_back(10, "slower")
-    slow.ask_roll_back(10, "another reason")
-    # The slow one is at the check that the quick one has left behind.
-    assert slow.roll_back_due(10) is None
-    assert quick.roll_back_due(20) == slow.roll_back_due(20) == "slower"
-
-
-def test_what_is_common() -> None:
-    whole = TunedSettings(Precision.FLOAT16, compile=True, regional_compile=True)
-    assert common([whole, whole]) == whole
-    assert common([whole, TunedSettings(Precision.FLOAT16)]) == TunedSettings(Precision.FLOAT16)
-    assert common([whole, TunedSettings(Precision.BFLOAT16)]) == TunedSettings()
 
 
 def relative(ours: list[float], plain: list[float]) -> float:
@@ -247,7 +104,9 @@ def test_what_stays_refused_says_why(what: str, reason: str, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
+    watch_wrappers(lambda module: None)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -275,6 +134,20 @@ def test_what_cannot_be_decided_together_is_left_as_it_is() -> None:
     nested.module.add_module("inner", wrapped)
     assert "another DistributedDataParallel" in (wrapper_refusal(nested, 1) or "")
     assert parallel_wrapper(nn.Sequential(wrapped)) == "DistributedDataParallel inside"
+
+
+@pytest.mark.usefixtures("group")
+def test_wrappers_are_numbered_in_the_order_in_which_all_processes_make_them() -> None:
+    alone = dist.new_group([0])
+    first = DistributedDataParallel(nn.Linear(2, 2))
+    unsure: Any = DistributedDataParallel(nn.Linear(2, 2), init_sync=False)
+    second = DistributedDataParallel(nn.Linear(2, 2), process_group=alone)
+    numbers = [number_of(first), number_of(second)]
+    assert None not in numbers
+    assert numbers == [numbers[0], (numbers[0] or 0) + 1]
+    for other in (unsure, copy.deepcopy(first)):
+        assert number_of(other) is None
+        assert "not made by all processes at once" in (wrapper_refusal(other, 1) or "")
 
 
 @pytest.mark.usefixtures("group")

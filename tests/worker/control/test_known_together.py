@@ -44,7 +44,9 @@ def test_a_call_of_one_process_before_the_wrapper_decides_nothing(
     for text, report in zip(said(reports), reports, strict=True):
         assert "2 processes decided together; the same in all" in text
         assert report["tuned"]["precision"] == "bfloat16"
-        assert report["tuned"]["fusedOptimizer"]
+        # What is not known is measured, which may come out either way.
+        expected = known is not None or reports[0]["tuned"]["fusedOptimizer"]
+        assert report["tuned"]["fusedOptimizer"] == expected
 
 
 @pytest.mark.parametrize("what", ["inside", "part"])

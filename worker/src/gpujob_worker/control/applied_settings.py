@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.control.consensus import Consensus
+from gpujob_worker.control.consensus import (
+    MEASURED,
+    UNNUMBERED,
+    Choices,
+    Consensus,
+    known_round,
+)
 from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
+from gpujob_worker.inject.ddp import number_of
 from gpujob_worker.inject.fused_optimizer import keep_fused
+from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
@@ -68,6 +76,21 @@ class AppliedSettings:
     def script_compiles(self) -> bool:
         """True if the script compiles its model, or functions and no model was called outside."""
         return self.facts.compiles or (self.facts.compiles_functions and not self.roots)
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first root's wrapper in all processes that decide together."""
+        first = self._first_root
+        if first is None:
+            return UNNUMBERED
+        return number_of(first.wrapper or first.module) or UNNUMBERED
+
+    @property
+    def shared_scale(self) -> LossScale | None:
+        """The scale of losses for all modules. Where several processes decide together it is the
+        first one's alone, in whose exchanged gradients all look for an overflow.
+        """
+        return self.applied.plan.loss_scale if self.agreement is None else None
 
     @property
     def fits(self) -> list[MemoryFit]:
@@ -140,6 +163,9 @@ class AppliedSettings:
     def _promote(self, root: Root) -> None:
         """After the first root is gone: what keeps the limit for this root stays applied."""
         found = next((other for other in self.beside if other.root is root), None)
+        if self.agreement is not None:
+            unseen = "it was not looked at by all processes"
+            self.refuse_runs(unseen if found is None else found.run_refusal)
         if found is None:
             return
         self.beside.remove(found)
@@ -147,6 +173,9 @@ class AppliedSettings:
         self.tuner.applied.loader_workers = self.applied.loader_workers
         if not found.tuner.recommends:
             self.applied = found.tuner.applied
+        if self.agreement is not None and self.session.state.tuning_seconds is None:
+            # Nothing was decided yet: it is measured by the tuner that all share.
+            self.tuner = None
 
     def renew(self) -> None:
         """Starts over for another model."""
@@ -194,17 +223,54 @@ class AppliedSettings:
         self._tuned = weakref.ref(optimizer)
 
     def settle(self) -> None:
-        """Keeps of the choices what every process chose. Call it before they are applied."""
+        """Keeps of what was measured what every process chose, module by module. Call it before it
+        is applied.
+        """
         if self.agreement is None or self.tuner is None:
             return
-        mine = self.tuner.tuned()
+        first, mine = self.first_number, self.tuner.tuned()
         if self.agreement.leads:
-            self.agreement.propose(mine)
-        agreed = self.agreement.settle(mine)
+            self.agreement.propose(first, mine)
+        numbered = {number_of(other.root.wrapper): other for other in self.beside}
+        others = {number: other for number, other in numbered.items() if number is not None}
+        chosen = {number: other.tuner.tuned() for number, other in others.items()}
+        agreed = self.agreement.settle(MEASURED, Choices(first, {**chosen, first: mine}))
+        self._keep_of_first(mine, agreed[first])
+        for number, other in others.items():
+            self._keep_beside(other, agreed[number])
+
+    def settle_known(self) -> None:
+        """Keeps of known settings what every process found safe for the first root."""
+        if self.agreement is not None and self.tuner is not None:
+            mine = self.tuner.tuned()
+            self._keep_of_first(mine, self._agreed_on_known(self.first_number, mine))
+
+    def settle_known_beside(self, other: SecondaryModule) -> None:
+        """As `settle_known`, for a module that every process calls."""
+        number = number_of(other.root.wrapper)
+        if self.agreement is not None and number is not None:
+            self._keep_beside(other, self._agreed_on_known(number, other.tuner.tuned()))
+
+    def _agreed_on_known(self, number: int, mine: TunedSettings) -> TunedSettings:
+        assert self.agreement is not None
+        choices = Choices(number, {number: mine})
+        return self.agreement.settle(known_round(number), choices)[number]
+
+    def _keep_of_first(self, mine: TunedSettings, agreed: TunedSettings) -> None:
+        assert self.agreement is not None
+        assert self.tuner is not None
         keep_only(self.tuner.applied, agreed)
         kept = "the same in all" if agreed == mine else "less in some, and now in all"
         text = f"{self.agreement.size} processes decided together; {kept}"
         self.session.explanation.note("processes", text)
+
+    def _keep_beside(self, other: SecondaryModule, agreed: TunedSettings) -> None:
+        mine = other.tuner.tuned()
+        keep_only(other.tuner.applied, agreed)
+        if agreed != mine:
+            other.explanation.skipped("settings for speed", "not safe in all processes")
+            # What was measured is not what is applied.
+            self.session.state.gained(agreed, None)
 
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Applies the tuner's choices from the next step on, unless it only recommends."""

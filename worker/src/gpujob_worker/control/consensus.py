@@ -2,15 +2,17 @@
 group.
 
 The first process measures and proposes. Every process says which part of the proposal holds for
-itself. What holds for all is applied by all. No collective is involved, and every wait ends: a
-process whose wait times out writes "nothing" as the decision. The store keeps the first decision
-that is written, so that late or lost processes cannot lead to two decisions.
+each of its modules. What holds for all is applied by all. Modules go by their number
+(`inject.ddp.number_of`), so that the order in which a process calls them cannot mix them up. No
+collective is involved, and every wait ends: a process whose wait times out writes "nothing" as the
+decision. The store keeps the first decision that is written, so that late or lost processes cannot
+lead to two decisions.
 """
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from gpujob_api.codec import FieldError, decode, encode
@@ -28,11 +30,26 @@ CHECK_SECONDS = 120.0
 DECIDE_SECONDS = CHECK_SECONDS + 30.0
 POLL_SECONDS = 0.02
 
+# The number of what is in no numbered wrapper.
+UNNUMBERED = 0
+# The round of what was measured; settings that are known have a round for each module.
+MEASURED = "measured"
+
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What one process found safe, by the number of the module. `first`: the one that is measured,
+    of whose settings the others take over a part.
+    """
+
+    first: int
+    settings: Mapping[int, TunedSettings]
+
+
 class Consensus:
-    """Rounds of proposals and decisions. Every process takes part in the same rounds."""
+    """One round after the measurement, or one for each module whose settings are known."""
 
     def __init__(
         self,
@@ -50,7 +67,6 @@ class Consensus:
         self._cancelled = cancelled
         self._clock = clock
         self._pause = pause
-        self._round = 0
         self._came: bool | None = None
 
     @property
@@ -64,42 +80,48 @@ class Consensus:
         return self._came
 
     def _come(self) -> bool:
-        self._store.set(self._key(f"here/{self._rank}"), "1")
+        self._store.set(f"here/{self._rank}", "1")
         if not self.leads:
             return True
         return self._wait([f"here/{rank}" for rank in range(self.size)], COME_SECONDS)
 
-    def propose(self, tuned: TunedSettings) -> None:
-        _try(lambda: self._store.set(self._key("proposal"), _text(tuned)))
+    def propose(self, number: int, tuned: TunedSettings) -> None:
+        """`number`: that of the module on which `tuned` was measured."""
+        _try(lambda: self._store.set("proposal", _text(Choices(number, {number: tuned}))))
 
-    def proposal(self, seconds: float = MEASURE_SECONDS) -> TunedSettings | None:
-        """The proposal of the first process; None if it makes none within `seconds`."""
-        return _try(lambda: self._proposal(seconds))
+    def proposal(self, number: int, seconds: float = MEASURE_SECONDS) -> TunedSettings | None:
+        """The proposal of the first process; None if it makes none within `seconds`, or if it
+        measured another module than that with this `number`.
+        """
+        return _try(lambda: self._proposal(number, seconds))
 
-    def _proposal(self, seconds: float) -> TunedSettings | None:
+    def _proposal(self, number: int, seconds: float) -> TunedSettings | None:
         if not self.come() or not self._wait(["proposal"], seconds):
             return None
-        return _tuned(self._store.get(self._key("proposal")))
+        return _choices(self._store.get("proposal")).settings.get(number)
 
-    def settle(self, mine: TunedSettings) -> TunedSettings:
-        """What all processes apply, with the values of `mine` for what each process decides by
-        itself.
+    def settle(self, name: str, mine: Choices) -> dict[int, TunedSettings]:
+        """What all processes apply to each module of `mine`, with the values of `mine` for what
+        each process decides by itself. `name`: `MEASURED`, or the module's own (`known_round`).
         """
-        decided = _try(lambda: self._settle(mine)) or TunedSettings()
-        self._round += 1
-        self._came = None
-        return replace(decided, **{name: getattr(mine, name) for name in OWN})
+        decided = _try(lambda: self._settle(name, mine).settings) or {}
+        return {
+            number: replace(
+                decided.get(number, TunedSettings()), **{own: getattr(tuned, own) for own in OWN}
+            )
+            for number, tuned in mine.settings.items()
+        }
 
-    def _settle(self, mine: TunedSettings) -> TunedSettings | None:
-        self._store.set(self._key(f"mine/{self._rank}"), _text(mine))
-        decision = TunedSettings()
-        if self.leads:
-            everyone = [f"mine/{rank}" for rank in range(self.size)]
-            if self._wait(everyone, CHECK_SECONDS):
-                decision = common([_tuned(self._store.get(self._key(name))) for name in everyone])
-        else:
-            self._wait(["decision"], DECIDE_SECONDS)
-        return _tuned(self._store.compare_set(self._key("decision"), "", _text(decision)))
+    def _settle(self, name: str, mine: Choices) -> Choices:
+        key = f"{name}/decision"
+        everyone = [f"{name}/mine/{rank}" for rank in range(self.size)]
+        self._store.set(everyone[self._rank], _text(mine))
+        decision = Choices(mine.first, {})
+        if not self.leads:
+            self._wait([key], DECIDE_SECONDS)
+        elif not self._store.check([key]) and self._wait(everyone, CHECK_SECONDS):
+            decision = decide([_choices(self._store.get(one)) for one in everyone])
+        return _choices(self._store.compare_set(key, "", _text(decision)))
 
     def ask_roll_back(self, at: int, why: str) -> None:
         """Requests that all processes roll back after the check that follows check `at`."""
@@ -117,13 +139,10 @@ class Consensus:
         asked, why = json.loads(self._store.get("roll-back"))
         return str(why) if asked < at else None
 
-    def _key(self, name: str) -> str:
-        return f"{self._round}/{name}"
-
-    def _wait(self, names: Sequence[str], seconds: float) -> bool:
+    def _wait(self, keys: Sequence[str], seconds: float) -> bool:
         """Polls instead of waiting in the store, where no signal is handled."""
-        keys, ends = [self._key(name) for name in names], self._clock() + seconds
-        while not self._store.check(keys):
+        ends = self._clock() + seconds
+        while not self._store.check(list(keys)):
             if self._clock() >= ends or self._cancelled():
                 return False
             self._pause(POLL_SECONDS)
@@ -138,6 +157,34 @@ def _try(ask: Callable[[], Result]) -> Result | None:
         return None
 
 
+def known_round(number: int) -> str:
+    """The round in which the known settings of one module are decided, whenever it is called."""
+    return f"known/{number}"
+
+
+def decide(everyone: Sequence[Choices]) -> Choices:
+    """What all have in common, by module; one that a process does not name is left out. Nothing is
+    decided where processes measure different modules, and for the first one alone where nothing
+    of it is shared: what the others took over was taken from it.
+    """
+    first = everyone[0].first
+    if any(one.first != first for one in everyone):
+        return Choices(first, {})
+    named = set(everyone[0].settings).intersection(*(one.settings for one in everyone))
+    found = {number: common([one.settings[number] for one in everyone]) for number in named}
+    of_first = found.get(first, TunedSettings())
+    if _shares_nothing(of_first):
+        return Choices(first, {first: of_first})
+    return Choices(first, found)
+
+
+def _shares_nothing(tuned: TunedSettings) -> bool:
+    """The optimizer's kernel is of no module."""
+    plain = TunedSettings()
+    own = {name: getattr(plain, name) for name in OWN}
+    return replace(tuned, fused_optimizer=plain.fused_optimizer, **own) == plain
+
+
 def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
     """The values that are equal in all processes; the script's own value for the others."""
     plain = TunedSettings()
@@ -150,9 +197,19 @@ def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
     return TunedSettings(**kept)
 
 
-def _text(tuned: TunedSettings) -> str:
-    return json.dumps(encode(tuned), sort_keys=True)
+def _text(choices: Choices) -> str:
+    settings = {str(number): encode(tuned) for number, tuned in choices.settings.items()}
+    return json.dumps({"first": choices.first, "settings": settings}, sort_keys=True)
 
 
-def _tuned(text: bytes) -> TunedSettings:
-    return decode(TunedSettings, json.loads(text), "agreement")
+def _choices(text: bytes) -> Choices:
+    """Raises `ValueError` or `FieldError` where it is none."""
+    found = json.loads(text)
+    try:
+        first, settings = int(found["first"]), dict(found["settings"])
+    except (TypeError, KeyError) as error:
+        raise ValueError("no choices") from error
+    decoded = {
+        int(number): decode(TunedSettings, settings[number], "agreement") for number in settings
+    }
+    return Choices(first, decoded)

@@ -20,8 +20,10 @@ from gpujob_worker.control.consensus import (
 from gpujob_worker.inject.ddp import (
     group_store,
     inside,
+    number_of,
     process_group,
     sequence_numbers,
+    store_within,
     wrapper_refusal,
 )
 from gpujob_worker.inject.guards import is_fully_sharded, parallel_wrapper
@@ -39,9 +41,12 @@ class SharedTuner(Tuner):
     """One of several tuners that decide together."""
 
     agreement: Consensus
+    # Of the module that it measures or checks.
+    number: int
 
-    def join(self, agreement: Consensus) -> None:
+    def join(self, agreement: Consensus, number: int) -> None:
         self.agreement = agreement
+        self.number = number
 
 
 class LeadingTuner(SharedTuner):
@@ -97,7 +102,7 @@ class FollowingTuner(SharedTuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            self._proposed = self.agreement.proposal(self._wait_seconds)
+            self._proposed = self.agreement.proposal(self.number, self._wait_seconds)
             if self._proposed is None:
                 self._decision.skip("tuning", "the first process proposed nothing")
         return self._proposed or TunedSettings()
@@ -171,7 +176,7 @@ def _decide_together(in_force: AppliedSettings) -> None:
     if session.world_size == 1 or in_force.agreement is not None or process_group() is None:
         return
     agreement = Consensus(
-        group_store(),
+        store_within(group_store(), "decisions"),
         session.rank,
         session.world_size,
         cancelled=lambda: session.stop.requested,
@@ -194,8 +199,17 @@ def tuner_for(in_force: AppliedSettings) -> Tuner:
     )
     if isinstance(tuner, SharedTuner):
         assert agreement is not None
-        tuner.join(agreement)
+        tuner.join(agreement, in_force.first_number)
     return tuner
+
+
+def refusal_together(root: Root, recorded: RecordedCall) -> str | None:
+    """Why a module beside the first one is left out where processes decide together; asked by all
+    before the same call.
+    """
+    if number_of(root.wrapper) is None:
+        return "other processes may not call it: it is in no DistributedDataParallel"
+    return communicates(root, recorded)
 
 
 def communicates(root: Root, recorded: RecordedCall) -> str | None:

@@ -10,6 +10,7 @@ import torch
 
 from gpujob_api.report import WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.consensus import UNNUMBERED
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, names_of, too_many
@@ -103,11 +104,13 @@ class TuningSchedule:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
             return "no module in training was called from outside all others, with gradients"
-        if len(roots) > 1 and (in_force.agreement is not None or in_force.run_refusal is not None):
+        if len(roots) > 1 and (in_force.run_refusal is not None or self._leaves_several):
             return too_many(roots)
         if all(root.recorded is None for root in roots):
             return "no call of the module was seen"
-        if in_force.run_refusal is None and in_force.agreement is None:
+        if in_force.agreement is not None:
+            self._leave_out_refused()
+        elif in_force.run_refusal is None:
             refused = self._leave_out_unsafe()
             none_left = all(root.recorded is None for root in roots)
             in_force.refuse_runs(refused[0][1] if none_left else None)
@@ -115,6 +118,20 @@ class TuningSchedule:
                 self._choose_first()
                 self._say(refused)
         return in_force.run_refusal
+
+    @property
+    def _leaves_several(self) -> bool:
+        """Whether processes that decide together leave several modules as they are."""
+        in_force, limit = self._in_force, self._session.environment.memory_limit_bytes
+        unnumbered = in_force.first_number == UNNUMBERED
+        return in_force.agreement is not None and (limit is not None or unnumbered)
+
+    def _leave_out_refused(self) -> None:
+        """Forgets calls of modules that were refused before their first call, or not looked at."""
+        looked = [other.root for other in self._in_force.beside if other.run_refusal is None]
+        for root in self._in_force.roots[1:]:
+            if not any(root is one for one in looked):
+                root.recorded = None
 
     def _leave_out_unsafe(self) -> list[tuple[Root, str]]:
         """Forgets calls that must not be made for a measurement, and says why."""

@@ -35,6 +35,8 @@ class SecondaryModule:
     explanation: DecisionLog
     # The memory of its first step is known.
     refined: bool = False
+    # Why it may not be run for a measurement, where several processes decide together.
+    run_refusal: str | None = None
 
     def put(self) -> None:
         """Applies the choice from the next call on."""

@@ -13,7 +13,7 @@ import torch
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
-from gpujob_worker.control.distributed_tuning import communicates, tuner_for
+from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
@@ -119,7 +119,7 @@ class Startup:
         if in_force.run_refusal is None:
             session.state.counted(step_flop(root, recorded) if in_force.first_shape else None)
             tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
-        in_force.settle()
+        in_force.settle_known()
         if in_force.agreement is not None:
             session.state.start_with(tuner.tuned())
         scale = tuner.applied.plan.loss_scale
@@ -162,26 +162,36 @@ class Startup:
         session.meter.memory.reset_peak()
 
     def _start_beside(self, root: Root) -> None:
-        """Applies known settings to a root other than the first, before its first call."""
+        """Applies known settings to a root other than the first, before its first call. Where
+        several processes decide together, all look at it before this call.
+        """
         known, recorded = self._session.state.known_tuned, root.recorded
-        if known is None or recorded is None or self._in_force.agreement is not None:
+        together = self._in_force.agreement is not None
+        if recorded is None or (known is None and not together):
             return
         if len(self._in_force.beside) >= SECONDARY_MAX:
             return
         found = self._in_force.find_beside(root)
-        with self._session.meter.paused(), measuring("settings for speed", found.explanation):
-            refusal = trace_refusal(root, recorded, whole=False)
-            if refusal is None:
-                self._take_over(found, recorded)
-            else:
-                found.explanation.skipped("settings for speed", refusal)
+        with self._session.meter.paused():
+            with measuring("settings for speed", found.explanation):
+                found.run_refusal = "looking at it failed"
+                refusal = trace_refusal(root, recorded, whole=False)
+                if together:
+                    refusal = refusal or refusal_together(root, recorded)
+                found.run_refusal = refusal
+                if refusal is None:
+                    self._take_over(found, recorded)
+                else:
+                    found.explanation.skipped("settings for speed", refusal)
+            if known is not None:
+                self._in_force.settle_known_beside(found)
         found.put()
 
     def _take_over(self, found: SecondaryModule, recorded: RecordedCall) -> None:
         """The call may be run."""
         known = self._session.state.known_tuned
         if known is not None:
-            found.take_over(recorded, known, self._in_force.applied.plan.loss_scale)
+            found.take_over(recorded, known, self._in_force.shared_scale)
 
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
         """Handles a root other than the first: split and recomputed by its own memory model."""
@@ -209,6 +219,7 @@ class Startup:
         said = found.explanation
         reason = self._beside_refusal(root, recorded)
         if reason is not None:
+            found.run_refusal = reason
             said.skipped("memory limit", f"nothing was measured: {reason}")
             return found
         self._take_over(found, recorded)

@@ -133,7 +133,9 @@ class TuningRun:
             self._fused_optimizer()
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded, alone=not beside)
-            scale, chosen = self._tuner.applied.plan.loss_scale, self._tuner.tuned()
+            together = self._in_force.agreement is not None
+            scale = None if together else self._tuner.applied.plan.loss_scale
+            chosen = self._tuner.tuned()
             for other, call in present:
                 other.take_over(call, chosen, scale)
             parts = [(other.root, call, other.tuner.applied) for other, call in present]

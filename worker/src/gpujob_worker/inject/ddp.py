@@ -6,6 +6,7 @@ each of them once, for the whole batch, as written. `torch.autograd.grad` exchan
 """
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from torch import nn
 _WRAPPER = "DistributedDataParallel"
 # Modules that were put into such a wrapper, and their parts.
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+# Wrappers over all processes, by the order in which they were made. They are made by all processes
+# at once, which compare parameters meanwhile: a number means the same module in all.
+_numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_numbering = itertools.count(1)
 
 
 def inside(module: nn.Module) -> nn.Module | None:
@@ -28,8 +33,8 @@ def inside(module: nn.Module) -> nn.Module | None:
 
 
 def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
-    """Remembers from now on which modules are put into a DistributedDataParallel, and calls
-    `on_module` with each before.
+    """Remembers from now on which modules are put into a DistributedDataParallel, calls
+    `on_module` with each before, and numbers the wrappers.
     """
     kind = nn.parallel.DistributedDataParallel
     plain: Any = kind.__init__
@@ -39,8 +44,20 @@ def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
         _wrapped.update(module.modules())
         on_module(module)
         plain(self, module, *args, **kwargs)
+        together = kwargs.get("init_sync", True) and self.process_group.size() == _world_size()
+        if together and self not in _numbers:
+            _numbers[self] = next(_numbering)
 
     kind.__init__ = __init__
+
+
+def number_of(wrapper: nn.Module | None) -> int | None:
+    """The wrapper's number, which is the same in all processes; None if it has none."""
+    return _numbers.get(wrapper) if wrapper is not None else None
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -78,6 +95,8 @@ def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
         return f"the process group is not that of the {processes} processes"
     if wrapper.process_group.size() != processes:
         return f"{_WRAPPER} is over {wrapper.process_group.size()} of {processes} processes"
+    if number_of(wrapper) is None:
+        return f"{_WRAPPER} was not made by all processes at once (a copy, init_sync=False)"
     if any(kind.__name__ == "LightningModule" for kind in type(wrapper.module).__mro__):
         return "LightningModule's call is a whole training step, which logs what it sees"
     for layer in wrapper.module.modules():
@@ -143,6 +162,11 @@ def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
         yield
     finally:
         kind._active_ddp_module = active
+
+
+def exchanges(wrapper: Any) -> bool:
+    """Whether gradients of a call that is made now are exchanged by its own backward."""
+    return wrapper is None or bool(wrapper.require_backward_grad_sync)
 
 
 def exchanged(wrapper: nn.Module | None) -> list[torch.Tensor]:

@@ -8,7 +8,8 @@ is halved, and doubled after `GROWTH_STEPS` clean steps, as torch's own GradScal
 
 Where processes exchange gradients, an overflow in one of them must be seen by all. It leaves as
 "not a number" everywhere, which the exchange and any clipping carry on; every process then looks at
-the exchanged gradients, which are the same bits in all, and at nothing else.
+the exchanged gradients, which are the same bits in all, and at nothing else. Until they are
+exchanged (`no_sync`) an optimizer of other parameters steps as written.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +36,26 @@ class _State:
     scale: float
     found: Tensor | None
     stepped: bool
+    waits: bool
 
 
 class LossScale:
     """The scale in force, what overflowed since the last step, and how many steps were skipped."""
 
-    def __init__(self, scale: float = SCALE_START, exchanged: Sequence[Tensor] = ()) -> None:
-        """`exchanged`: parameters whose gradients other processes add to after they left here."""
+    def __init__(
+        self,
+        scale: float = SCALE_START,
+        exchanged: Sequence[Tensor] = (),
+        exchanges: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`exchanged`: parameters whose gradients other processes add to after they left here;
+        `exchanges`: whether those of the call that is made now are added at once.
+        """
         self.scale = scale
         self._exchanged = list(exchanged)
+        self.exchanges = exchanges
+        # Gradients of the last backward wait here; the step under way is of other parameters.
+        self._waits = self._passes = False
         self.steps = 0
         self.skipped = 0
         self._in_a_row = 0
@@ -63,11 +75,12 @@ class LossScale:
         return self._found is not None and bool(self._found.item())
 
     def state(self) -> _State:
-        return _State(self.scale, self._found, self._stepped)
+        return _State(self.scale, self._found, self._stepped, self._waits)
 
     def restore(self, state: _State) -> None:
         """Forgets what a probe found."""
         self.scale, self._found, self._stepped = state.scale, state.found, state.stepped
+        self._waits = state.waits
 
     def saved(self) -> list[float]:
         """For a checkpoint; `resume` puts it in force again."""
@@ -78,8 +91,13 @@ class LossScale:
         scale, clean = saved
         self.scale, self._clean = float(scale), int(clean)
 
-    def unscale(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """True gradients; notes whether one of them is not finite."""
+    def unscale(
+        self, gradients: Sequence[Tensor | None], *, waits: bool = False
+    ) -> list[Tensor | None]:
+        """True gradients; notes whether one of them is not finite. `waits`: they are exchanged with
+        those of a later backward.
+        """
+        self._waits = waits
         if self._stepped:
             self._found, self._stepped = None, False
         result: list[Tensor | None] = list(gradients)
@@ -111,6 +129,9 @@ class LossScale:
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the gradients away for this step when one of them overflowed."""
+        self._passes = self._waits and not self._steps_exchanged(optimizer)
+        if self._passes:
+            return
         if self._exchanged and not self._stepped:
             self._look_at_exchanged()
         if not self.overflowed:
@@ -121,11 +142,15 @@ class LossScale:
                     self._hidden.append((parameter, parameter.grad))
                     parameter.grad = None
 
+    def _steps_exchanged(self, optimizer: torch.optim.Optimizer) -> bool:
+        exchanged = {id(parameter) for parameter in self._exchanged}
+        return any(id(p) in exchanged for group in optimizer.param_groups for p in group["params"])
+
     def step_ends(self) -> None:
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden.clear()
-        if self._stepped or self._found is None:
+        if self._stepped or self._passes or self._found is None:
             return
         self._stepped = True
         self.steps += 1
@@ -177,6 +202,7 @@ class _Run:
         self._call = call
         self._inputs = inputs.detached()
         self._scale = scale
+        self._waits = not scale.exchanges()
         leaves = (leaf for leaf in self._inputs.leaves if isinstance(leaf, Tensor))
         self._wanted = [leaf for leaf in leaves if leaf.requires_grad] + parameters
         self._outputs: list[Tensor] = []
@@ -209,7 +235,7 @@ class _Run:
             retain_graph=keep,
             allow_unused=True,
         )
-        return self._scale.unscale(found)
+        return self._scale.unscale(found, waits=self._waits)
 
 
 class _Scaled(torch.autograd.Function):

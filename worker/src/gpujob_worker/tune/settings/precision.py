@@ -10,7 +10,7 @@ import torch
 
 from gpujob_api.settings import Precision, TunedSettings
 from gpujob_worker.inject.call_inputs import differentiable_leaves, trainable
-from gpujob_worker.inject.ddp import exchanged, scaling_refusal_of
+from gpujob_worker.inject.ddp import exchanged, exchanges, scaling_refusal_of
 from gpujob_worker.inject.float32_tail import Float32Tail, LayerCall, noting_layers, tail_of
 from gpujob_worker.inject.grad_scaling import LossScale, scaling_refusal, skip_refusal
 from gpujob_worker.inject.guards import leaves_outside
@@ -169,7 +169,7 @@ def _float16_refusal(context: Context) -> str | None:
 def _scaled_plan(context: Context) -> RootPlan | None:
     """float16 with the largest scale at which no gradient of this batch overflows."""
     root = context.root
-    scale = LossScale(exchanged=exchanged(root.wrapper))
+    scale = LossScale(exchanged=exchanged(root.wrapper), exchanges=lambda: exchanges(root.wrapper))
     plan = replace(_half(context, torch.float16), loss_scale=scale)
     probe = RootProbe(root, context.recorded)
     while scale.scale >= 1.0:
