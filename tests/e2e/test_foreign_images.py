@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.codec import encode
+from gpujob_api.codec import encode_given
 from gpujob_api.settings import TunedSettings
 from gpujob_local.images.archive import Image
 from tests.harness.foreign_images import CONDA_VERSION, ForeignImages
@@ -29,7 +29,7 @@ ONE_SETTING: Json = {
     "dataLoading": "Off",
     "activationCheckpointing": "On",
 }
-TUNED = encode(TunedSettings(activation_checkpointing=True))
+TUNED = encode_given(TunedSettings(activation_checkpointing=True))
 NO_TORCH = "import sys, time; time.sleep(5); print('done by', sys.version_info[:2])"
 
 
@@ -157,7 +157,8 @@ def test_an_image_like_alpines(team: Team, images: ForeignImages) -> None:
     assert "done by" in team.log("plain-1-0")
     submit(team, "trains", image, ["python3", "-c", "import torch"])
     team.wait_for_phase("trains", "Failed")
-    assert "No module named 'torch'" in team.log("trains-1-0")
+    last = team.status("trains")["attempt"]
+    assert "No module named 'torch'" in team.log(f"trains-{last}-0")
 
 
 def test_no_python_at_all(team: Team, images: ForeignImages) -> None:
