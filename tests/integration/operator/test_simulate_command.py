@@ -67,10 +67,7 @@ def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
     stage.wait(lambda: stage.pod_names() == ["first-1-0"], "the pod exists")
     status = stage.job("first")["status"]
     assert first["startsSeconds"] == 0
-    # The UID of the pod is known a moment after the pod exists.
-    for worker in status["placement"]["workers"]:
-        worker.pop("podUid", None)
-    assert first["placements"][0]["placement"] == status["placement"]
+    assert places(first["placements"][0]["placement"]) == places(status["placement"])
     assert first["placements"][0]["reservation"] == status["reservation"]
     assert first["placements"][0]["message"] == _scheduled(status)["message"]
 
@@ -129,12 +126,12 @@ def test_a_place_is_accounted_for_from_its_cycle_and_from_the_cluster(stage: Sta
 
 
 def places(placement: Json) -> Json:
-    """A placement without the UIDs of its pods, which come later."""
+    """A placement with its defaults, and without the UIDs of its pods, which come later."""
     workers = [
         {name: one for name, one in worker.items() if name != "podUid"}
         for worker in placement["workers"]
     ]
-    return {**placement, "workers": workers}
+    return {"spot": False, **placement, "workers": workers}
 
 
 def placed_in(dump: Path, name: str) -> bool:
