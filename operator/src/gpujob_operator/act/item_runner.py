@@ -102,6 +102,10 @@ class ItemRunner:
         result = await self._run(item, target, kind, lambda: self._writer.write(item))
         if isinstance(item, WriteStatus) and result is not WriteResult.DONE:
             self._attempts.not_placed(item)
+        if isinstance(item, CreatePod) and result is WriteResult.DONE:
+            # Here and not below, where the Service of a gang is created for its first pod, too.
+            self.refusals.created(item)
+            self._attempts.created(item)
         self.results[result] += 1
         return result
 
@@ -206,9 +210,6 @@ class ItemRunner:
             log.warning("write refused", object=name, error=str(error))
             self._refused(item, error.message or str(error))
             return WriteResult.REFUSED
-        if isinstance(item, CreatePod):
-            self.refusals.created(item)
-            self._attempts.created(item)
         return WriteResult.DONE
 
     def _refused(self, item: PlanItem, message: str) -> None:
