@@ -100,7 +100,8 @@ class ItemRunner:
         if isinstance(item, WriteStatus):
             self._attempts.placing(item)
         result = await self._run(item, target, kind, lambda: self._writer.write(item))
-        if isinstance(item, WriteStatus) and result is not WriteResult.DONE:
+        # After a lost answer a conflict is no other's write: the leader alone gives this number.
+        if isinstance(item, WriteStatus) and result not in (WriteResult.DONE, WriteResult.CONFLICT):
             self._attempts.not_placed(item)
         if isinstance(item, CreatePod) and result is WriteResult.DONE:
             # Here and not below, where the Service of a gang is created for its first pod, too.
@@ -190,6 +191,8 @@ class ItemRunner:
             await self._retry.run(lambda: self._request(item, call))
         except (Conflict, AlreadyExists) as error:
             log.info("stale write dropped", object=name, error=str(error))
+            if isinstance(item, WriteStatus):
+                self._attempts.not_placed(item)
             return WriteResult.CONFLICT
         except NotFound:
             self._writer.forget(item)

@@ -36,4 +36,5 @@ def again(job: GPUJob, now: datetime) -> NextStep:
     writer.set(conditions.SCHEDULED, True, "Placed", text)
     writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     status = writer.status(attempt=before + 1)
-    return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
+    # The change of the status causes the next cycle.
+    return NextStep(status, events=(EventNote("Placed", text),))
