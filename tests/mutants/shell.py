@@ -82,8 +82,8 @@ ACTS = (
     of_operator(
         "a placement that may be another process's is taken for an own one",
         "act/item_runner.py",
-        "                self._attempts.not_placed(item)\n",
-        "                pass\n",
+        "            self._attempts.not_placed(item)\n",
+        "            pass\n",
         "test_own_attempts.py",
     ),
     of_operator(

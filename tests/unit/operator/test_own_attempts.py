@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import ApiError, Conflict, Unavailable
+from gpujob_operator.act.kube import ApiError, Unavailable
 from gpujob_operator.act.own_attempts import OwnAttempts
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
@@ -55,7 +55,7 @@ async def test_an_attempt_whose_placement_is_being_written_is_own(bench: Executo
     )
 
 
-@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "x"), Unavailable(503, "x", "y")])
+@pytest.mark.parametrize("error", [Unavailable(503, "x", "y")])
 async def test_a_placement_of_which_nobody_knows_whose_it_is(
     bench: ExecutorBench, error: ApiError
 ) -> None:

@@ -191,8 +191,6 @@ class ItemRunner:
             await self._retry.run(lambda: self._request(item, call))
         except (Conflict, AlreadyExists) as error:
             log.info("stale write dropped", object=name, error=str(error))
-            if isinstance(item, WriteStatus):
-                self._attempts.not_placed(item)
             return WriteResult.CONFLICT
         except NotFound:
             self._writer.forget(item)
