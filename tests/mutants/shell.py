@@ -87,6 +87,20 @@ ACTS = (
         "test_own_attempts.py",
     ),
     of_operator(
+        "a definite conflict is taken for the end of an own request",
+        "act/own_attempts.py",
+        "        if own is None or not own.unanswered:\n            self.not_placed(item)\n",
+        "",
+        "test_own_attempts.py",
+    ),
+    of_operator(
+        "a conflict after a lost answer is taken for another process's write",
+        "act/own_attempts.py",
+        "            own.unanswered = True\n",
+        "            pass\n",
+        "test_own_attempts.py",
+    ),
+    of_operator(
         "a refused write is repeated at once",
         "act/item_runner.py",
         "            self._backoff.failed(target)\n",

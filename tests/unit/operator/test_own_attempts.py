@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import ApiError, Unavailable
+from gpujob_operator.act.kube import ApiError, Conflict, Unavailable
 from gpujob_operator.act.own_attempts import OwnAttempts
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
@@ -55,8 +55,8 @@ async def test_an_attempt_whose_placement_is_being_written_is_own(bench: Executo
     )
 
 
-@pytest.mark.parametrize("error", [Unavailable(503, "x", "y")])
-async def test_a_placement_of_which_nobody_knows_whose_it_is(
+@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "x"), Unavailable(503, "x", "y")])
+async def test_a_placement_that_did_not_take_effect(
     bench: ExecutorBench, error: ApiError
 ) -> None:
     job = bench.job()
@@ -64,6 +64,14 @@ async def test_a_placement_of_which_nobody_knows_whose_it_is(
     results = await bench.run(placing(job))
     assert WriteResult.DONE not in results
     assert told(bench, job) == (BY_ANOTHER,)
+
+
+async def test_a_conflict_after_a_lost_answer_is_with_the_own_request(bench: ExecutorBench) -> None:
+    """The first request took effect, and its repetition is refused."""
+    job = bench.job()
+    bench.kube.fail("patch", "gpujobs", after_effect=True)
+    assert await bench.run(placing(job)) == {WriteResult.CONFLICT: 1}
+    assert told(bench, job) == ()
 
 
 async def test_a_pod_that_was_refused_was_not_created(bench: ExecutorBench) -> None:

@@ -100,8 +100,9 @@ class ItemRunner:
         if isinstance(item, WriteStatus):
             self._attempts.placing(item)
         result = await self._run(item, target, kind, lambda: self._writer.write(item))
-        # After a lost answer a conflict is no other's write: the leader alone gives this number.
-        if isinstance(item, WriteStatus) and result not in (WriteResult.DONE, WriteResult.CONFLICT):
+        if isinstance(item, WriteStatus) and result is WriteResult.CONFLICT:
+            self._attempts.conflicted(item)
+        elif isinstance(item, WriteStatus) and result is not WriteResult.DONE:
             self._attempts.not_placed(item)
         if isinstance(item, CreatePod) and result is WriteResult.DONE:
             # Here and not below, where the Service of a gang is created for its first pod, too.
@@ -221,7 +222,12 @@ class ItemRunner:
 
     async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(item)):
-            await call()
+            try:
+                await call()
+            except Unavailable:
+                if isinstance(item, WriteStatus):
+                    self._attempts.unanswered(item)
+                raise
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
         """Reads the object by name until the API server answers, or leadership is lost."""

@@ -16,6 +16,8 @@ from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot
 @dataclass(slots=True)
 class _Own:
     attempt: int
+    # A request that places it had no answer: it may have taken effect.
+    unanswered: bool = False
     created: set[int] = field(default_factory=set[int])
 
 
@@ -31,8 +33,25 @@ class OwnAttempts:
         if _places(item):
             self._own[item.job.metadata.uid] = _Own(item.status.attempt)
 
+    def unanswered(self, item: WriteStatus) -> None:
+        """A request that writes the placement had no answer."""
+        own = self._own.get(item.job.metadata.uid)
+        if own is not None and _places(item):
+            own.unanswered = True
+
+    def conflicted(self, item: WriteStatus) -> None:
+        """The job was changed before the request arrived.
+
+        If an earlier request for the same placement had no answer, that request made the change:
+        only the leader gives this number. If every request was answered, another process placed
+        the attempt.
+        """
+        own = self._own.get(item.job.metadata.uid)
+        if own is None or not own.unanswered:
+            self.not_placed(item)
+
     def not_placed(self, item: WriteStatus) -> None:
-        """The write failed, or nobody knows whose write it was that took effect."""
+        """The placement did not take effect."""
         if _places(item):
             self._own.pop(item.job.metadata.uid, None)
 
