@@ -16,23 +16,29 @@ import re
 import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 
 from bench.machine import print_result
+from bench.played_agents import (
+    AGENT_ARGUMENT,
+    logged,
+    node_session,
+    readings_url,
+    write_token,
+)
 from bench.table import format_table
 from gpujob_api.gpunode import GPU, GPUProcess
 from gpujob_api.quantities import GIB
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions
-from gpujob_local.cluster.setup import AGENT_ACCOUNT, SYSTEM_NAMESPACE
+from gpujob_local.cluster.setup import SYSTEM_NAMESPACE
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import LEASES, ApiError, Kube, ResourceType
 from gpujob_operator.agent.direct import DirectReadings
@@ -107,8 +113,7 @@ class _Fleet:
     def __init__(self, kube: Kube, nodes: list[_Node], tokens: list[Path], urls: list[str]) -> None:
         self._nodes = nodes
         self._connections = [
-            WebSocketConnections(token, _session_from(f"127.0.{n // 250 + 1}.{n % 250 + 1}"))
-            for n, token in enumerate(tokens)
+            WebSocketConnections(token, node_session(number)) for number, token in enumerate(tokens)
         ]
         self.failed = 0
         connects = [one.connect for one in self._connections] if urls else []
@@ -146,15 +151,6 @@ class _Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for one in self._connections:
             await one.close()
-
-
-def _session_from(address: str) -> Callable[[], aiohttp.ClientSession]:
-    """Each node has its own address: the operator bounds TokenReviews by address."""
-
-    def make() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(address, 0)))
-
-    return make
 
 
 class _Meter:
@@ -198,12 +194,11 @@ async def _measure(
     cluster: LocalCluster, options: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], float]:
     nodes = [_Node(f"node-{number}", options.gpus) for number in range(options.nodes)]
-    account = f"--agent-account={SYSTEM_NAMESPACE}:{AGENT_ACCOUNT}"
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         tokens = await _join(cluster, nodes, folder)
-        leader = await asyncio.to_thread(cluster.start_operator, account)
-        standby = cluster.spawn_operator("standby", account)
+        leader = await asyncio.to_thread(cluster.start_operator, AGENT_ARGUMENT)
+        standby = cluster.spawn_operator("standby", AGENT_ARGUMENT)
         meter = _Meter(cluster)
         kube = Kube(await load_configuration(str(cluster.kubeconfig)), meter.wrote)
         stack.push_async_callback(kube.close)
@@ -211,8 +206,7 @@ async def _measure(
         fleet = _Fleet(kube, nodes, tokens, [])
         rows.append(await _settled(meter, fleet, "status", options.seconds))
         await fleet.stop()
-        reports = [_logged(one.log, "reports") for one in (leader, standby)]
-        urls = [url.removesuffix("report") + "readings" for url in reports]
+        urls = [readings_url(one.log) for one in (leader, standby)]
         fleet = _Fleet(kube, nodes, tokens, urls)
         stack.push_async_callback(fleet.stop)
         rows.append(await _settled(meter, fleet, "direct", options.seconds))
@@ -250,26 +244,12 @@ def _join_one(cluster: LocalCluster, node: str, folder: Path) -> Path:
     labels = {"gpujob.dev/managed": "true"}
     body: dict[str, Any] = {"metadata": {"name": node, "labels": labels}}
     client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **body})
-    pods = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
-    spec: dict[str, Any] = {
-        "serviceAccountName": AGENT_ACCOUNT,
-        "nodeName": node,
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": "agent", "image": "any"}],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"agent-{node}"}, "spec": spec}
-    uid = client.create(pods, pod)["metadata"]["uid"]
-    bound = {"apiVersion": "v1", "kind": "Pod", "name": f"agent-{node}", "uid": uid}
-    request = {"spec": {"audiences": ["gpujob"], "boundObjectRef": bound}}
-    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{AGENT_ACCOUNT}/token"
-    file = folder / node
-    file.write_text(client.create(path, request)["status"]["token"])
-    return file
+    return write_token(client, node, folder)
 
 
 async def _leader_change(cluster: LocalCluster, log: Path, nodes: int) -> float:
     """Seconds from the moment at which the standby leads until it has a reading of each node."""
-    metrics = f"{_logged(log, 'metrics')}/metrics"
+    metrics = f"{logged(log, 'metrics')}/metrics"
     cluster.kill_operator()
     led_at = 0.0
     while True:
@@ -286,17 +266,6 @@ async def _leader_change(cluster: LocalCluster, log: Path, nodes: int) -> float:
 def _read(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as response:
         return response.read().decode()
-
-
-def _logged(log: Path, key: str) -> str:
-    """A value of the operator's line `started`."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = re.search(rf'"message": ?"started".*?"{key}": ?"([^"]+)"', log.read_text())
-        if found:
-            return found[1]
-        time.sleep(0.1)
-    raise TimeoutError(f"no start in {log}")
 
 
 async def _leases(kube: Kube, nodes: list[_Node]) -> "asyncio.Future[Any]":

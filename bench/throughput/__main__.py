@@ -5,10 +5,10 @@
 
 Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the operator as a process
 of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
-succeeded at once), agents by one process with the product's publisher, whose readings go by the
-status. Plain batch Jobs of the same pods come first, without operator and agents; then the GPUJobs,
-on the same control plane. All share this machine's cores, so figures of two machines do not
-compare; the ratio of the columns does.
+succeeded at once), agents by one process with the product's publisher, whose readings go to the
+operator directly, or with `--readings status` by the status. Plain batch Jobs of the same pods come
+first, without operator and agents; then the GPUJobs, on the same control plane. All share this
+machine's cores, so figures of two machines do not compare; the ratio of the columns does.
 
 Times are those of a user: from before the request until a watch shows the last pod bound, the job
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
@@ -106,11 +106,11 @@ async def delete_all(stack: Stack, kube: Kube, kind: Kind, namespace: str) -> No
 
 async def run_kind(stack: Stack, kube: Kube, kind: Kind, options: argparse.Namespace) -> Outcome:
     if kind is GPUJOBS:
+        await asyncio.to_thread(stack.start_operator)
+        await wait_until(stack.operator_is_ready, "the operator", stack)
         await asyncio.to_thread(stack.start_agents)
         nodes = stack.nodes
         await wait_until(lambda: stack.measured_nodes() >= nodes, "readings of all nodes", stack)
-        await asyncio.to_thread(stack.start_operator)
-        await wait_until(stack.operator_is_ready, "the operator", stack)
     warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
     first = f"warm-up-{kind.name}"
     await _succeed(measure(stack, kube, kind, warm_up, first, restart=False))
@@ -155,6 +155,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--restart", action="store_true", help="kill the operator once a third is bound")
     add("--kinds", type=_kinds, default=_kinds("jobs,gpujobs"), help="of jobs, gpujobs")
     add("--limit-seconds", type=float, default=900.0, help="for one kind (%(default)s)")
+    add("--readings", choices=("direct", "status"), default="direct", help="%(default)s")
     add("--operator-arguments", default="", help="more arguments of the operator")
     return parser.parse_args(arguments)
 
@@ -203,7 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     with start_cluster(say) as cluster:
         more = tuple(options.operator_arguments.split())
-        outcomes = asyncio.run(run_all(Stack(cluster, options.nodes, options.gpus, more), options))
+        direct = options.readings == "direct"
+        stack = Stack(cluster, options.nodes, options.gpus, more, direct)
+        outcomes = asyncio.run(run_all(stack, options))
     print_outcomes(outcomes, options)
     return 0 if all(outcome.complete for outcome in outcomes) else 1
 

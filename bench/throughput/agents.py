@@ -9,14 +9,19 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
+from bench.played_agents import node_session
 from bench.throughput.kwok import node_names
 from gpujob_api.gpunode import GPU
 from gpujob_api.quantities import GIB
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import ApiError, Kube
+from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.agent.websocket import WebSocketConnections
 
 # The default of the agent and of the chart.
 INTERVAL_SECONDS = 2.0
@@ -38,7 +43,9 @@ def idle_gpus(node: str, count: int) -> tuple[GPU, ...]:
     )
 
 
-async def _publish_for_ever(kube: Kube, node: str, gpus: int) -> None:
+async def _publish_for_ever(
+    kube: Kube, node: str, gpus: int, direct: DirectReadings | None
+) -> None:
     publisher = Publisher(
         kube,
         node,
@@ -46,6 +53,7 @@ async def _publish_for_ever(kube: Kube, node: str, gpus: int) -> None:
         agent_version="bench",
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
+        direct=direct,
     )
     readings, ready = idle_gpus(node, gpus), Readiness(True, "Reading", "")
     # Agents of a real cluster do not beat in step.
@@ -58,14 +66,19 @@ async def _publish_for_ever(kube: Kube, node: str, gpus: int) -> None:
         await asyncio.sleep(INTERVAL_SECONDS)
 
 
-async def run(kubeconfig: str, nodes: int, gpus: int) -> None:
+async def run(kubeconfig: str, nodes: int, gpus: int, readings_url: str, tokens: Path) -> None:
+    """Readings go directly if there is an address, else by the status."""
     kube = Kube(await load_configuration(kubeconfig))
-    try:
-        async with asyncio.TaskGroup() as group:
-            for node in node_names(nodes):
-                group.create_task(_publish_for_ever(kube, node, gpus))
-    finally:
-        await kube.close()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(kube.close)
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        for number, node in enumerate(node_names(nodes)):
+            direct = None
+            if readings_url:
+                connections = WebSocketConnections(tokens / node, node_session(number))
+                direct = DirectReadings([readings_url], connections.connect, time.monotonic)
+                group.create_task(direct.run())
+            group.create_task(_publish_for_ever(kube, node, gpus, direct))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,8 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kubeconfig", required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--readings-url", default="", help="of the operator; none: by the status")
+    parser.add_argument("--tokens", type=Path, default=Path(), help="a file for each node")
     options = parser.parse_args(arguments)
-    asyncio.run(run(options.kubeconfig, options.nodes, options.gpus))
+    asyncio.run(
+        run(
+            options.kubeconfig,
+            options.nodes,
+            options.gpus,
+            options.readings_url,
+            options.tokens,
+        )
+    )
 
 
 if __name__ == "__main__":

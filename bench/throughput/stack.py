@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.played_agents import AGENT_ARGUMENT, readings_url, write_token
 from bench.throughput.figures import Process, Series, read_series
 from bench.throughput.kwok import kwok_command, node_manifest, node_names
 from gpujob_local.cluster.cluster import LocalCluster
@@ -42,6 +43,8 @@ class Stack:
     nodes: int
     gpus: int
     operator_arguments: tuple[str, ...] = ()
+    # Agents send their readings to the operator, or write them into the status.
+    direct: bool = True
     _metrics_port: int = 0
     # What processes had taken that were stopped or replaced since.
     _ended: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -63,12 +66,23 @@ class Stack:
         return sum(_is_ready(item) for item in items)
 
     def start_agents(self) -> None:
+        """After the operator, whose address they need."""
         kubeconfig = self.cluster.directory / "agents.kubeconfig"
         token = account_token(self.client, AGENT_ACCOUNT)
         self.cluster.control_plane.token_identity(token).write_kubeconfig(kubeconfig)
         command = [sys.executable, "-m", "bench.throughput.agents"]
         command += [f"--kubeconfig={kubeconfig}", f"--nodes={self.nodes}", f"--gpus={self.gpus}"]
+        if self.direct:
+            url = readings_url(self.cluster.children["operator"].log)
+            command += [f"--readings-url={url}", f"--tokens={self._write_tokens()}"]
         self._start("agents", command)
+
+    def _write_tokens(self) -> Path:
+        folder, client = self.cluster.directory / "agent-tokens", self.client
+        folder.mkdir(mode=0o700)
+        for node in node_names(self.nodes):
+            write_token(client, node, folder)
+        return folder
 
     def measured_nodes(self) -> int:
         items = self.client.get("/apis/gpujob.dev/v1alpha1/gpunodes", resourceVersion="0")["items"]
@@ -78,7 +92,7 @@ class Stack:
         """Returns when it holds its Lease."""
         self._metrics_port = free_port()
         listen = f"--metrics-listen=127.0.0.1:{self._metrics_port}"
-        self.cluster.start_operator(listen, *self.operator_arguments)
+        self.cluster.start_operator(listen, AGENT_ARGUMENT, *self.operator_arguments)
 
     def restart_operator(self) -> None:
         """SIGKILL, and another one that has to take over the Lease."""

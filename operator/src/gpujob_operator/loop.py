@@ -144,11 +144,12 @@ class SchedulingLoop:
 
     def _tell(self, plan: Plan, submission: Submission) -> None:
         results = {one.value: count for one, count in self._executor.take_results().items()}
-        if submission.started or submission.postponed or results:
+        if submission.started or submission.overtaking or submission.postponed or results:
             log.info(
                 "cycle",
                 items=len(plan.items),
                 started=submission.started,
+                overtaking=submission.overtaking,
                 held_back=submission.held_back,
                 backing_off=submission.backing_off,
                 postponed=submission.postponed,

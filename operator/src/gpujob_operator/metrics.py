@@ -101,6 +101,11 @@ class Metrics:
         )
 
     def _add_write_gauges(self, registry: CollectorRegistry) -> None:
+        self.overtaken_writes = Counter(
+            "gpujob_overtaken_writes",
+            "Statuses that were not sent, because a newer one was there before their turn.",
+            registry=registry,
+        )
         self.write_lanes = Gauge(
             "gpujob_write_lanes",
             "Jobs, queues and profiles with writes under way.",

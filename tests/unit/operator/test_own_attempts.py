@@ -56,9 +56,7 @@ async def test_an_attempt_whose_placement_is_being_written_is_own(bench: Executo
 
 
 @pytest.mark.parametrize("error", [Conflict(409, "Conflict", "x"), Unavailable(503, "x", "y")])
-async def test_a_placement_that_did_not_take_effect(
-    bench: ExecutorBench, error: ApiError
-) -> None:
+async def test_a_placement_that_did_not_take_effect(bench: ExecutorBench, error: ApiError) -> None:
     job = bench.job()
     bench.kube.fail("patch", "gpujobs", error, times=4)
     results = await bench.run(placing(job))

@@ -11,7 +11,7 @@ from gpujob_operator.act.backoff import (
     OBJECTS_MAX,
     Backoff,
 )
-from gpujob_operator.act.slots import SLOW_SECONDS, WriteSlots
+from gpujob_operator.act.slots import PATIENT_SECONDS, SLOW_SECONDS, WriteSlots
 from tests.harness.clocks import FakeClock
 
 
@@ -31,8 +31,8 @@ class _Bench:
         self.gates: dict[str, asyncio.Event] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def write(self, namespace: str) -> None:
-        async with self.slots.held(namespace):
+    async def write(self, namespace: str, patient: bool = False) -> None:
+        async with self.slots.held(namespace, patient=patient):
             self.inside[namespace] += 1
             self.served.append(namespace)
             await self.gates[namespace].wait()
@@ -41,6 +41,12 @@ class _Bench:
     async def start(self, namespace: str, count: int) -> None:
         self.gates.setdefault(namespace, asyncio.Event())
         self.tasks += [asyncio.create_task(self.write(namespace)) for _ in range(count)]
+        await self.settle()
+
+    async def start_patient(self, namespace: str) -> None:
+        self.gates[namespace] = asyncio.Event()
+        self.gates[namespace].set()
+        self.tasks.append(asyncio.create_task(self.write(namespace, patient=True)))
         await self.settle()
 
     async def settle(self) -> None:
@@ -104,6 +110,68 @@ async def test_those_that_wait_are_served_by_turns() -> None:
     await bench.let_go("first")
     await bench.end()
     assert bench.served[2:5] == ["a", "b", "c"]
+
+
+async def served_after(seconds: float) -> list[str]:
+    """Who is served in which order, if a patient write came so long before two others."""
+    bench = _Bench(total=1, of_a_namespace=1)
+    await bench.start("first", 1)
+    await bench.start_patient("patient")
+    bench.clock.advance(seconds)
+    for namespace in ("a", "b"):
+        bench.gates[namespace] = asyncio.Event()
+        bench.gates[namespace].set()
+        await bench.start(namespace, 1)
+    await bench.let_go("first")
+    await bench.end()
+    return bench.served[1:]
+
+
+async def test_patient_writes_are_served_after_all_others() -> None:
+    assert await served_after(PATIENT_SECONDS / 2) == ["a", "b", "patient"]
+
+
+async def test_no_patient_write_waits_for_ever() -> None:
+    assert await served_after(PATIENT_SECONDS) == ["patient", "a", "b"]
+
+
+async def test_patient_and_urgent_writes_of_one_namespace() -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    order: list[bool] = []
+
+    async def write(patient: bool) -> None:
+        async with bench.slots.held("team", patient=patient):
+            order.append(patient)
+            await asyncio.sleep(0)
+
+    async with bench.slots.held("team"):
+        tasks = [asyncio.create_task(write(patient)) for patient in (True, True, False, False)]
+        await bench.settle()
+    await asyncio.gather(*tasks)
+    assert order == [False, False, True, True]
+
+
+async def test_patient_writes_do_not_wait_where_slots_are_free() -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    await bench.start_patient("patient")
+    assert bench.served == ["patient"]
+    await bench.end()
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_a_patient_writer_that_is_cancelled_leaves_its_queue(patient: bool) -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    await bench.start("a", 1)
+    waiting = asyncio.create_task(bench.write("b", patient))
+    bench.gates["b"] = asyncio.Event()
+    await bench.settle()
+    waiting.cancel()
+    await bench.settle()
+    await bench.let_go("a")
+    assert len(bench.slots) == 0 or bench.inside["b"] == 0
+    await bench.start("c", 1)
+    assert bench.inside["c"] == 1
+    await bench.end()
 
 
 @pytest.mark.parametrize("granted", [True, False])

@@ -4,7 +4,8 @@ The executor decides nothing, and no decision waits for a write. The items that 
 job form a *lane*: they are written one after the other, except that the pods of a gang are written
 in parallel. While a lane is under way, its decision is *assumed* in the next snapshots (`assume`).
 Items of later plans for the same job are held back, and the job is decided again once the lane has
-ended.
+ended. Only a status that waits for its slot is not sent when a newer one is there: the newer one
+takes its place.
 
 A write that no longer fits (a conflict, or an object that is gone) is dropped together with the
 later items of the plan for the same job. The next cycle sees the new state and decides again.
@@ -18,7 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
-from gpujob_operator.act.item_runner import ItemRunner, needs_service
+from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
+from gpujob_operator.act.urgency import in_place_of
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.plan import (
@@ -46,12 +48,13 @@ LANES_MAX = 2000
 class Submission:
     """How many of a plan's items were started, and why others were not.
 
-    `held_back` items belong to a lane that is under way. `postponed` items found too many lanes.
-    `backing_off` items were refused recently. `retry_seconds` is when the first of these may be
-    tried.
+    `overtaking` statuses took the place of older ones, which are not sent. `held_back` items belong
+    to a lane that is under way. `postponed` items found too many lanes. `backing_off` items were
+    refused recently. `retry_seconds` is when the first of these may be tried.
     """
 
     started: int = 0
+    overtaking: int = 0
     held_back: int = 0
     postponed: int = 0
     backing_off: int = 0
@@ -83,6 +86,8 @@ class _Assumed:
 @dataclass(slots=True)
 class _Lane:
     items: list[PlanItem]
+    # What is being written, where the items are written one after the other.
+    sending: Sending | None = None
     task: asyncio.Task[None] | None = None
     assumed: _Assumed | None = None
 
@@ -116,11 +121,13 @@ class Executor:
         lanes: dict[str, list[PlanItem]] = {}
         for item in plan.items:
             lanes.setdefault(_lane(item), []).append(self._runner.pinned(item))
-        started = held_back = postponed = backing_off = 0
+        started = overtaking = held_back = postponed = backing_off = 0
         waits: list[float] = []
         for key, items in lanes.items():
             if key in self._lanes:
-                held_back += len(items)
+                overtakes = self._overtakes(self._lanes[key], items)
+                overtaking += overtakes
+                held_back += 0 if overtakes else len(items)
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
@@ -129,7 +136,8 @@ class Executor:
             elif ready:
                 started += len(ready)
                 self._start(key, ready)
-        return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
+        retry_seconds = min(waits, default=None)
+        return Submission(started, overtaking, held_back, postponed, backing_off, retry_seconds)
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the statuses that are being written and the pods that were refused.
@@ -183,12 +191,27 @@ class Executor:
                 break
         return ready
 
+    def _overtakes(self, lane: _Lane, items: Sequence[PlanItem]) -> bool:
+        """Lets a newer status take the place of the lane's only item while that one waits for its
+        slot. False if the items have to wait for the lane's end.
+        """
+        sending, assumed = lane.sending, lane.assumed
+        if sending is None or sending.sent or assumed is None:
+            return False
+        if len(lane.items) > 1 or len(items) > 1:
+            return False
+        item = in_place_of(assumed.item, assumed.status, items[0])
+        if item is None:
+            return False
+        sending.item, lane.items, lane.assumed = item, [item], _assumed(item)
+        self._metrics.overtaken_writes.inc()
+        return True
+
     def _start(self, key: str, items: list[PlanItem]) -> None:
         lane = self._lanes[key] = _Lane(items)
         first = items[0]
         if isinstance(first, WriteStatus):
-            status = assumed_status(first.job.status, first.status)
-            lane.assumed = None if status is None else _Assumed(first, status)
+            lane.assumed = _assumed(first)
         lane.task = asyncio.create_task(self._run_lane(key, lane))
         self._metrics.write_lanes.set(len(self._lanes))
 
@@ -206,8 +229,9 @@ class Executor:
 
     async def _run_all(self, lane: _Lane, items: Sequence[PlanItem]) -> bool:
         for item in items:
-            result = await self._runner.run(item)
-            if lane.assumed is not None and lane.assumed.item is item:
+            lane.sending = Sending(item)
+            result = await self._runner.run(lane.sending)
+            if lane.assumed is not None and lane.assumed.item is lane.sending.item:
                 lane.assumed = None
             if result is not WriteResult.DONE:
                 return False
@@ -220,8 +244,14 @@ class Executor:
             result = await self._runner.run_service(first)
             if result is not WriteResult.DONE:
                 return False
-        results = await asyncio.gather(*(self._runner.run(item) for item in items))
+        results = await asyncio.gather(*(self._runner.run(Sending(item)) for item in items))
         return set(results) <= {WriteResult.DONE}
+
+
+def _assumed(item: WriteStatus) -> _Assumed | None:
+    """What counts while the item is being written; None: what was before."""
+    status = assumed_status(item.job.status, item.status)
+    return None if status is None else _Assumed(item, status)
 
 
 def _lane(item: PlanItem) -> str:

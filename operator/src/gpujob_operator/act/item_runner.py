@@ -8,7 +8,7 @@ server answers. Only the caller waits for that.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.backoff import Backoff, Target
@@ -25,6 +25,7 @@ from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
 from gpujob_operator.act.trials import Trials
+from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
     Writer,
@@ -45,6 +46,14 @@ LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
 # The API server's words where a webhook has side effects: it could not be asked.
 NO_DRY_RUN = "does not support dry run"
+
+
+@dataclass(slots=True)
+class Sending:
+    """An item on its way. Until its first request is sent, a newer item may take its place."""
+
+    item: PlanItem
+    sent: bool = False
 
 
 class ItemRunner:
@@ -92,14 +101,16 @@ class ItemRunner:
         snapshot = self._attempts.tell(self.refusals.tell(snapshot))
         return snapshot if self._trials is None else self._trials.tell(snapshot)
 
-    async def run(self, item: PlanItem) -> WriteResult:
+    async def run(self, sending: Sending) -> WriteResult:
+        item = sending.item
         if await self._is_of_refused_template(item):
             self.results[WriteResult.REFUSED] += 1
             return WriteResult.REFUSED
         target, kind = target_of(item), type(item).__name__
         if isinstance(item, WriteStatus):
             self._attempts.placing(item)
-        result = await self._run(item, target, kind, lambda: self._writer.write(item))
+        result = await self._run(sending, target, kind, lambda: self._writer.write(sending.item))
+        item = sending.item
         if isinstance(item, WriteStatus) and result is WriteResult.CONFLICT:
             self._attempts.conflicted(item)
         elif isinstance(item, WriteStatus) and result is not WriteResult.DONE:
@@ -156,12 +167,12 @@ class ItemRunner:
         job: GPUJob = item.job
         target = service_target(job)
         return await self._run(
-            item, target, "CreateService", lambda: self._writer.create_service(job)
+            Sending(item), target, "CreateService", lambda: self._writer.create_service(job)
         )
 
     async def _run(
         self,
-        item: PlanItem,
+        sending: Sending,
         target: Target,
         kind: str,
         call: Callable[[], Awaitable[None]],
@@ -169,7 +180,7 @@ class ItemRunner:
         started = self._monotonic()
         result = WriteResult.FAILED
         try:
-            result = await self._result(item, call)
+            result = await self._result(sending, call)
         except Exception as error:
             # A defect in rendering one job must not stop the other jobs.
             log.error(
@@ -178,23 +189,23 @@ class ItemRunner:
                 error=str(error),
                 with_traceback=True,
             )
-            self._refused(item, f"no pod can be made of spec.template: {error}")
+            self._refused(sending.item, f"no pod can be made of spec.template: {error}")
         finally:
             self._metrics.write_seconds.labels(kind).observe(self._monotonic() - started)
             self._metrics.writes.labels(kind, result.value).inc()
-            self._back_off(target, item, result)
+            self._back_off(target, sending.item, result)
         return result
 
-    async def _result(self, item: PlanItem, call: Callable[[], Awaitable[None]]) -> WriteResult:
+    async def _result(self, sending: Sending, call: Callable[[], Awaitable[None]]) -> WriteResult:
         """Writes the item and returns the result. No answer of the API server raises."""
-        name = _name(target_of(item))
+        name = _name(target_of(sending.item))
         try:
-            await self._retry.run(lambda: self._request(item, call))
+            await self._retry.run(lambda: self._request(sending, call))
         except (Conflict, AlreadyExists) as error:
             log.info("stale write dropped", object=name, error=str(error))
             return WriteResult.CONFLICT
         except NotFound:
-            self._writer.forget(item)
+            self._writer.forget(sending.item)
             return WriteResult.GONE
         except NotLeader:
             return WriteResult.NOT_LEADER
@@ -205,12 +216,12 @@ class ItemRunner:
             log.warning("write not answered", object=name, error=str(error))
             self._metrics.writes_in_doubt.inc()
             try:
-                return await self._ask_what_happened(item)
+                return await self._ask_what_happened(sending.item)
             finally:
                 self._metrics.writes_in_doubt.dec()
         except ApiError as error:
             log.warning("write refused", object=name, error=str(error))
-            self._refused(item, error.message or str(error))
+            self._refused(sending.item, error.message or str(error))
             return WriteResult.REFUSED
         return WriteResult.DONE
 
@@ -220,8 +231,10 @@ class ItemRunner:
             if self._trials is not None:
                 self._trials.forget(item.job)
 
-    async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
-        async with self._slots.held(namespace_of(item)):
+    async def _request(self, sending: Sending, call: Callable[[], Awaitable[object]]) -> None:
+        item = sending.item
+        async with self._slots.held(namespace_of(item), patient=only_tells(item)):
+            sending.sent = True
             try:
                 await call()
             except Unavailable:
@@ -257,7 +270,7 @@ class ItemRunner:
         async def ask() -> None:
             found.append(await self._writer.confirm(item))
 
-        await self._request(item, ask)
+        await self._request(Sending(item), ask)
         return found[0]
 
     def _back_off(self, target: Target, item: PlanItem, result: WriteResult) -> None:

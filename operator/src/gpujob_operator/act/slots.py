@@ -4,6 +4,9 @@ all.
 One namespace gets at most a fixed part of the slots. All namespaces whose last write was slow (for
 example because an admission webhook hangs) together get half of them. Waiting writes are served
 round-robin by namespace, and in order of arrival within a namespace.
+
+A patient write only tells what may be read a little later. Patient writes are served after all
+others. One that has waited for `PATIENT_SECONDS` is served first, so that none waits for ever.
 """
 
 import asyncio
@@ -17,18 +20,34 @@ NAMESPACE_SLOTS = 16
 SLOW_SLOTS = 32
 # A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
+PATIENT_SECONDS = 3.0
 NAMESPACES_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A write that waits for its slot."""
+
+    granted: asyncio.Future[None]
+    since: float
 
 
 @dataclass(slots=True)
 class _Namespace:
     in_use: int = 0
     slow: bool = False
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
+    urgent: deque[_Turn] = field(default_factory=deque[_Turn])
+    patient: deque[_Turn] = field(default_factory=deque[_Turn])
 
     @property
     def is_idle(self) -> bool:
-        return self.in_use == 0 and not self.waiting
+        return self.in_use == 0 and not self.urgent and not self.patient
+
+    def next_queue(self, now: float, *, with_patient: bool) -> deque[_Turn]:
+        """The queue that is served next; it may be empty."""
+        if self.patient and now - self.patient[0].since >= PATIENT_SECONDS:
+            return self.patient
+        return self.patient if with_patient and not self.urgent else self.urgent
 
 
 class WriteSlots:
@@ -55,10 +74,10 @@ class WriteSlots:
         return len(self._namespaces)
 
     @asynccontextmanager
-    async def held(self, namespace: str) -> AsyncGenerator[None]:
+    async def held(self, namespace: str, *, patient: bool = False) -> AsyncGenerator[None]:
         """Holds one slot for one request. Waits for the namespace's turn."""
         entry = self._namespaces.setdefault(namespace, _Namespace())
-        await self._acquire(entry)
+        await self._acquire(entry, entry.patient if patient else entry.urgent)
         started = self._monotonic()
         try:
             yield
@@ -66,16 +85,16 @@ class WriteSlots:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
             self._release(namespace, entry)
 
-    async def _acquire(self, entry: _Namespace) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry.waiting.append(turn)
+    async def _acquire(self, entry: _Namespace, queue: deque[_Turn]) -> None:
+        turn = _Turn(asyncio.get_running_loop().create_future(), self._monotonic())
+        queue.append(turn)
         self._grant()
         try:
-            await turn
+            await turn.granted
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if turn.granted.cancelled():
                 with suppress(ValueError):
-                    entry.waiting.remove(turn)
+                    queue.remove(turn)
             else:
                 # The slot was granted at the same time as the cancellation.
                 self._give_back(entry)
@@ -97,24 +116,30 @@ class WriteSlots:
 
     def _grant(self) -> None:
         """Grants free slots to waiting writes, one namespace after the other."""
-        slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
-        granted = True
-        while granted and self._in_use < self._total:
-            granted = False
-            for name, entry in list(self._namespaces.items()):
-                if self._in_use >= self._total:
-                    return
-                if not entry.waiting or entry.in_use >= self._of_a_namespace:
-                    continue
-                if entry.slow and slow >= self._of_slow_ones:
-                    continue
-                granted = True
-                slow += entry.slow
-                self._give(name, entry)
+        for with_patient in (False, True):
+            while self._in_use < self._total and self._grant_round(with_patient):
+                pass
 
-    def _give(self, name: str, entry: _Namespace) -> None:
+    def _grant_round(self, with_patient: bool) -> bool:
+        """Grants at most one slot to each namespace; whether any was granted."""
+        now, granted = self._monotonic(), False
+        slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
+        for name, entry in list(self._namespaces.items()):
+            if self._in_use >= self._total:
+                break
+            queue = entry.next_queue(now, with_patient=with_patient)
+            if not queue or entry.in_use >= self._of_a_namespace:
+                continue
+            if entry.slow and slow >= self._of_slow_ones:
+                continue
+            granted = True
+            slow += entry.slow
+            self._give(name, entry, queue)
+        return granted
+
+    def _give(self, name: str, entry: _Namespace, queue: deque[_Turn]) -> None:
         self._namespaces.move_to_end(name)
-        turn = entry.waiting.popleft()
+        turn = queue.popleft().granted
         if turn.done():
             return
         self._in_use += 1

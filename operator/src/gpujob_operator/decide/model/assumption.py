@@ -17,13 +17,13 @@ def assumed_status(before: GPUJobStatus, after: GPUJobStatus) -> GPUJobStatus | 
     """
     if before.placement is None or before.finished:
         return after
-    if after.finished or _places(after) != _places(before):
+    if after.finished or places(after) != places(before):
         return None
     held = _at_least_both(before.reservation, after.reservation)
     return after if held == after.reservation else replace(after, reservation=held)
 
 
-def _places(status: GPUJobStatus) -> list[tuple[int, str, tuple[str, ...]]]:
+def places(status: GPUJobStatus) -> list[tuple[int, str, tuple[str, ...]]]:
     """The placement without the pods' UIDs."""
     workers = () if status.placement is None else status.placement.workers
     return [(worker.rank, worker.node, worker.gpus) for worker in workers]
