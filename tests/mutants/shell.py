@@ -53,7 +53,7 @@ ACTS = (
     of_operator(
         "a write without an answer is taken for refused at once",
         "act/item_runner.py",
-        "return await self._ask_what_happened(item)",
+        "return await self._ask_what_happened(sending.item)",
         "return WriteResult.FAILED",
         *_EXECUTOR,
     ),
@@ -67,7 +67,7 @@ ACTS = (
     of_operator(
         "a refusal is told to nobody",
         "act/item_runner.py",
-        "            self._refused(item, error.message or str(error))\n",
+        "            self._refused(sending.item, error.message or str(error))\n",
         "",
         "test_refused_pods.py",
         *_EXECUTOR,
