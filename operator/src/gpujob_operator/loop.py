@@ -90,11 +90,11 @@ class SchedulingLoop:
             wait_seconds = self._guarded_cycle()
 
     def _settle_seconds(self) -> float:
-        """Limits planning to half of the time, because watches and writes need the other half.
+        """Limits planning to a third of the time, because watches and writes need the rest.
         Without the limit, on a large cluster every lane that ends would start a cycle and delay
         everything else.
         """
-        return max(self._pace.settle, min(self.cycle_seconds, self._pace.settle_max))
+        return max(self._pace.settle, min(2 * self.cycle_seconds, self._pace.settle_max))
 
     def stop(self) -> None:
         self.stopping = True
