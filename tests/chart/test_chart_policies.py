@@ -53,9 +53,7 @@ def test_without_an_operator_there_is_nothing_to_protect() -> None:
 def test_the_operators_account_is_the_releases() -> None:
     account = {"operator": {"create": False, "name": "scheduler"}}
     spec = named(render({"serviceAccount": account}), POLICY, "pod-ownership")["spec"]
-    assert (
-        "system:serviceaccount:gpujob-system:scheduler" in spec["matchConditions"][0]["expression"]
-    )
+    assert "system:serviceaccount:gpujob-system:scheduler" in spec["variables"][0]["expression"]
 
 
 def test_audiences_are_added_to_the_operators() -> None:
