@@ -38,6 +38,7 @@ from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
+from tests.simulation.volumes import mounting, volume_of
 from tests.simulation.worker import Disk, Worker
 from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload
 
@@ -185,8 +186,10 @@ class Simulation:
             "apiVersion": API_VERSION,
             "kind": "GPUJob",
             "metadata": metadata,
-            "spec": submission.spec,
+            "spec": mounting(submission),
         }
+        if (volume := volume_of(submission)) is not None:
+            self.api.create(Kind.VOLUME, volume, "user")
         self.clock.after(submission.at, lambda: self.api.create(Kind.JOB, job, "user"))
         if submission.delete_at is not None:
             self.clock.after(submission.delete_at, lambda: self._recreate(submission, job))

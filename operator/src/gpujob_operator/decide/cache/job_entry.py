@@ -5,9 +5,11 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.volumes import ClaimKey
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.snapshot import BoundVolume
 from gpujob_operator.decide.model.workers import JobPods
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
@@ -25,8 +27,11 @@ class JobEntry:
     # Runs that are expected to take as long as this one.
     runs_key: tuple[str, str]
     held: bool
+    claims: tuple[ClaimKey, ...] = ()
     job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None
+    # What its claims are bound to.
+    volumes: tuple[BoundVolume, ...] = ()
     # Found when first asked for.
     requirements: JobRequirements | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.

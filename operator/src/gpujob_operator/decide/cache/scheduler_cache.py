@@ -154,6 +154,7 @@ class SchedulerCache:
                 self.configuration,
                 entry.requests,
                 self.groups.party(entry.job),
+                entry.volumes,
             )
         return entry.requirements
 
