@@ -7,6 +7,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.volumes import ClaimKey
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.measurement.profile import WorkloadKeys
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import BoundVolume
@@ -23,9 +24,10 @@ class JobEntry:
 
     job: GPUJob
     requests: PodRequests
-    profile_key: ProfileKey
-    # Runs that are expected to take as long as this one.
-    runs_key: tuple[str, str]
+    # Of the spec.
+    spec_keys: WorkloadKeys
+    # Of the attempt that the job has, else of the spec.
+    keys: WorkloadKeys
     held: bool
     claims: tuple[ClaimKey, ...] = ()
     job_pods: JobPods = field(default_factory=JobPods)
@@ -38,6 +40,10 @@ class JobEntry:
     inputs: JobInputs | None = None
     step: NextStep | None = None
     quiet_until: datetime | None = None
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self.keys.profile
 
     @property
     def waits(self) -> bool:

@@ -11,7 +11,11 @@ from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_ve
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.volumes import ClaimKey, Volumes
 from gpujob_operator.decide.capacity.cluster import holds_gpus
-from gpujob_operator.decide.measurement.profile import differ_in_paces, workload_keys
+from gpujob_operator.decide.measurement.profile import (
+    attempt_keys,
+    differ_in_paces,
+    workload_keys,
+)
 from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (
     BoundVolume,
@@ -96,26 +100,26 @@ class Jobs:
     def _put(self, job: GPUJob, before: JobEntry | None) -> JobEntry:
         uid = job.metadata.uid
         if before is not None and spec_version(before.job) == spec_version(job):
-            requests, key, runs = before.requests, before.profile_key, before.runs_key
-            mounts = before.claims
+            requests, spec_keys, mounts = before.requests, before.spec_keys, before.claims
         else:
-            requests, (key, runs) = host_requests(job), workload_keys(job)
+            requests, spec_keys = host_requests(job), workload_keys(job)
             mounts = tuple((job.metadata.namespace, claim) for claim in claims(job))
         if before is not None:
             self._leave_groups(before)
+        keys = attempt_keys(job, spec_keys)
         entry = JobEntry(
             job,
             requests,
-            key,
-            runs,
+            spec_keys,
+            keys,
             holds_gpus(job),
             mounts,
-            profile=self._profiles.get(key),
+            profile=self._profiles.get(keys.profile),
             volumes=self._volumes.of(mounts),
         )
         self.entries[uid] = entry
         self._by_name.add(_name_of(job), uid)
-        self._by_profile.add(key, uid)
+        self._by_profile.add(keys.profile, uid)
         for claim in mounts:
             self._by_claim.add(claim, uid)
         self.changed.add(uid)
