@@ -37,6 +37,7 @@ from gpujob_api.report import (
 )
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import (
+    BoundVolume,
     GPUUsage,
     NodeView,
     PodPhase,
@@ -264,6 +265,15 @@ def make_node(name: str = "n0", *, cpu: int = 64, **fields: Any) -> NodeView:
         "memory_bytes_free": 256 * GIB,
     }
     return NodeView(name=name, **{**defaults, **fields})
+
+
+def make_volume(
+    *zones: str, claim: str = "checkpoints", name: str = "volume", namespace: str = NAMESPACE
+) -> BoundVolume:
+    """The volume of a claim, which nodes with these labels `zone` can use."""
+    expression = {"key": "zone", "operator": "In", "values": list(zones)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return BoundVolume(name, namespace, claim, terms)
 
 
 def make_queue(

@@ -104,6 +104,26 @@ def node_manifest(
     }
 
 
+def volume_manifest(
+    *zones: str,
+    claim: str | None = "checkpoints",
+    phase: str = "Bound",
+    namespace: str = "team",
+    version: int = 1,
+) -> Manifest:
+    """A PersistentVolume that nodes with these labels `zone` can use; without zones all nodes."""
+    expression = {"key": "zone", "operator": "In", "values": list(zones)}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"required": required}} if zones else {}
+    of = {"claimRef": {"name": claim, "namespace": namespace, "uid": "c"}} if claim else {}
+    secrets = {"csi": {"driver": "csi.example", "volumeAttributes": {"key": "value"}}}
+    return {
+        "metadata": {"name": "volume", "uid": "uid-volume", "resourceVersion": str(version)},
+        "spec": {**affinity, **of, **secrets},
+        "status": {"phase": phase},
+    }
+
+
 def gpu_node_manifest(
     name: str = "n0",
     *gpus: GPU,

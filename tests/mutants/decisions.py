@@ -12,6 +12,48 @@ def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
 
 DECISIONS = (
     _of(
+        "a job is placed where its volume is not",
+        "placement/node_filter.py",
+        "    for claim, affinity in requirements.volumes:",
+        "    for claim, affinity in ():",
+        "placement/test_volumes.py",
+    ),
+    _of(
+        "jobs with volumes in different zones share one answer",
+        "placement/requirements.py",
+        "return selector, self.affinity, self.volumes, tolerated, policy, self.refused_by",
+        "return selector, self.affinity, tolerated, policy, self.refused_by",
+        "placement/test_volumes.py",
+    ),
+    _of(
+        "a volume that is bound later is not noticed",
+        "cache/jobs.py",
+        "                entry.volumes = self._volumes.of(entry.claims)\n",
+        "",
+        "placement/test_volumes.py",
+    ),
+    _of(
+        "an edit moves what the running attempt measures to another workload",
+        "cache/jobs.py",
+        "keys = attempt_keys(job, spec_keys)",
+        "keys = spec_keys",
+        "measurement/test_edited_workloads.py",
+    ),
+    _of(
+        "an attempt knows what another workload measured",
+        "measurement/profile.py",
+        "return replace(job, status=changed(status, measurement=None))",
+        "return job",
+        "measurement/test_edited_workloads.py",
+    ),
+    _of(
+        "a pod that is created after an edit counts for the workload of before",
+        "lifecycle/attempt.py",
+        "job = with_profile_of_spec(job)",
+        "pass",
+        "measurement/test_edited_workloads.py",
+    ),
+    _of(
         "everybody shares a GPU with everybody, by the rule",
         "packing/party.py",
         "return party.namespace == tenants.namespace or party.group == tenants.group",

@@ -25,6 +25,7 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
 from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.model.snapshot import (
+    BoundVolume,
     GPUUsage,
     InvalidJob,
     NodeView,
@@ -39,6 +40,7 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.stop_reasons import STOP_RULES
 from tests.harness.builders import (
     MODEL,
+    NAMESPACE,
     after,
     make_gpu,
     make_gpu_node,
@@ -211,6 +213,12 @@ def _fields(status: GPUJobStatus) -> dict[str, Any]:
     return {name: getattr(status, name) for name in GPUJobStatus.__dataclass_fields__}
 
 
+def _on(*nodes: str) -> dict[str, Any]:
+    """Usable on these nodes only."""
+    fields = [{"key": "metadata.name", "operator": "In", "values": list(nodes)}]
+    return {"nodeSelectorTerms": [{"matchFields": fields}]}
+
+
 reports = st.builds(
     make_report,
     st.integers(0, 3),
@@ -257,13 +265,28 @@ def odd_pods(draw: st.DrawFn, jobs: tuple[GPUJob, ...], number: int) -> PodView:
     )
 
 
+# Of claims that the jobs have; of none; and of a shape that nobody made.
+volumes = st.lists(
+    st.builds(
+        BoundVolume,
+        st.sampled_from(["v0", "v1"]),
+        st.just(NAMESPACE),
+        st.sampled_from(["checkpoints", "data"]),
+        st.sampled_from([_on("n0"), _on("n1", "n2"), _on("gone"), {}, {"nodeSelectorTerms": 1}]),
+    ),
+    max_size=3,
+).map(tuple)
+
+
 @st.composite
 def fresh_clusters(draw: st.DrawFn, jobs_max: int = 5, nodes_max: int = 3) -> Snapshot:
     """Nodes that are in order, and jobs that all wait."""
     jobs = tuple(draw(known_jobs(n)) for n in range(draw(st.integers(0, jobs_max))))
     queues: tuple[GPUQueue, ...] = (make_queue("default"), make_queue("small", gpus=2))
     measured_nodes = draw(gpu_nodes(nodes_max))
-    return Snapshot(jobs=jobs, nodes=READY, gpu_nodes=measured_nodes, queues=queues)
+    return Snapshot(
+        jobs=jobs, nodes=READY, gpu_nodes=measured_nodes, queues=queues, volumes=draw(volumes)
+    )
 
 
 @st.composite
@@ -303,6 +326,7 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         refused_pods=refused,
         refused_templates=templates,
         listening_since=draw(maybe_times),
+        volumes=draw(volumes),
     )
 
 

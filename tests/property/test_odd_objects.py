@@ -26,6 +26,7 @@ from tests.harness.manifests import (
     job_manifest,
     node_manifest,
     pod_manifest,
+    volume_manifest,
 )
 from tests.harness.odd_json import ODD_SCALARS, nested, odd_objects, odd_values, to_json
 
@@ -43,6 +44,7 @@ PLAUSIBLE: dict[Kind, dict[str, Any]] = {
     },
     Kind.POD: pod_manifest(JOB, phase="Failed", state=ENDED),
     Kind.NODE: node_manifest(taints=[{"key": "a", "effect": "NoSchedule"}]),
+    Kind.VOLUME: volume_manifest("a"),
 }
 odd_events = st.sampled_from(list(Kind)).flatmap(
     lambda kind: st.tuples(

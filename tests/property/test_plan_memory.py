@@ -70,6 +70,7 @@ def between(one: Snapshot, other: Snapshot, random: Random) -> Snapshot:
         gpu_nodes=one.gpu_nodes if random.random() < 0.5 else other.gpu_nodes,
         queues=some_of(one.queues, other.queues, random),
         profiles=some_of(one.profiles, other.profiles, random),
+        volumes=some_of(one.volumes, other.volumes, random),
         reports=one.reports if random.random() < 0.5 else other.reports,
         refused_pods=one.refused_pods if random.random() < 0.5 else other.refused_pods,
         refused_templates=(

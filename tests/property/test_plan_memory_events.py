@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
+from gpujob_api.settings import Precision
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
+from gpujob_operator.decide.model.snapshot import BoundVolume, NodeView, Snapshot, Taint
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
+    NAMESPACE,
     make_gpu,
     make_gpu_node,
     make_job,
@@ -211,6 +214,30 @@ def reports(world: Still, random: Random) -> None:
     world.snapshot = replace(world.snapshot, reports=(*others, told), usage=usage)
 
 
+def is_bound(world: Still, random: Random) -> None:
+    """The volume of all jobs' checkpoints is on some nodes, on none, or on all."""
+    nodes = random.sample([f"n{n}" for n in range(NODES)], random.choice([0, 1, 1, 2]))
+    fields = [{"key": "metadata.name", "operator": "In", "values": nodes}]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    volume = BoundVolume("volume", NAMESPACE, "checkpoints", terms)
+    volumes = random.choice([(), (volume,), (volume,)])
+    world.snapshot = replace(world.snapshot, volumes=volumes)
+
+
+def is_edited(world: Still, random: Random) -> None:
+    """A job becomes one of another workload, whatever it is doing."""
+    optimize = Optimize(precision=random.choice(list(Precision)))
+    chosen = random.choice([one.metadata.uid for one in world.snapshot.jobs] or [""])
+
+    def change(one: GPUJob) -> GPUJob:
+        if one.metadata.uid != chosen or one.finished or one.spec.optimize == optimize:
+            return one
+        metadata = replace(one.metadata, generation=one.metadata.generation + 1)
+        return replace(one, metadata=metadata, spec=replace(one.spec, optimize=optimize))
+
+    world.snapshot = replace(world.snapshot, jobs=tuple(map(change, world.snapshot.jobs)))
+
+
 def any_node(random: Random) -> str:
     return f"n{random.randrange(NODES)}"
 
@@ -222,6 +249,7 @@ def any_gpu(random: Random) -> str:
 EVENTS = (
     *(arrives, arrives, ends, ends, is_deleted, is_read, fills, fills, fills, sickens),
     *(falls_silent, is_reclaimed, has_other_room, vanishes_or_returns, costs_more, reports),
+    *(is_bound, is_edited, is_edited),
 )
 
 

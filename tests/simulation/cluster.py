@@ -23,6 +23,7 @@ from tests.simulation.pods import (
     worker_ended,
     worker_status,
 )
+from tests.simulation.volumes import LABEL_NODE
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
@@ -71,6 +72,7 @@ class Cluster:
         machine = Machine(plan.name, plan, gpus)
         self.machines[plan.name] = machine
         labels = {"gpujob.dev/managed": "true", LABEL_SPOT: "true" if plan.spot else "false"}
+        labels[LABEL_NODE] = plan.name
         node = {
             "metadata": {"name": plan.name, "labels": labels},
             "spec": {},

@@ -56,7 +56,7 @@ def make_peaceful_scenario(seed: int) -> Scenario:
             fields["workers"] = 6
         spec = make_spec(f"job{number}", **fields)
         submissions.append(Submission(f"job{number}", at, spec, workload, namespace=namespace))
-    return Scenario(tuple(NodePlan(f"n{n}", 4, cpu=64) for n in range(3)), tuple(submissions))
+    return Scenario(tuple(NodePlan(f"n{n}", 4, cpu=64) for n in range(4)), tuple(submissions))
 
 
 def with_trouble(scenario: Scenario, kind: TroubleKind) -> Scenario:

@@ -27,7 +27,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
+from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
@@ -162,9 +162,8 @@ class OperatorShell:
             self._relist(kind)
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
-        kinds = (GPUJOBS_WATCHED, *WATCHED)
         watches = self._watches = [
-            Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in kinds
+            Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in FOLLOWED
         ]
         silent = restart_of(watches, self._restart_front)
         relist = Relist(self.kube, self._cache, silent=silent, retry=retry)

@@ -33,8 +33,6 @@ READING_WINDOW_SECONDS = 45.0
 Place = tuple[str, str]
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0
-# From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
-DELETION_SECONDS = 90.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
@@ -62,7 +60,6 @@ class Recorder:
         self._over_at: dict[tuple[str, int], float] = {}
         # Pods that came when their attempt was over, or the request for them given up.
         self._late: set[str] = set()
-        self._deleted_at: dict[str, float] = {}
         self._ends = Ends(operators)
         self._api = api
         self._operators = operators
@@ -94,7 +91,6 @@ class Recorder:
         self._jobs = {job.metadata.uid: job for job in jobs}
         self._ends.forget(self._ours.values())
         self._over_at.clear()
-        self._deleted_at = {u: at for u, at in self._deleted_at.items() if u in self._jobs}
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""
@@ -149,10 +145,7 @@ class Recorder:
         before = self._jobs.get(uid)
         if revision.type == "DELETED":
             self._jobs.pop(uid, None)
-            self._deleted_at.pop(uid, None)
             return
-        if "deletionTimestamp" in revision.object["metadata"]:
-            self._deleted_at.setdefault(uid, revision.at)
         job = self._api.job(revision.object)
         self._jobs[uid] = job
         key = job.metadata.key
@@ -359,21 +352,6 @@ class Recorder:
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
             self._fail("I13", revision, f"{_name(revision)}: {text}")
-
-    def check_deleted(self, since: float) -> None:
-        """I7: the pods of a job that was deleted and is kept by a finalizer are asked to go.
-
-        `since` is when faults that could hold that up were over.
-        """
-        for uid, at in self._deleted_at.items():
-            late = self._api.now - max(at, since) > DELETION_SECONDS
-            kept = [
-                pod for pod in self.live_pods(uid) if "deletionTimestamp" not in pod["metadata"]
-            ]
-            if late and kept:
-                name = kept[0]["metadata"]["name"]
-                text = f"{name} runs on, its job was deleted at {at:.0f} s"
-                self.fail("I7", text)
 
 
 def _is_attempt(job: GPUJob, before: GPUJob) -> bool:

@@ -31,6 +31,7 @@ from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
 from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
+from tests.simulation.orphans import Orphans
 from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
@@ -38,6 +39,7 @@ from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
+from tests.simulation.volumes import mounting, volume_of
 from tests.simulation.worker import Disk, Worker
 from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload
 
@@ -92,7 +94,13 @@ class Simulation:
         )
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
-        self._is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
+        is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
+        self._orphans = Orphans(
+            self.api,
+            self.recorder.pods_of_ours,
+            self.recorder.fail,
+            FAULTS_END_SECONDS if is_rough else 0.0,
+        )
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
@@ -162,7 +170,7 @@ class Simulation:
     def _supervise(self) -> bool:
         """Starts an operator for each that died, as its Deployment does."""
         self.processes.check()
-        self.recorder.check_deleted(FAULTS_END_SECONDS if self._is_rough else 0.0)
+        self._orphans.check()
         for shell in [shell for shell in self.shells if not shell.alive]:
             self.shells.remove(shell)
             self._count_of(shell)
@@ -185,8 +193,10 @@ class Simulation:
             "apiVersion": API_VERSION,
             "kind": "GPUJob",
             "metadata": metadata,
-            "spec": submission.spec,
+            "spec": mounting(submission),
         }
+        if (volume := volume_of(submission)) is not None:
+            self.api.create(Kind.VOLUME, volume, "user")
         self.clock.after(submission.at, lambda: self.api.create(Kind.JOB, job, "user"))
         if submission.delete_at is not None:
             self.clock.after(submission.delete_at, lambda: self._recreate(submission, job))

@@ -119,9 +119,30 @@ def test_a_refusal_is_told_in_the_end_of_a_job_that_was_never_let_in() -> None:
     assert seen.held_seconds["refused"] < 60.0
 
 
-def test_a_volume_in_another_zone_sends_the_job_there() -> None:
-    nodes = [NodePlan("n0", 1), NodePlan("n1", 1), NodePlan("n2", 1)]
+def test_a_job_goes_to_its_volume_without_being_refused_anywhere() -> None:
     zonal = job("zonal", 0.0, Workload(steps=10, volume_nodes=("n2",)))
+    gang = job("gang", 0.0, Workload(steps=10, volume_nodes=("n1", "n3")), workers=2, **EXCLUSIVE)
+    seen = Watched([NodePlan(f"n{n}", 1) for n in range(4)], zonal, gang)
+    assert not seen.result.violations
+    assert seen.result.ends == {"team/zonal": "Succeeded", "team/gang": "Succeeded"}
+    assert seen.nodes("zonal") == ["n2"]
+    for name in ("zonal", "gang"):
+        assert seen.last(name).status.attempt == 1
+        assert not seen.last(name).status.start_refusals
+
+
+def test_a_job_whose_volume_is_nowhere_takes_no_gpu() -> None:
+    nowhere = Workload(steps=10, volume_nodes=("gone",), expected="Pending")
+    seen = Watched([NodePlan("n0", 1)], job("nowhere", 0.0, nowhere), end_seconds=600.0)
+    assert seen.last("nowhere").status.attempt == 0
+    assert seen.held_seconds["nowhere"] == 0.0
+    texts = seen.said("nowhere", "Scheduled")
+    assert any("volume of claim nowhere-data" in text for text in texts)
+
+
+def test_a_volume_that_nobody_knew_of_sends_the_job_to_its_zone() -> None:
+    nodes = [NodePlan("n0", 1), NodePlan("n1", 1), NodePlan("n2", 1)]
+    zonal = job("zonal", 0.0, Workload(steps=10, volume_nodes=("n2",), volume_is_bound=False))
     seen = Watched(nodes, zonal)
     assert not seen.result.violations
     assert seen.result.ends == {"team/zonal": "Succeeded"}
@@ -132,7 +153,7 @@ def test_a_volume_in_another_zone_sends_the_job_there() -> None:
 
 
 def test_a_job_that_no_node_takes_waits_and_says_why() -> None:
-    nowhere = Workload(steps=10, volume_nodes=("gone",), expected="Pending")
+    nowhere = Workload(steps=10, volume_nodes=("gone",), volume_is_bound=False, expected="Pending")
     jobs = (
         job("nowhere", 0.0, nowhere, **EXCLUSIVE),
         job("well", 3.0, Workload(steps=400), **EXCLUSIVE),
@@ -192,7 +213,7 @@ def test_a_node_that_goes_while_a_job_starts_is_no_error(what: str) -> None:
 
 
 def test_gpus_are_not_given_to_a_gang_of_which_one_pod_is_refused() -> None:
-    gang = Workload(steps=10, volume_nodes=("n0", "n2"))
+    gang = Workload(steps=10, volume_nodes=("n0", "n2"), volume_is_bound=False)
     nodes = [NodePlan(name, 1) for name in ("n0", "n1", "n2")]
     seen = Watched(nodes, job("gang", 0.0, gang, workers=2, **EXCLUSIVE))
     assert not seen.result.violations

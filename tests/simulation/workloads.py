@@ -52,6 +52,8 @@ class Workload:
     is_silent: bool = False
     # Where its volume can be used, by node; empty: everywhere.
     volume_nodes: tuple[str, ...] = ()
+    # Whether its claim is bound before its first pod; otherwise kube-scheduler alone knows where.
+    volume_is_bound: bool = True
     # How long a node takes to pull its image for the first time.
     pull_seconds: float = 0.0
     # Why its container cannot be started, in the kubelet's word, and until when.

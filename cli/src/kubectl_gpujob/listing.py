@@ -55,8 +55,17 @@ def read_all(api: Any) -> Listing:
     profiles, _ = _list(api, "gpuprofiles of all namespaces", f"{OURS}/{GPUPROFILE.plural}")
     nodes, _ = _list(api, "nodes", "/api/v1/nodes", labelSelector=MANAGED)
     pods, _ = _list(api, "pods of all namespaces", "/api/v1/pods")
-    objects = Objects(jobs, gpu_nodes, queues, profiles, pods, nodes)
+    volumes = _volumes(api)
+    objects = Objects(jobs, gpu_nodes, queues, profiles, pods, nodes, volumes)
     return Listing(objects, now, _configurations(api))
+
+
+def _volumes(api: Any) -> list[Mapping[str, Any]]:
+    """Without them a job is shown on nodes that its volume is not on; few users may list them."""
+    try:
+        return _list(api, "persistentvolumes", "/api/v1/persistentvolumes")[0]
+    except UserError:
+        return []
 
 
 def _configurations(api: Any) -> dict[str, str] | None:

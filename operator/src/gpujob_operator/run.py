@@ -43,7 +43,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.garbage import collect_seldom, spare_from_collection
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
+from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.logs import Log
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.metrics import Metrics
@@ -159,8 +159,7 @@ class Operator:
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
-            kinds = (GPUJOBS_WATCHED, *WATCHED)
-            watches = [Watch(kube, self._cache, self._metrics, one) for one in kinds]
+            watches = [Watch(kube, self._cache, self._metrics, one) for one in FOLLOWED]
 
             def restart_watches() -> None:
                 for one in watches:

@@ -150,7 +150,7 @@ def test_refusals_say_what_to_do(server: Server, status: int, expected: str) -> 
         connect(Target(server.kubeconfig)).job("x")
 
 
-CONFIGMAPS = "/api/v1/configmaps"
+CONFIGMAPS, VOLUMES = "/api/v1/configmaps", "/api/v1/persistentvolumes"
 KINDS = ("/gpujobs", "/gpunodes", "/gpuqueues", "/gpuprofiles", "/api/v1/nodes", "/api/v1/pods")
 
 
@@ -166,8 +166,18 @@ def test_everything_is_listed_jobs_first_and_pods_last(server: Server) -> None:
     assert server.answers.asked == [
         *(one if one.startswith("/api/") else PREFIX + one for one in KINDS),
         KINDS[-1],
+        VOLUMES,
         CONFIGMAPS,
     ]
+
+
+def test_volumes_are_read_where_they_may_be(server: Server) -> None:
+    for kind in KINDS:
+        server.answers.add(kind, {"items": [], "metadata": {}})
+    server.answers.add(VOLUMES, {"items": [{"c": 3}], "metadata": {}})
+    assert list(connect(Target(server.kubeconfig)).listing().objects.volumes) == [{"c": 3}]
+    server.answers.add(VOLUMES, {"kind": "Status"}, status=403)
+    assert list(connect(Target(server.kubeconfig)).listing().objects.volumes) == []
 
 
 def test_operators_configurations_are_read_where_they_may_be(server: Server) -> None:

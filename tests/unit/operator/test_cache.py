@@ -45,10 +45,10 @@ def _snapshot(cache: Cache) -> Snapshot:
 
 
 def test_ready_only_when_every_kind_was_listed(cache: Cache) -> None:
-    for kind in Kind:
+    for kind in [one for one in Kind if one is not Kind.VOLUME]:
         assert not cache.ready
         cache.resync(kind, [], "1")
-    assert cache.ready
+    assert cache.ready, "a volume that is not known costs a refusal and no wrong placement"
 
 
 def test_a_list_that_shows_a_restore_is_told_of_once(dirty: Dirty, clock: FakeClock) -> None:

@@ -21,6 +21,7 @@ from tests.harness.manifests import (
     job_manifest,
     node_manifest,
     pod_manifest,
+    volume_manifest,
 )
 
 Manifest = dict[str, Any]
@@ -48,6 +49,7 @@ def cluster() -> dict[Kind, list[Manifest]]:
         Kind.GPU_NODE: [gpu_node_manifest("n0"), gpu_of_nobody],
         Kind.QUEUE: [queue, bad_queue],
         Kind.PROFILE: [{"metadata": {"name": "p", "namespace": "team", "uid": "p"}, "spec": {}}],
+        Kind.VOLUME: [volume_manifest("a"), {"metadata": {"name": "nameless"}}],
     }
 
 
@@ -59,6 +61,7 @@ def listed(found: dict[Kind, list[Manifest]]) -> Snapshot:
         profiles=found[Kind.PROFILE],
         pods=found[Kind.POD],
         nodes=found[Kind.NODE],
+        volumes=found[Kind.VOLUME],
     )
     return snapshot_of(objects, CONFIGURATION)
 
@@ -92,6 +95,7 @@ def test_what_cannot_be_read_is_left_out_and_a_bad_job_named() -> None:
         ("broken", "spec.workers")
     ]
     assert [queue.metadata.name for queue in seen.queues] == ["vision"]
+    assert [volume.claim for volume in seen.volumes] == ["checkpoints"]
     assert [len(node.status.gpus) for node in seen.gpu_nodes] == [1, 0]
 
 

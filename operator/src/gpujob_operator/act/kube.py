@@ -1,8 +1,7 @@
 """The Kubernetes API as raw JSON objects, over the connection of the `kubernetes.aio` client.
 
 The client gives configuration, authentication and the connection pool. Its generated models take
-about four times the CPU time of the call itself, so they are not used: this module reads and writes
-plain objects.
+about four times the CPU time of the call itself: this module reads and writes plain objects.
 """
 
 import contextlib
@@ -124,6 +123,7 @@ QUEUES = _ours(GPUQUEUE)
 PROFILES = _ours(GPUPROFILE)
 PODS = ResourceType("", "v1", "pods", namespaced=True)
 NODES = ResourceType("", "v1", "nodes", namespaced=False)
+VOLUMES = ResourceType("", "v1", "persistentvolumes", namespaced=False)
 SERVICES = ResourceType("", "v1", "services", namespaced=True)
 EVENTS = ResourceType("", "v1", "events", namespaced=True)
 LEASES = ResourceType("coordination.k8s.io", "v1", "leases", namespaced=True)

@@ -285,9 +285,13 @@ class _Cycle:
         return min(found, default=None)
 
 
-def _measures_its_workload(job: GPUJob, status: GPUJobStatus) -> bool:
-    """False while an attempt runs with settings that an edit of the spec has forbidden since."""
-    return permitted(status.tuned, job.spec.optimize) is status.tuned
+def _measures_its_workload(entry: JobEntry, status: GPUJobStatus) -> bool:
+    """False while an attempt runs with settings that an edit of the spec has forbidden since. They
+    are those of the attempt's own workload where the status names it.
+    """
+    if status.profile not in (None, entry.spec_keys.profile[1]):
+        return True
+    return permitted(status.tuned, entry.job.spec.optimize) is status.tuned
 
 
 def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
@@ -309,7 +313,7 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    if status.placement is None or not _measures_its_workload(job, status):
+    if status.placement is None or not _measures_its_workload(entry, status):
         return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)

@@ -1,4 +1,4 @@
-"""List-and-watch of GPUJobs, Pods and Nodes into the cache, without end.
+"""List-and-watch of GPUJobs, Pods, Nodes and PersistentVolumes into the cache, without end.
 
 A stream that ends is continued from its last resourceVersion. If that version is too old (410), or
 the stream was silent for longer than the bookmark interval allows, everything is listed again.
@@ -18,6 +18,7 @@ from gpujob_operator.act.kube import (
     JOBS,
     NODES,
     PODS,
+    VOLUMES,
     ApiError,
     Gone,
     Kube,
@@ -46,11 +47,15 @@ class WatchedKind:
 
 
 GPUJOBS_WATCHED = WatchedKind(Kind.JOB, JOBS)
+# No decision waits for a list of them: what is not known of a volume, a refusal shows.
+VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
 # All pods, not only ours: what others request on our nodes is not free.
 WATCHED = (  # pods first
     WatchedKind(Kind.POD, PODS),
     WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"),
 )
+# All kinds that are followed without kopf.
+FOLLOWED = (GPUJOBS_WATCHED, VOLUMES_WATCHED, *WATCHED)
 
 
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})

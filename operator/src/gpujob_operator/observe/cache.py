@@ -37,6 +37,7 @@ from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.read.nouns import read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity
+from gpujob_operator.read.volumes import bound_volume, limits_nodes
 
 
 class Kind(Enum):
@@ -48,10 +49,13 @@ class Kind(Enum):
     PROFILE = "GPUProfile"
     POD = "Pod"
     NODE = "Node"
+    VOLUME = "PersistentVolume"
 
 
+# Decisions wait for a list of each other kind. A volume that is not known costs one refusal.
+_NOT_AWAITED = frozenset({Kind.VOLUME})
 # A change of these kinds is a reading or bookkeeping, for which no user waits.
-_SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
+_SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
 
 
 # The kinds of a user's namespace that only this operator writes.
@@ -123,6 +127,7 @@ class Cache:
         self.nodes = Store(
             cached_node, changed=self._node_changed, ignored=self._ignored(Kind.NODE)
         )
+        self.volumes = Store(bound_volume, ignored=self._ignored(Kind.VOLUME))
         self._stores: Mapping[Kind, Store[Any]] = {
             Kind.JOB: self.jobs,
             Kind.GPU_NODE: self.gpu_nodes,
@@ -130,12 +135,15 @@ class Cache:
             Kind.PROFILE: self.profiles,
             Kind.POD: self.pods,
             Kind.NODE: self.nodes,
+            Kind.VOLUME: self.volumes,
         }
 
     @property
     def ready(self) -> bool:
-        """True once every kind was listed in full. Before that, nothing may be decided."""
-        return len(self.synced) == len(Kind)
+        """True once every kind but volumes was listed in full. Before that, nothing may be
+        decided.
+        """
+        return len(self.synced | _NOT_AWAITED) == len(Kind)
 
     def version(self, kind: Kind, uid: str) -> int:
         return self._stores[kind].version(uid)
@@ -243,6 +251,7 @@ class Cache:
             gpu_nodes=self.gpu_nodes.views,
             queues=self.queues.views,
             profiles=self.profiles.views,
+            volumes=tuple(filter(limits_nodes, self.volumes.views)),
             reports=reports,
             usage=self._readings.usage.usage(),
             spot_pools=self.spot.pools(),

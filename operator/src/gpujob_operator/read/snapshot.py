@@ -18,6 +18,7 @@ from gpujob_operator.decide.model.snapshot import InvalidJob, NodeView, Snapshot
 from gpujob_operator.read.nodes import cached_node, with_pods
 from gpujob_operator.read.nouns import read_gpu_node, read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod
+from gpujob_operator.read.volumes import bound_volume, limits_nodes
 
 Manifest = Mapping[str, Any]
 ViewT = TypeVar("ViewT")
@@ -33,6 +34,7 @@ class Objects:
     profiles: Iterable[Manifest] = ()
     pods: Iterable[Manifest] = ()
     nodes: Iterable[Manifest] = ()
+    volumes: Iterable[Manifest] = ()
 
 
 def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
@@ -47,6 +49,7 @@ def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
         gpu_nodes=_readable(objects.gpu_nodes, lambda one: read_gpu_node(one, _ignore)),
         queues=_readable(objects.queues, gpuqueue_from_manifest),
         profiles=_readable(objects.profiles, gpuprofile_from_manifest),
+        volumes=tuple(filter(limits_nodes, _readable(objects.volumes, bound_volume))),
         configuration=configuration,
     )
 

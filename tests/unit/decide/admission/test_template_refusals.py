@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from gpujob_operator.decide.model.snapshot import RefusedTemplate
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import make_gpu, make_gpu_node, make_job
@@ -33,6 +34,17 @@ def test_it_waits_with_the_servers_words_and_others_go_first() -> None:
     assert world.running() == {"other"}
     assert world.why("refused") == f"PodRefused: the API server refuses the job's pods: {WORDS}"
     assert world.status("refused").attempt == 0
+
+
+def test_the_servers_words_are_an_event_once() -> None:
+    world = one_gpu(whole("refused"))
+    refuse(world, "refused", 100)
+    told: list[EventNote] = []
+    for _ in range(3):
+        decided = plan(world.snapshot, world.now)
+        told += [e for item in decided.items if isinstance(item, WriteStatus) for e in item.events]
+        world.tick()
+    assert [(one.reason, WORDS in one.message) for one in told] == [("PodRefused", True)]
 
 
 def test_what_can_be_done_is_said_as_for_a_pod() -> None:

@@ -65,6 +65,9 @@ def test_a_pod_that_the_api_server_refuses_ends_the_attempt_at_once() -> None:
     assert found.status.stop is not None
     assert "worker 0: exceeded quota" in found.status.stop.message
     assert [one.node for one in found.status.start_refusals] == [None]
+    (event,) = found.events
+    assert event.reason == "StoppingPodRefused"
+    assert "worker 0: exceeded quota" in event.message
 
 
 @pytest.mark.parametrize("attempt", [0, 2])

@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
 from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
+from gpujob_operator.decide.measurement.profile import profile_name, with_own_measurement
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -73,6 +74,7 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
 
 def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     """The status with the placement. It is durable before any pod exists."""
+    job = with_own_measurement(job)
     placement, reservation = found.placement, found.reservation
     where = ", ".join(sorted({worker.node for worker in placement.workers}))
     gpus = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
@@ -90,6 +92,7 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
         attempt=job.status.attempt + 1,
         placement=placement,
         reservation=reservation,
+        profile=profile_name(job),
         next_attempt_at=None,
         attempt_started_at=now,
         progressed_at=None,

@@ -5,9 +5,12 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.volumes import ClaimKey
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.measurement.profile import WorkloadKeys
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.snapshot import BoundVolume
 from gpujob_operator.decide.model.workers import JobPods
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
@@ -21,18 +24,26 @@ class JobEntry:
 
     job: GPUJob
     requests: PodRequests
-    profile_key: ProfileKey
-    # Runs that are expected to take as long as this one.
-    runs_key: tuple[str, str]
+    # Of the spec.
+    spec_keys: WorkloadKeys
+    # Of the attempt that the job has, else of the spec.
+    keys: WorkloadKeys
     held: bool
+    claims: tuple[ClaimKey, ...] = ()
     job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None
+    # What its claims are bound to.
+    volumes: tuple[BoundVolume, ...] = ()
     # Found when first asked for.
     requirements: JobRequirements | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: JobInputs | None = None
     step: NextStep | None = None
     quiet_until: datetime | None = None
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self.keys.profile
 
     @property
     def waits(self) -> bool:

@@ -9,10 +9,21 @@ from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.cache.volumes import ClaimKey, Volumes
 from gpujob_operator.decide.capacity.cluster import holds_gpus
-from gpujob_operator.decide.measurement.profile import differ_in_paces, workload_keys
-from gpujob_operator.decide.model.pod_template import host_requests
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.measurement.profile import (
+    attempt_keys,
+    differ_in_paces,
+    workload_keys,
+)
+from gpujob_operator.decide.model.pod_template import claims, host_requests
+from gpujob_operator.decide.model.snapshot import (
+    BoundVolume,
+    GPUUsage,
+    PodView,
+    ReceivedReport,
+    Snapshot,
+)
 from gpujob_operator.decide.model.workers import JobName, job_pods_of
 
 UsageByAttempt = Mapping[tuple[str, int], GPUUsage]
@@ -40,6 +51,8 @@ class Jobs:
     _pods: Pods = field(default_factory=Pods)
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
     _by_name: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
+    _volumes: Volumes = field(default_factory=Volumes)
+    _by_claim: Groups[ClaimKey] = field(default_factory=lambda: Groups[ClaimKey]())
     _by_profile: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
     _job_diff: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
     _profile_diff: ListDiff[GPUProfile] = field(default_factory=lambda: ListDiff[GPUProfile]())
@@ -56,6 +69,7 @@ class Jobs:
         for name in names:
             self.changed |= self._by_name.of(name)
         self._take_profiles(snapshot.profiles)
+        self._take_volumes(snapshot.volumes)
         self._take_reports(snapshot.reports)
         self._take_usage(snapshot.usage)
         for uid in self.changed & self.entries.keys():
@@ -86,21 +100,40 @@ class Jobs:
     def _put(self, job: GPUJob, before: JobEntry | None) -> JobEntry:
         uid = job.metadata.uid
         if before is not None and spec_version(before.job) == spec_version(job):
-            requests, key, runs = before.requests, before.profile_key, before.runs_key
+            requests, spec_keys, mounts = before.requests, before.spec_keys, before.claims
         else:
-            requests, (key, runs) = host_requests(job), workload_keys(job)
+            requests, spec_keys = host_requests(job), workload_keys(job)
+            mounts = tuple((job.metadata.namespace, claim) for claim in claims(job))
         if before is not None:
-            self._by_profile.discard(before.profile_key, uid)
-        entry = JobEntry(job, requests, key, runs, holds_gpus(job), profile=self._profiles.get(key))
+            self._leave_groups(before)
+        keys = attempt_keys(job, spec_keys)
+        entry = JobEntry(
+            job,
+            requests,
+            spec_keys,
+            keys,
+            holds_gpus(job),
+            mounts,
+            profile=self._profiles.get(keys.profile),
+            volumes=self._volumes.of(mounts),
+        )
         self.entries[uid] = entry
         self._by_name.add(_name_of(job), uid)
-        self._by_profile.add(key, uid)
+        self._by_profile.add(keys.profile, uid)
+        for claim in mounts:
+            self._by_claim.add(claim, uid)
         self.changed.add(uid)
         return entry
 
-    def _drop(self, entry: JobEntry) -> None:
+    def _leave_groups(self, entry: JobEntry) -> None:
         uid = entry.job.metadata.uid
         self._by_profile.discard(entry.profile_key, uid)
+        for claim in entry.claims:
+            self._by_claim.discard(claim, uid)
+
+    def _drop(self, entry: JobEntry) -> None:
+        uid = entry.job.metadata.uid
+        self._leave_groups(entry)
         self._by_name.discard(_name_of(entry.job), uid)
         del self.entries[uid]
         self.changed.add(uid)
@@ -134,6 +167,14 @@ class Jobs:
             entry.requirements = None
             self.reprofiled.add(uid)
             self.changed.add(uid)
+
+    def _take_volumes(self, volumes: tuple[BoundVolume, ...]) -> None:
+        for claim in self._volumes.take(volumes):
+            for uid in self._by_claim.of(claim):
+                entry = self.entries[uid]
+                entry.volumes = self._volumes.of(entry.claims)
+                entry.requirements = None
+                self.changed.add(uid)
 
     def _take_reports(self, reports: tuple[ReceivedReport, ...]) -> None:
         new, gone = self._report_diff.take(reports)

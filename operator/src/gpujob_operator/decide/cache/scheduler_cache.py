@@ -30,6 +30,7 @@ from gpujob_operator.decide.capacity.job_usage import NOTHING, usage_of, usage_o
 from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
+from gpujob_operator.decide.measurement.profile import with_own_measurement
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
@@ -149,11 +150,12 @@ class SchedulerCache:
         entry = self.entries[uid]
         if entry.requirements is None:
             entry.requirements = requirements_of(
-                entry.job,
+                with_own_measurement(entry.job),
                 entry.profile,
                 self.configuration,
                 entry.requests,
                 self.groups.party(entry.job),
+                entry.volumes,
             )
         return entry.requirements
 
@@ -194,7 +196,7 @@ class SchedulerCache:
             self.holders.remove(before.job)
         if after is not None:
             uid = after.job.metadata.uid
-            self.releases.put(after.job, after.runs_key)
+            self.releases.put(after.job, after.keys.runs)
             self.expiries.put(after.job)
             if after.held:
                 self.holders.add(after.job)

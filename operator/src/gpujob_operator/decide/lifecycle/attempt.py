@@ -28,6 +28,7 @@ from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE, with
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.milestones import milestones
+from gpujob_operator.decide.measurement.profile import with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -135,15 +136,17 @@ def _starting(
     if begins_again(job, inputs):
         return again(job, now)
     present = {pod.rank for pod in pods}
+    taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
+    kept = {*taken, *perhaps_created_ranks(job, inputs.perhaps_created)}
+    if not present and not kept:
+        job = with_profile_of_spec(job)
     placement = job.status.placement
     # A rank without a placement (the status was edited by hand) never gets a pod; the attempt then
     # ends for lack of workers.
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
-    taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     hostnames = _hostnames(job, inputs)
-    kept = {*taken, *perhaps_created_ranks(job, inputs.perhaps_created)}
     creates = tuple(
         CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in kept
     )

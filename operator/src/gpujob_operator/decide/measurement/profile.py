@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, ReservationSource
 from gpujob_api.gpuprofile import (
     GPUProfile,
@@ -19,6 +20,7 @@ from gpujob_operator.decide.measurement.fingerprint import workload_of
 
 # Entries of one workload: one for each GPU model and torch version, newest first.
 ENTRIES_MAX = 32
+_PREFIX = "workload-"
 # A workload that measures nothing new says so often that it was measured: profiles expire.
 RENEWED_AFTER = timedelta(days=1)
 
@@ -33,14 +35,46 @@ class WorkloadKeys(NamedTuple):
 
 
 def workload_keys(job: GPUJob) -> WorkloadKeys:
+    """Those of the spec, which the next attempt runs with."""
     workload = workload_of(job.spec)
-    name, length = f"workload-{workload.fingerprint}", workload.run_length
-    namespace = job.metadata.namespace
-    return WorkloadKeys((namespace, name), (namespace, f"{name} {length}" if length else name))
+    return _keys(job.metadata.namespace, _PREFIX + workload.fingerprint, workload.run_length)
+
+
+def attempt_keys(job: GPUJob, keys: WorkloadKeys) -> WorkloadKeys:
+    """Those of the attempt that the job has, else `keys`, which are the spec's: the spec may have
+    been edited since the attempt was started.
+    """
+    name = job.status.profile
+    if job.status.placement is None or name is None or name == keys.profile[1]:
+        return keys
+    return _keys(job.metadata.namespace, name, workload_of(job.spec).run_length)
 
 
 def profile_name(job: GPUJob) -> str:
     return workload_keys(job).profile[1]
+
+
+def with_own_measurement(job: GPUJob) -> GPUJob:
+    """The job as its next attempt finds it: what an attempt of another workload measured, before
+    the spec was edited, says nothing of it. A status of an earlier version names no profile.
+    """
+    status = job.status
+    if status.measurement is None or status.profile in (None, profile_name(job)):
+        return job
+    return replace(job, status=changed(status, measurement=None))
+
+
+def with_profile_of_spec(job: GPUJob) -> GPUJob:
+    """A job that starts and has no pod yet: its pods are created with the spec as it is now."""
+    name = profile_name(job)
+    if job.status.profile in (None, name):
+        return job
+    status = changed(with_own_measurement(job).status, profile=name)
+    return replace(job, status=status)
+
+
+def _keys(namespace: str, name: str, length: str) -> WorkloadKeys:
+    return WorkloadKeys((namespace, name), (namespace, f"{name} {length}" if length else name))
 
 
 def last_measured_at(profile: GPUProfile) -> datetime | None:
@@ -89,12 +123,13 @@ def new_entries(
 def with_entries(
     job: GPUJob, profile: GPUProfile | None, entries: tuple[ProfileEntry, ...]
 ) -> GPUProfile:
-    """The profile of the job's workload, or a new one, with these entries."""
+    """The profile of the attempt's workload, or a new one, with these entries."""
     if profile is not None:
         return replace(profile, status=replace(profile.status, entries=entries))
+    namespace, name = attempt_keys(job, workload_keys(job)).profile
     return GPUProfile(
-        metadata=Metadata(name=profile_name(job), namespace=job.metadata.namespace),
-        spec=_spec(job),
+        metadata=Metadata(name=name, namespace=namespace),
+        spec=_spec(job, name.removeprefix(_PREFIX)),
         status=GPUProfileStatus(entries=entries),
     )
 
@@ -194,11 +229,12 @@ def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
     return one.current.step_seconds < other.current.step_seconds * 0.95
 
 
-def _spec(job: GPUJob) -> GPUProfileSpec:
+def _spec(job: GPUJob, fingerprint: str) -> GPUProfileSpec:
+    """But for the fingerprint it is of fields that no edit changes."""
     worker = job.spec.worker_container()
     command = (*(worker.get("command") or ()), *(worker.get("args") or ()))
     return GPUProfileSpec(
-        fingerprint=workload_of(job.spec).fingerprint,
+        fingerprint=fingerprint,
         image=str(worker.get("image", "")),
         command=tuple(str(part) for part in command)[:64],
         gpus_per_worker=job.spec.gpus_per_worker,

@@ -1,4 +1,4 @@
-"""The node affinity that a pod template requires, read as kube-scheduler reads it."""
+"""The node affinity that a pod template or a volume requires, read as kube-scheduler reads it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -74,8 +74,17 @@ def required_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
     if not pod_spec.get("affinity"):
         return ()
     try:
-        required = pod_spec["affinity"]["nodeAffinity"][_REQUIRED]
-        return tuple(_term(one) for one in required["nodeSelectorTerms"])
+        return _terms(pod_spec["affinity"]["nodeAffinity"][_REQUIRED])
+    except (AttributeError, KeyError, TypeError):
+        return ()
+
+
+def volume_affinity(node_selector: Mapping[str, Any]) -> NodeAffinity:
+    """What a volume requires of the node that uses it (`spec.nodeAffinity.required`). Where
+    anything of it cannot be read there is no requirement here: kube-scheduler's refusal shows it.
+    """
+    try:
+        return _terms(node_selector)
     except (AttributeError, KeyError, TypeError):
         return ()
 
@@ -95,6 +104,10 @@ def affinity_mismatch(affinity: NodeAffinity, name: str, labels: Mapping[str, st
         found.append(unmet.text)
     more = f" and {len(found) - _TERMS_SHOWN} more" if len(found) > _TERMS_SHOWN else ""
     return f"nodeAffinity {' or '.join(dict.fromkeys(found[:_TERMS_SHOWN]))}{more} does not match"
+
+
+def _terms(node_selector: Mapping[str, Any]) -> NodeAffinity:
+    return tuple(_term(one) for one in node_selector["nodeSelectorTerms"])
 
 
 def _term(term: Mapping[str, Any]) -> NodeSelectorTerm:

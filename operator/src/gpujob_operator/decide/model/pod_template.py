@@ -38,6 +38,18 @@ def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
     return (*own, *ours) if own else ours
 
 
+def claims(job: GPUJob) -> tuple[str, ...]:
+    """The PersistentVolumeClaims that every worker of the job mounts, by name."""
+    try:
+        sources = [one.get("persistentVolumeClaim") for one in pod_spec(job).get("volumes") or ()]
+        found = [str(source.get("claimName") or "") for source in sources if source]
+    except (AttributeError, TypeError):
+        # Rendering and the API server refuse such a template with the field.
+        return ()
+    own = job.spec.checkpoint.volume_claim_name or ""
+    return tuple(dict.fromkeys(filter(None, (own, *found))))
+
+
 def host_requests(job: GPUJob) -> PodRequests:
     """What one worker pod asks of its node."""
     return pod_requests(pod_spec(job))

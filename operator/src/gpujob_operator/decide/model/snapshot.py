@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
@@ -117,6 +118,18 @@ class NodeView:
     conditions: tuple[NodeCondition, ...] = ()
     # The node's deletionTimestamp.
     deletion_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundVolume:
+    """A PersistentVolume that a claim is bound to and that some nodes only can use."""
+
+    name: str
+    # Of the claim.
+    namespace: str
+    claim: str
+    # The volume's `spec.nodeAffinity.required`, as it is there.
+    node_selector: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +251,8 @@ class Snapshot:
     gpu_nodes: tuple[GPUNode, ...] = ()
     queues: tuple[GPUQueue, ...] = ()
     profiles: tuple[GPUProfile, ...] = ()
+    # Those that limit a job's nodes; what is not known here, kube-scheduler's refusal shows.
+    volumes: tuple[BoundVolume, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()

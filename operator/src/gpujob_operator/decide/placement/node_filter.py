@@ -1,4 +1,4 @@
-"""Decides which nodes a job may use: labels, affinity, taints and spot."""
+"""Decides which nodes a job may use: labels, affinity, volumes, taints and spot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def constraint_fields(node: NodeView) -> tuple[object, ...]:
 
 
 def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
-    """Why the node's labels, taints or spot exclude the job, or ""."""
+    """Why the node's name, labels, taints or spot exclude the job, or ""."""
     policy = requirements.job.spec.spot.policy
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"
@@ -44,6 +44,9 @@ def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
             return f"nodeSelector {key}={value} does not match"
     if mismatch := affinity_mismatch(requirements.affinity, node.name, node.labels):
         return mismatch
+    for claim, affinity in requirements.volumes:
+        if mismatch := affinity_mismatch(affinity, node.name, node.labels):
+            return f"volume of claim {claim}: {mismatch}"
     for taint in node.taints:
         if not _tolerated(taint, requirements.tolerations):
             return f"taint {taint.key} is not tolerated"

@@ -18,7 +18,11 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.node_affinity import NodeAffinity, required_affinity
+from gpujob_operator.decide.model.node_affinity import (
+    NodeAffinity,
+    required_affinity,
+    volume_affinity,
+)
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.pod_template import (
     DEFAULT_AND_SPOT_TOLERATIONS,
@@ -27,6 +31,7 @@ from gpujob_operator.decide.model.pod_template import (
     pod_spec,
     tolerations,
 )
+from gpujob_operator.decide.model.snapshot import BoundVolume
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 from gpujob_operator.decide.placement.step_cost import step_of
@@ -52,6 +57,8 @@ class JobRequirements:
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     affinity: NodeAffinity = ()
+    # What the volumes of its claims require of nodes, with the claim's name.
+    volumes: tuple[tuple[str, NodeAffinity], ...] = ()
     # Nodes that refused its pods lately, with the words.
     refused_by: tuple[StartRefusal, ...] = ()
     # Whose the job is, for sharing GPUs.
@@ -111,7 +118,7 @@ class JobRequirements:
         if tolerated is None:
             tolerated = tuple(map(_toleration_key, self.tolerations))
         policy = self.job.spec.spot.policy.value
-        return selector, self.affinity, tolerated, policy, self.refused_by
+        return selector, self.affinity, self.volumes, tolerated, policy, self.refused_by
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -232,9 +239,10 @@ def requirements_of(
     configuration: Configuration | None = None,
     requests: PodRequests | None = None,
     party: Party = ANYBODY,
+    volumes: tuple[BoundVolume, ...] = (),
 ) -> JobRequirements:
     """The job's requirements, with the default configuration if none is given. `requests` are those
-    of its worker, if already read.
+    of its worker, if already read; `volumes` those that its claims are bound to.
     """
     cpu, memory = requests or host_requests(job)
     hint, template = job.spec.gpu.memory, pod_spec(job)
@@ -251,6 +259,7 @@ def requirements_of(
         selector=template.get("nodeSelector") or {},
         tolerations=tolerations(job),
         affinity=required_affinity(template),
+        volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
         refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
         party=party,
     )
