@@ -79,7 +79,9 @@ class Process:
         if session.optimizes:
             _adapt_trainers(session)
 
-    def _new_session(self, environment: Environment, explanation: DecisionLog) -> Session:
+    def _new_session(
+        self, environment: Environment, explanation: DecisionLog, parent: Session | None = None
+    ) -> Session:
         options = self._options
         profiler = StepProfiler(options.profile) if options.profile is not None else None
         session = Session(
@@ -90,6 +92,7 @@ class Process:
             report_directory=options.report_directory,
             profiler=profiler,
             is_first=is_first_process(),
+            parent=parent,
         )
         session.when_started(self._end_with_library)
         session.use()
@@ -162,7 +165,7 @@ class Process:
         self._ended = False
         explanation = DecisionLog(verbose=self._options.explain)
         self._net = SafetyNet(explanation)
-        self._session = self._new_session(read_environment(os.environ), explanation)
+        self._session = self._new_session(read_environment(os.environ), explanation, parent)
         self._session.measures_only(parent.why_only_measures)
         hooks = Hooks(self._session, self._net, self._again_in_child)
         hooks.install()

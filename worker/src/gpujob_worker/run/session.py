@@ -37,7 +37,7 @@ from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, write
 from gpujob_worker.run.run_state import RunState
-from gpujob_worker.run.speaker import Claim, written
+from gpujob_worker.run.speaker import Claim, Lineage, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
@@ -60,7 +60,9 @@ class Session:
         report_directory: Path | None = None,
         profiler: StepProfiler | None = None,
         is_first: bool = True,
+        parent: "Session | None" = None,
     ) -> None:
+        """`parent`: the session of the process that this one was forked from."""
         self.environment = environment
         self.features = features or Features()
         self.explanation = explanation or DecisionLog()
@@ -86,6 +88,7 @@ class Session:
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
+        self._lineage = Lineage(parent._lineage if parent is not None else None)
         self._speaks_for_pod = self._failure_is_ours = False
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._final_report)
@@ -95,7 +98,7 @@ class Session:
         self._process = os.getpid()
         url = environment.report_url
         destination = Destination(url, environment.token_file) if url else None
-        self.reporter = Reporter(destination, self.report, self._on_reply)
+        self.reporter = Reporter(destination, self._report_to_send, self._on_reply)
 
     @property
     def _speaks(self) -> bool:
@@ -105,13 +108,18 @@ class Session:
         or was asked to stop: it does not know its exit code after `raise SystemExit`, and where
         there is no message a kubelet takes the log's last lines.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._is_beside_parent:
             return False
         if not self.started:
             says = self.state.failure is not None or bool(self.explanation.lines)
             says = says or self.stop.requested
             return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
+
+    @property
+    def _is_beside_parent(self) -> bool:
+        """Whether it was forked from a process that trains by itself, and not together with it."""
+        return self.world_size == 1 and self._lineage.ancestor_trains
 
     @property
     def optimizes(self) -> bool:
@@ -160,10 +168,15 @@ class Session:
             self._sequence += 1
             report = self._build()
             if self._speaks:
-                path = self.environment.termination_file
-                write_termination_message(path, report, ours=self._failure_is_ours)
+                self._lineage.speaks()
+                over_child = self.started and self._lineage.child_speaks and not report.failure
+                path, ours = self.environment.termination_file, self._failure_is_ours
+                write_termination_message(path, report, ours=ours or over_child)
                 self._failure_is_ours = report.failure is not None
             return report
+
+    def _report_to_send(self) -> Report | None:
+        return None if self._is_beside_parent else self.report()
 
     def _build(self) -> Report:
         window = self.meter.window
@@ -331,11 +344,15 @@ class Session:
         if self.started:
             return
         self._on_start()
-        speaks = self._local_rank == 0 and self._claim.take()
+        self._lineage.trains()
+        speaks = self._local_rank == 0 and not self._is_beside_parent
+        # What it forked gives the claim way: it is silent from now on.
+        speaks = speaks and (self._claim.take() or self._lineage.child_speaks)
         # Together: a stop may end this method anywhere, and has to be reported.
         self.started, self._speaks_for_pod = True, speaks
         if not self._speaks_for_pod:
             return
+        self._lineage.speaks()
         before = written(self.environment.termination_file)
         if before is not None and before.attempt == self.environment.attempt:
             # Reports differ by their number, also those of one process after another.
