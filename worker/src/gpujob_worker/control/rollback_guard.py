@@ -191,12 +191,14 @@ class RollbackGuard:
         settings, plan = self._session.environment.settings, self._applied.plan
         forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
         trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
-        sped_up = plan.without_split() != RootPlan()
+        plans = [applied.plan for applied in self._in_force.all_applied]
+        sped_up = any(plan.without_split() != RootPlan() for plan in plans)
         return forced or trades or not sped_up
 
     @property
     def _over(self) -> bool:
-        return self._in_force.rolled_back or self._applied == Applied()
+        plain = all(applied == Applied() for applied in self._in_force.all_applied)
+        return self._in_force.rolled_back or plain
 
     def _read_loss(self, *, first: bool) -> None:
         """Reads the loss later if it is on a device, because waiting for it would leave the device
