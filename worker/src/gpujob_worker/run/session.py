@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,7 +36,9 @@ from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, write
 from gpujob_worker.run.run_state import RunState
+from gpujob_worker.run.safety_net import attempted
 from gpujob_worker.run.speaker import Claim, Lineage, written
+from gpujob_worker.run.standard_error import say
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
@@ -294,15 +295,17 @@ class Session:
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
         else:
-            self._on_failure()
+            attempted("resume", self._on_failure, self.explanation)
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
-        with contextlib.suppress(Exception):
-            self.meter.read_steps()
-            self.meter.read_memory()
-        self._close_profile()
-        self._ending()
-        self.explanation.end()
+        for what, call in (
+            ("step time", self.meter.read_steps),
+            ("memory", self.meter.read_memory),
+            ("profile", self._close_profile),
+            ("summary", self._ending),
+            ("explanation", self.explanation.end),
+        ):
+            attempted(what, call, self.explanation)
         # Written here too: the reporting thread may be waiting for a network that is gone.
         self._write_summary(self.report())
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
@@ -329,7 +332,7 @@ class Session:
         try:
             write(self._report_directory, report, facts)
         except OSError as error:
-            sys.stderr.write(f"gpujob-run: --report-directory: {error}\n")
+            say(f"gpujob-run: --report-directory: {error}")
 
     def use(self) -> None:
         """It is this process's session."""
@@ -390,7 +393,7 @@ def _made() -> Session:
     try:
         environment = read_environment(os.environ)
     except FieldError as error:
-        sys.stderr.write(f"gpujob: {error}\n")
+        say(f"gpujob: {error}")
         raise SystemExit(2) from None
     session = Session(environment)
     session.use()
