@@ -52,6 +52,7 @@ for i in range(20):
     go.zero_grad(); LIVE[0] = i + 1; loss = bce(d(fake), torch.ones(64, 1))
     LIVE[0] = 0; loss.backward(); go.step()
 """
+SOON = "from gpujob_worker.control import tuning_run; tuning_run.COMPILE_AFTER_SECONDS = 0\n"
 END = """
 SEEN = {name: count for name, count in SEEN.items() if count}
 print(json.dumps([loss.item(), SEEN, MADE]))
@@ -139,8 +140,7 @@ def test_compiled_code_that_fails_later_is_taken_from_both(which: int, tmp_path:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_long_run_tries_it_for_each_module(name: str, tmp_path: Path) -> None:
     text, first, second = SCRIPTS[name]
-    soon = "from gpujob_worker.control import tuning_run; tuning_run.COMPILE_AFTER_SECONDS = 0\n"
-    run = ran(tmp_path / "run", soon + text, {"precision": "float32"}, "slow")
+    run = ran(tmp_path / "run", SOON + text, {"precision": "float32"}, "slow")
     loss, seen, made = json.loads(run.output)
     assert run.report["tuned"]["compile"], run.errors
     assert seen[first], run.errors
@@ -154,8 +154,7 @@ def test_a_long_run_compiles_the_one_that_gains_by_it(tmp_path: Path) -> None:
     text = ENCODER.replace("for i in", "sys.argv.append('slow'); head.forward = None\nfor i in")
     text = text.replace("head.forward = None", "head.__class__ = Even", 1)
     even = "class Even(Net):\n    def forward(s, x): return s[2](s[1](s[0](x)))\n"
-    soon = "from gpujob_worker.control import tuning_run; tuning_run.COMPILE_AFTER_SECONDS = 0\n"
-    run = ran(tmp_path / "run", soon + even + text, {"precision": "float32"})
+    run = ran(tmp_path / "run", SOON + even + text, {"precision": "float32"})
     _, seen, _ = json.loads(run.output)
     assert seen.get("encoder"), run.errors
     assert "head" not in seen, run.errors
@@ -180,3 +179,48 @@ def test_a_loss_that_is_lost_by_the_other_module_alone_is_seen(tmp_path: Path) -
     assert list(seen) == ["head"], run.errors
     assert seen["head"] < 30, run.errors
     assert "roll-back to plain settings: the loss is not finite any more" in run.errors
+
+
+SLOWER = """
+WORK = [0]
+def slower(call, *, dynamic, options=None):
+    fast = compiler(call, dynamic=dynamic, options=options)
+    def compiled(*args):
+        for _ in range(40 * (LIVE[0] > WORK[0])): WASTE @ WASTE
+        return fast(*args)
+    return compiled
+torch.compile = slower
+"""
+
+
+def test_what_is_compiled_later_is_taken_back_where_real_steps_are_slower(tmp_path: Path) -> None:
+    text = SOON + SLOWER + ENCODER.replace("range(20)", "range(40)")
+    run = ran(tmp_path / "run", text, {"precision": "float32"}, "slow")
+    loss, seen, _ = json.loads(run.output)
+    assert seen["encoder"] == seen["head"] == 10, run.errors
+    for item in ("compile", "compile of Net 2"):
+        assert f"{item} skipped: rolled back: steps took " in run.errors, run.errors
+    assert not run.report["tuned"].get("compile"), run.errors
+    assert "speedup" not in run.report
+    assert loss == loss_alone(tmp_path / "alone", text)
+
+
+def test_what_is_compiled_later_stays_where_real_steps_are_not_slower(tmp_path: Path) -> None:
+    text = SOON + ENCODER.replace("range(20)", "range(40)")
+    run = ran(tmp_path / "run", text, {"precision": "float32"}, "slow")
+    _, seen, _ = json.loads(run.output)
+    assert seen["encoder"] > 20, run.errors
+    assert "rolled back" not in run.errors
+
+
+@pytest.mark.parametrize(("total", "at_once"), [(10**9, True), (1000, False)])
+def test_a_run_that_is_known_to_be_long_is_compiled_at_once(
+    total: int, at_once: bool, tmp_path: Path
+) -> None:
+    knows = f"import gpujob_worker; gpujob_worker.prepare(head, opt, steps_total={total})\nfor i in"
+    text = ENCODER.replace("for i in", knows)
+    run = ran(tmp_path / "run", text, {"precision": "float32"}, "slow")
+    _, seen, _ = json.loads(run.output)
+    assert ("encoder" in seen) is at_once, run.errors
+    later = "compile skipped: tried once training has lasted 120 s"
+    assert (later in run.errors) is not at_once, run.errors

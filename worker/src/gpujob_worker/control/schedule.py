@@ -5,10 +5,11 @@ later.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from gpujob_api.report import WorkerPhase
+from gpujob_api.report import Timing, WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import UNNUMBERED
 from gpujob_worker.control.device import hold_to_limit
@@ -36,7 +37,15 @@ from gpujob_worker.tune.tuner import Tuner
 class TuningSchedule:
     """Runs between two steps: measures, applies what was chosen, and reports it."""
 
-    def __init__(self, session: Session, in_force: AppliedSettings, loaders: LoaderPolicy) -> None:
+    def __init__(
+        self,
+        session: Session,
+        in_force: AppliedSettings,
+        loaders: LoaderPolicy,
+        compiled: Callable[[Timing | None], None],
+    ) -> None:
+        """`compiled` is told what steps took before code that was compiled later."""
+        self._compiled = compiled
         self._session = session
         self._in_force = in_force
         self._loaders = loaders
@@ -188,7 +197,7 @@ class TuningSchedule:
         """Of each module whose call was recorded, for itself."""
         session, tuner, first = self._session, self._in_force.tuner, self._in_force.roots[0]
         assert tuner is not None
-        session.meter.new_window()
+        before = session.meter.new_window().timing(None)
         with measuring("compile", self._explain):
             recorded = self._compile_one(first, tuner, self._explain)
             beside: list[tuple[Root, RecordedCall, Applied]] = []
@@ -203,6 +212,8 @@ class TuningSchedule:
         self._in_force.apply()
         self._in_force.report()
         session.meter.new_window()
+        if any(applied.plan.compiles for applied in self._in_force.all_applied):
+            self._compiled(before)
 
     def _compile_one(self, root: Root, tuner: Tuner, said: DecisionLog) -> RecordedCall | None:
         """The call that it was tried on; None if it could not be tried."""

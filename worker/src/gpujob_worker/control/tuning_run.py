@@ -16,6 +16,8 @@ from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
+# A run that is known to last this long is not made to wait: compiling takes a small part of it.
+LONG_RUN_SECONDS = 3600.0
 
 
 class TuningRun:
@@ -191,6 +193,15 @@ class TuningRun:
         self._tuner.fused_optimizer(self._optimizer, free_bytes)
 
     @property
+    def _is_long(self) -> bool:
+        """Whether the rest of the run is known to be, at the pace of its first steps."""
+        state = self._session.state
+        if state.steps_total is None or state.baseline is None:
+            return False
+        rest = max(0, state.steps_total - state.step)
+        return rest * state.baseline.step_seconds >= LONG_RUN_SECONDS
+
+    @property
     def _compiles(self) -> Toggle:
         return self._session.environment.settings.compile
 
@@ -202,6 +213,8 @@ class TuningRun:
             self._explain.skipped("compile", why)
             return None
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
+            if self._is_long:
+                return time.monotonic()
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._explain.skipped("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS
