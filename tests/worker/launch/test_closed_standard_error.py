@@ -73,7 +73,7 @@ def test_a_failure_is_reported_whatever_fails_before_it(tmp_path: Path) -> None:
         tmp_path,
         ["python", str(tmp_path / "train.py")],
         settings={"compile": "Off"},
-        broken="gpujob_worker.resume.plain_script:PlainScript.failed_on_the_way",
+        broken="gpujob_worker.resume.plain_script:PlainScript.ended",
     )
     assert code == 1, run.errors
     assert run.report["failure"]["message"] == "ValueError: it broke", run.report

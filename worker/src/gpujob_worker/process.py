@@ -10,7 +10,7 @@ from multiprocessing import util
 from typing import Any
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
+from gpujob_api.settings import ENV_SETTINGS, EXIT_INTERRUPTED_UNSAVED, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.device.cpu_cores import keep_to_cores
@@ -201,6 +201,8 @@ class Process:
             if session.started or session.is_first:
                 self._say_if_past_the_hook(session)
                 session.finish(self._end.error, launches=_is_launcher())
+        if session.is_unfinished:
+            _leave_unfinished()
 
     def _say_if_past_the_hook(self, session: Session) -> None:
         hooked = session.state.torch_version or session.inert or self._net.cut
@@ -217,6 +219,14 @@ def _adapt_trainers(session: Session) -> None:
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)
+
+
+def _leave_unfinished() -> None:
+    """At the interpreter's exit nothing but this changes its code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_INTERRUPTED_UNSAVED)
 
 
 def _is_launcher() -> bool:

@@ -44,7 +44,7 @@ class TuningSchedule:
         loaders: LoaderPolicy,
         compiled: Callable[[Timing | None], None],
     ) -> None:
-        """`compiled` is told what steps took before code that was compiled later."""
+        """`compiled` is called with what steps took before code that was compiled later."""
         self._compiled = compiled
         self._session = session
         self._in_force = in_force

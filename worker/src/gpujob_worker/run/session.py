@@ -34,7 +34,7 @@ from gpujob_worker.run.graceful_stop import (
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
-from gpujob_worker.run.run_report import Facts, write
+from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
 from gpujob_worker.run.speaker import Claim, Lineage, written
@@ -74,7 +74,9 @@ class Session:
         self.profiler = profiler
         self._release: Callable[[], None] = lambda: None
         self._ending: Callable[[], None] = lambda: None
-        self._on_failure: Callable[[], None] = lambda: None
+        self._on_end: Callable[[bool], None] = lambda _: None
+        # The script came to its end without having learned: its exit code is not the run's.
+        self.is_unfinished = False
         self._report_directory = report_directory
         # Whether a stop of the pod reaches this very process.
         self.is_first = is_first
@@ -257,9 +259,13 @@ class Session:
         """
         self._ending, self._release = ending, release
 
-    def on_failure(self, call: Callable[[], None]) -> None:
-        """Called when the script ends with an error."""
-        self._on_failure = call
+    def on_end(self, call: Callable[[bool], None]) -> None:
+        """Called when the script ends and was not stopped, with whether it ended well."""
+        self._on_end = call
+
+    def leaves_unfinished(self) -> None:
+        """The script ended well, and has to run again."""
+        self.is_unfinished = True
 
     def _nothing_to_save(self) -> bool:
         return self._owns_safe_points and self.meter.steps == 0
@@ -284,30 +290,31 @@ class Session:
             error = Interrupted.latest
         self.stop.end()
         self.launches = launches
+        clean = error is None or (isinstance(error, SystemExit) and not error.code)
+        if not (isinstance(error, Interrupted) or is_launchers_stop(error)):
+            attempted("resume", lambda: self._on_end(clean), self.explanation)
         if isinstance(error, Interrupted):
             self.state.enter(WorkerPhase.DRAINING)
         elif is_launchers_stop(error):
             self.explanation.note("stop", "the launcher was asked to stop")
             self.state.enter(WorkerPhase.DRAINING)
-        elif error is None or (isinstance(error, SystemExit) and not error.code):
+        elif error is None or clean:
             self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
         else:
-            attempted("resume", self._on_failure, self.explanation)
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
-        for what, call in (
-            ("step time", self.meter.read_steps),
-            ("memory", self.meter.read_memory),
-            ("profile", self._close_profile),
-            ("summary", self._ending),
-            ("explanation", self.explanation.end),
-        ):
+        last = {"step time": self.meter.read_steps, "memory": self.meter.read_memory}
+        last |= {"profile": self._close_profile, "summary": self._ending}
+        for what, call in {**last, "explanation": self.explanation.end}.items():
             attempted(what, call, self.explanation)
         # Written here too: the reporting thread may be waiting for a network that is gone.
-        self._write_summary(self.report())
+        report = self.report()
+        if self._speaks:
+            facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
+            leave(self._report_directory, report, facts)
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))
         self.state.saw_loss(None)
@@ -315,24 +322,15 @@ class Session:
 
     @property
     def _left_early(self) -> bool:
-        """Asked to stop, and ended well without having been known to make the last step."""
+        """Ended well, and is not known to have made the last step."""
         total = self.state.steps_total
-        return self.stop.requested and (total is None or self.state.step < total)
+        early = self.stop.requested and (total is None or self.state.step < total)
+        return early or self.is_unfinished
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None
         if said is not None:
             self.explanation.note("profile", f"the run ended first; {said}")
-
-    def _write_summary(self, report: Report) -> None:
-        """Writes the report files. A failure must not affect the script's own end."""
-        if self._report_directory is None or not self._speaks:
-            return
-        facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
-        try:
-            write(self._report_directory, report, facts)
-        except OSError as error:
-            say(f"gpujob-run: --report-directory: {error}")
 
     def use(self) -> None:
         """It is this process's session."""
