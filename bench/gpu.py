@@ -2,6 +2,7 @@
 
     python -m bench.gpu [--minutes 8] [--workloads gpt2,vit] [--parts worker,overhead,tight]
     python -m bench.gpu --device cpu --quick      # the same code on the CPU, to try it out
+    python -m bench.gpu --merge FILE FILE ...     # several runs on one device as one table
 
 Needs torch from a checkout, nothing installed and no network; what is not installed is named. The
 parts share the time; what no longer fits is left out and said. Compilation is most of it: for all
@@ -26,6 +27,7 @@ from typing import Any
 from bench import overhead, worker
 from bench.machine import describe_machine
 from bench.speed.device import describe_device, device_refusal
+from bench.speed.merged import merged
 from bench.speed.race import Deadline
 from bench.speed.ways import WORKLOADS, Scale, scale_of
 from bench.turns.conductor import ROOT
@@ -47,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--merge", nargs="+", type=Path, help="JSON files of runs, oldest first")
     options = parser.parse_args(arguments)
+    if options.merge:
+        return _merge(options.merge, options.results)
     refusal = device_refusal(options.device)
     if refusal is not None:
         print(f"bench.gpu: {refusal}", file=sys.stderr)
@@ -56,10 +61,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, parts = options.workloads.split(","), options.parts.split(",")
     found = measure(names, parts, scale, options.minutes * 60)
     result = {**found, **about(scale), "bench": "gpu"}
+    _publish(result, options.results, () if tuple(names) == WORKLOADS else names)
+    return 0
+
+
+def _publish(result: dict[str, Any], folder: Path, only: Sequence[str] = ()) -> None:
     text = tables(result)
-    path = write(result, text, options.results, () if tuple(names) == WORKLOADS else names)
+    path = write(result, text, folder, only)
     print(f"{text}\nwritten to {path} and its .txt")
     print(json.dumps(result))
+
+
+def _merge(paths: Sequence[Path], folder: Path) -> int:
+    try:
+        result = merged([json.loads(path.read_text()) for path in paths])
+    except (OSError, ValueError, KeyError) as error:
+        print(f"bench.gpu: --merge: {error}", file=sys.stderr)
+        return 1
+    measured = {row["workload"] for row in result["results"]}
+    _publish(result, folder, () if measured == set(WORKLOADS) else sorted(measured))
     return 0
 
 

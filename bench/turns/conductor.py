@@ -37,8 +37,6 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     free_steps: int | None = 20
     fence_bytes: int | None = None
-    # Gets ready at the same time as the entry before it: both mostly wait for a compiler.
-    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +193,9 @@ class Conductor:
         self.programs.update({program.entry.name: program for program in started})
         for program in started:
             self._attempt(program, self._import)
-        for group in _groups(started):
-            self._make_ready([p for p in group if p.failure is None], has_time)
+        for program in started:
+            if program.failure is None:
+                self._make_ready(program, has_time)
 
     def end_all_but(self, name: str) -> None:
         """Makes room; what was printed and measured stays."""
@@ -230,19 +229,13 @@ class Conductor:
         program.ready = program.expect("imported", self._ready_seconds)
         program.stop()
 
-    def _make_ready(
-        self, group: Sequence[Program], has_time: Callable[[Entry], bool] | None
-    ) -> None:
-        going: list[Program] = []
-        for program in group:
-            if has_time is None or has_time(program.entry):
-                program.go()
-                going.append(program)
-            else:
-                program.end()
-                program.failure = OUT_OF_TIME
-        for program in going:
+    def _make_ready(self, program: Program, has_time: Callable[[Entry], bool] | None) -> None:
+        if has_time is None or has_time(program.entry):
+            program.go()
             self._attempt(program, self._await_ready)
+        else:
+            program.end()
+            program.failure = OUT_OF_TIME
 
     def _await_ready(self, program: Program) -> None:
         program.ready |= program.expect("ready", self._ready_seconds)
@@ -261,13 +254,3 @@ def pairs(first: Program, second: Program) -> list[tuple[Block, Block]]:
     """Their blocks of the same rounds."""
     others = {block.round: block for block in second.blocks}
     return [(block, others[block.round]) for block in first.blocks if block.round in others]
-
-
-def _groups(programs: Sequence[Program]) -> list[list[Program]]:
-    groups: list[list[Program]] = []
-    for program in programs:
-        if program.entry.beside and groups:
-            groups[-1].append(program)
-        else:
-            groups.append([program])
-    return groups

@@ -108,6 +108,69 @@ def test_a_gpus_name_names_its_files(tmp_path: Path) -> None:
     assert part.name == "nvidia-h100-80gb-hbm3-vit-bert.json"
 
 
+def run_of(workload: str, speedup: float, **changed: Any) -> dict[str, Any]:
+    rows = {"auto": speedup, "auto, compiled": speedup, "by hand": 2.0}
+    return {
+        "device": "cuda",
+        "device_name": "NVIDIA H100",
+        "size": "full",
+        "versions": {"torch": "2.11"},
+        "machine": {"processor": "a processor"},
+        "date": "2026-11-23",
+        "seconds": 400.0,
+        "results": [
+            {"workload": workload, "way": way, "speedup": value} for way, value in rows.items()
+        ],
+        "overhead": [],
+        "tight": [{"workload": workload, "way": "auto"}],
+        "left_out": ["vit with limited memory: out of time"],
+        **changed,
+    }
+
+
+def kept(folder: Path, *runs: dict[str, Any]) -> list[str]:
+    paths = [folder / f"run-{number}.json" for number in range(len(runs))]
+    for path, run in zip(paths, runs, strict=True):
+        path.write_text(json.dumps(run))
+    return ["--results", str(folder / "results"), "--merge", *map(str, paths)]
+
+
+def test_several_runs_on_one_device_are_one_table(tmp_path: Path) -> None:
+    ratios = {"gpt2": 1.0, "bert": 4.0, "vit": 2.0, "resnet50": 2.0, "recommender": 2.0}
+    runs = [run_of(name, ratio) for name, ratio in ratios.items()]
+    assert gpu.main(kept(tmp_path, run_of("gpt2", 9.0), *runs)) == 0
+    found = json.loads((tmp_path / "results" / "nvidia-h100.json").read_text())
+    speedups = {row["workload"]: row["speedup"] for row in found["results"] if row["way"] == "auto"}
+    assert speedups == ratios, "of two runs of a workload the later one counts"
+    assert found["summary"]["auto: geometric mean of speedups"] == pytest.approx(2.0)
+    assert found["left_out"] == []
+    assert found["seconds"] == 2400.0
+    assert "NVIDIA H100" in (tmp_path / "results" / "nvidia-h100.txt").read_text()
+
+
+def test_a_part_of_the_workloads_is_named_and_what_is_left_out_stays(tmp_path: Path) -> None:
+    assert gpu.main(kept(tmp_path, run_of("gpt2", 1.0), run_of("bert", 2.0))) == 0
+    found = json.loads((tmp_path / "results" / "nvidia-h100-bert-gpt2.json").read_text())
+    assert found["left_out"] == ["vit with limited memory: out of time"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"device_name": "NVIDIA A100"}, {"versions": {"torch": "2.12"}}, {"size": "tiny"}]
+)
+def test_runs_of_two_devices_or_versions_are_no_table(
+    changed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(kept(tmp_path, run_of("gpt2", 1.0), run_of("vit", 1.0, **changed))) == 1
+    name = next(iter(changed))
+    assert f"--merge: {name} differs: " in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_file_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["--merge", str(tmp_path / "none.json")]) == 1
+    assert "none.json" in capsys.readouterr().err
+
+
 def test_every_workload_is_measured_by_default(recorded: Recorded) -> None:
     assert worker.main(["--quick"]) == 0
     assert set(recorded.tight) <= set(WORKLOADS)

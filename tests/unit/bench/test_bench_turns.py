@@ -150,7 +150,7 @@ def test_what_there_is_no_time_for_is_not_run(script: Path) -> None:
 
 def test_a_second_heat_is_paired_with_its_own_rounds(script: Path) -> None:
     with Conductor(block_steps=2) as conductor:
-        conductor.start([entry(script, "a"), entry(script, "b", beside=True)])
+        conductor.start([entry(script, "a"), entry(script, "b")])
         conductor.round()
         conductor.end_all_but("a")
         conductor.start([entry(script, "c")])

@@ -284,3 +284,14 @@ for i in range(12): step(a, first, x, y); step(b, second, x, y)
 """
     found = run(tmp_path, body, settings={"mode": "Recommend"})
     assert "later models" not in said(found)
+
+
+def test_a_model_that_is_left_alone_gets_another_optimizer(tmp_path: Path) -> None:
+    """It is known again by its parameters, and counted once."""
+    body = """
+one("first"); net = Other(width=20)
+for kind in (torch.optim.SGD, torch.optim.Adam): train("later", net, kind(net.parameters(), 0.01))
+"""
+    found = run(tmp_path / "run", body, settings={"mode": "Recommend", "compile": "Off"})
+    assert found.output.count("later rows 32") == 2
+    assert "the first model alone; 1 more ran as written" in found.errors, found.errors

@@ -270,3 +270,58 @@ def test_a_stop_in_an_evaluation_waits_for_its_end_where_there_is_time(tmp_path:
     assert stopped.process.exitcode == 143, stopped.errors
     assert "evaluation" not in said(stopped)
     assert weights(run(tmp_path / "stopped", 2, source, 0, 1, 0)) == weights(whole)
+
+
+NEW_LOADERS = """
+import hashlib
+model.add = torch.nn.Dropout(0.5)
+for epoch in range(5):
+    for batch in loader(1): learn(batch)
+print(step, hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
+"""
+# The pass before is over and its loader gone when the next one is made.
+LOADERS_IN_A_FUNCTION = f"""
+def one_pass():
+    own = loader(1)
+    for batch in own: learn(batch)
+{NEW_LOADERS.replace("for batch in loader(1): learn(batch)", "one_pass()")}
+"""
+
+
+@pytest.mark.parametrize("code", [NEW_LOADERS, LOADERS_IN_A_FUNCTION], ids=["loop", "function"])
+def test_a_loop_with_a_new_loader_for_each_pass_resumes_bit_for_bit(
+    tmp_path: Path, code: str
+) -> None:
+    source = LOOP.replace("CODE", code)
+    whole = run(tmp_path / "whole", 1, source, 0)
+    stopped = run(tmp_path / "stopped", 1, source, 37)
+    assert stopped.process.exitcode == 143, stopped.errors
+    end = run(tmp_path / "stopped", 2, source, 0)
+    # What the script counts itself begins anew.
+    assert weights(end).split()[-1] == weights(whole).split()[-1], said(end)
+    assert end.report["step"] == 50, said(end)
+
+
+# A stop from within the second run of the script is at another place than that of the first.
+OTHER_PASSES = """
+for epoch in range(3 if os.environ["GPUJOB_ATTEMPT"] == "1" else 1):
+    for batch in loader(1): learn(batch)
+ENDS
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("", 144), ("sys.exit()", 144), ("sys.exit('too few')", 1)]
+)
+def test_a_script_that_ends_before_it_comes_to_its_place_is_run_again_from_the_beginning(
+    tmp_path: Path, ends: str, code: int
+) -> None:
+    """It would count as done with a batch of each pass."""
+    source = LOOP.replace("CODE", OTHER_PASSES.replace("ENDS", ends))
+    assert run(tmp_path, 1, source, 25).process.exitcode == 143
+    second = run(tmp_path, 2, source, 0)
+    assert second.process.exitcode == code, second.errors
+    assert "the next attempt starts from the beginning" in said(second)
+    assert second.report["phase"] != "finished"
+    third = run(tmp_path, 3, source, 0)
+    assert third.report["step"] == 10, third.errors

@@ -89,4 +89,12 @@ def _guarded(call: Callable[[Process], None]) -> None:
     except Exception as error:
         _is_broken = True
         reason = f"the worker cannot be put in: {type(error).__name__}: {error}"
-        sys.stderr.write(f"gpujob: everything skipped: {reason}; the script runs as written\n")
+        _say(f"gpujob: everything skipped: {reason}; the script runs as written\n")
+
+
+def _say(line: str) -> None:
+    """Without a module that may be what is broken."""
+    try:
+        sys.stderr.write(line)
+    except (AttributeError, OSError, ValueError):
+        return  # the script closed it

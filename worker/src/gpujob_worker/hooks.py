@@ -78,8 +78,8 @@ class Hooks:
         self._roots = self._in_force.roots
         self._preparation = Startup(session, self._in_force)
         self._loaders = LoaderPolicy(session)
-        self._tuning = TuningSchedule(session, self._in_force, self._loaders)
-        self._guardian = RollbackGuard(session, self._in_force)
+        self._guardian = guardian = RollbackGuard(session, self._in_force)
+        self._tuning = TuningSchedule(session, self._in_force, self._loaders, guardian.compiled)
         self._loss_check = LossCheck(session, self._in_force, self._guardian.loss_changed)
         self._discovery = self._new_discovery(())
         self._later = SubsequentModels(session, self._in_force)

@@ -10,7 +10,7 @@ from multiprocessing import util
 from typing import Any
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
+from gpujob_api.settings import ENV_SETTINGS, EXIT_INTERRUPTED_UNSAVED, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.device.cpu_cores import keep_to_cores
@@ -79,7 +79,9 @@ class Process:
         if session.optimizes:
             _adapt_trainers(session)
 
-    def _new_session(self, environment: Environment, explanation: DecisionLog) -> Session:
+    def _new_session(
+        self, environment: Environment, explanation: DecisionLog, parent: Session | None = None
+    ) -> Session:
         options = self._options
         profiler = StepProfiler(options.profile) if options.profile is not None else None
         session = Session(
@@ -90,6 +92,7 @@ class Process:
             report_directory=options.report_directory,
             profiler=profiler,
             is_first=is_first_process(),
+            parent=parent,
         )
         session.when_started(self._end_with_library)
         session.use()
@@ -162,7 +165,7 @@ class Process:
         self._ended = False
         explanation = DecisionLog(verbose=self._options.explain)
         self._net = SafetyNet(explanation)
-        self._session = self._new_session(read_environment(os.environ), explanation)
+        self._session = self._new_session(read_environment(os.environ), explanation, parent)
         self._session.measures_only(parent.why_only_measures)
         hooks = Hooks(self._session, self._net, self._again_in_child)
         hooks.install()
@@ -198,6 +201,8 @@ class Process:
             if session.started or session.is_first:
                 self._say_if_past_the_hook(session)
                 session.finish(self._end.error, launches=_is_launcher())
+        if session.is_unfinished:
+            _leave_unfinished()
 
     def _say_if_past_the_hook(self, session: Session) -> None:
         hooked = session.state.torch_version or session.inert or self._net.cut
@@ -214,6 +219,14 @@ def _adapt_trainers(session: Session) -> None:
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)
+
+
+def _leave_unfinished() -> None:
+    """At the interpreter's exit nothing but this changes its code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_INTERRUPTED_UNSAVED)
 
 
 def _is_launcher() -> bool:

@@ -99,6 +99,11 @@ class AppliedSettings:
         return [fit for fit in found if fit is not None]
 
     @property
+    def all_applied(self) -> list[Applied]:
+        """What is applied to the first module, and to each of the others."""
+        return [self.applied, *(other.applied for other in self.beside)]
+
+    @property
     def known(self) -> TunedSettings | None:
         """Settings known beforehand: from an earlier run, or found for the model in training."""
         session = self.session

@@ -57,13 +57,16 @@ class Consensus:
         rank: int,
         size: int,
         *,
+        compiles: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`compiles`: looking at a proposal may take a compilation."""
         self._store = store
         self._rank = rank
         self.size = size
+        self._compile_seconds = COMPILE_SECONDS if compiles else 0.0
         self._cancelled = cancelled
         self._clock = clock
         self._pause = pause
@@ -112,14 +115,18 @@ class Consensus:
             for number, tuned in mine.settings.items()
         }
 
+    @property
+    def _check_seconds(self) -> float:
+        return CHECK_SECONDS + self._compile_seconds
+
     def _settle(self, name: str, mine: Choices) -> Choices:
         key = f"{name}/decision"
         everyone = [f"{name}/mine/{rank}" for rank in range(self.size)]
         self._store.set(everyone[self._rank], _text(mine))
         decision = Choices(mine.first, {})
         if not self.leads:
-            self._wait([key], DECIDE_SECONDS)
-        elif not self._store.check([key]) and self._wait(everyone, CHECK_SECONDS):
+            self._wait([key], DECIDE_SECONDS + self._compile_seconds)
+        elif not self._store.check([key]) and self._wait(everyone, self._check_seconds):
             decision = decide([_choices(self._store.get(one)) for one in everyone])
         return _choices(self._store.compare_set(key, "", _text(decision)))
 

@@ -175,10 +175,13 @@ def _decide_together(in_force: AppliedSettings) -> None:
     session = in_force.session
     if session.world_size == 1 or in_force.agreement is not None or process_group() is None:
         return
+    known = session.state.known_tuned
+    asked = session.environment.settings.compile is Toggle.ON
     agreement = Consensus(
         store_within(group_store(), "decisions"),
         session.rank,
         session.world_size,
+        compiles=asked or (known is not None and known.compile),
         cancelled=lambda: session.stop.requested,
     )
     in_force.decide_together(agreement)

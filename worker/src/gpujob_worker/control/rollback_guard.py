@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
+from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.device.later_number import LaterNumber
@@ -64,6 +65,9 @@ class RollbackGuard:
         # Losses that the device has not computed yet, and whether each belongs to the first steps.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
         self._since = 0
+        # Steps before the last compilation, and the check that it is due to.
+        self._before_compiled: Timing | None = None
+        self._compiled_check = 0
 
     @property
     def _applied(self) -> Applied:
@@ -74,6 +78,7 @@ class RollbackGuard:
         self._loss = LossDivergence()
         self._losses.clear()
         self._since = 0
+        self._before_compiled = None
 
     def first_steps(self) -> None:
         """Sets the losses of the first steps, with which later ones are compared."""
@@ -87,11 +92,18 @@ class RollbackGuard:
             self._roll_back_together(since)
         if since == CONFIRM_STEPS:
             self._confirm()
+        if since == self._compiled_check:
+            self._confirm_compiled()
         if since % CONFIRM_STEPS == 0:
             self._keep_limit(settling=since == CONFIRM_STEPS)
         if since % LOSS_CHECK_STEPS == 0 and not self._over:
             self._read_loss(first=False)
         self._judge_losses()
+
+    def compiled(self, before: Timing | None) -> None:
+        """Compiled code is in force after this step; steps took `before` without it."""
+        self._before_compiled = before
+        self._compiled_check = self._since + CONFIRM_STEPS
 
     def scaled_step_ends(self, scale: LossScale) -> None:
         skipped = scale.skipped
@@ -187,16 +199,29 @@ class RollbackGuard:
             what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
             self._roll_back(what, self._since)
 
+    def _confirm_compiled(self) -> None:
+        """Checks that code compiled in the middle of a run does not make the real steps slower."""
+        self._session.meter.settle()
+        now = self._session.meter.window.timing(None)
+        before, self._before_compiled = self._before_compiled, None
+        if now is None or before is None or self._in_force.rolled_back:
+            return
+        if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
+            what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
+            self._in_force.roll_back_setting("compile", what)
+
     def _asked_for(self) -> bool:
         settings, plan = self._session.environment.settings, self._applied.plan
         forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
         trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
-        sped_up = plan.without_split() != RootPlan()
+        plans = [applied.plan for applied in self._in_force.all_applied]
+        sped_up = any(plan.without_split() != RootPlan() for plan in plans)
         return forced or trades or not sped_up
 
     @property
     def _over(self) -> bool:
-        return self._in_force.rolled_back or self._applied == Applied()
+        plain = all(applied == Applied() for applied in self._in_force.all_applied)
+        return self._in_force.rolled_back or plain
 
     def _read_loss(self, *, first: bool) -> None:
         """Reads the loss later if it is on a device, because waiting for it would leave the device

@@ -5,30 +5,47 @@ later.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from gpujob_api.report import WorkerPhase
+from gpujob_api.report import Timing, WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import UNNUMBERED
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
-from gpujob_worker.control.secondary_modules import SECONDARY_MAX, names_of, too_many
+from gpujob_worker.control.secondary_modules import (
+    SECONDARY_MAX,
+    SecondaryModule,
+    names_of,
+    too_many,
+)
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
+from gpujob_worker.tune.tuner import Tuner
 
 
 class TuningSchedule:
     """Runs between two steps: measures, applies what was chosen, and reports it."""
 
-    def __init__(self, session: Session, in_force: AppliedSettings, loaders: LoaderPolicy) -> None:
+    def __init__(
+        self,
+        session: Session,
+        in_force: AppliedSettings,
+        loaders: LoaderPolicy,
+        compiled: Callable[[Timing | None], None],
+    ) -> None:
+        """`compiled` is called with what steps took before code that was compiled later."""
+        self._compiled = compiled
         self._session = session
         self._in_force = in_force
         self._loaders = loaders
@@ -68,12 +85,24 @@ class TuningSchedule:
             return
         if not self._in_force.first_shape:
             return
-        root = self._in_force.roots[0]
-        if not root.recording:
-            root.recording = True
+        roots = [self._in_force.roots[0], *(other.root for other in self._measured_beside)]
+        if not roots[0].recording:
+            for root in roots:
+                root.recording = True
             return
         self._compile_due = None
-        self._compile()
+        for root in roots:
+            root.stop_recording()
+        try:
+            self._compile()
+        finally:
+            for root in roots:
+                root.recorded = None
+
+    @property
+    def _measured_beside(self) -> list[SecondaryModule]:
+        """The other modules that may be run for a measurement."""
+        return [other for other in self._in_force.beside if other.run_refusal is None]
 
     def _try_items(self, optimizer: torch.optim.Optimizer) -> None:
         in_force, roots = self._in_force, self._in_force.roots
@@ -160,28 +189,45 @@ class TuningSchedule:
     def _say(self, refused: list[tuple[Root, str]]) -> None:
         for root, why in refused[:SECONDARY_MAX]:
             if root is not self._in_force.roots[0]:
-                self._in_force.find_beside(root).explanation.skipped("settings for speed", why)
+                found = self._in_force.find_beside(root)
+                found.run_refusal = why
+                found.explanation.skipped("settings for speed", why)
 
     def _compile(self) -> None:
-        session, tuner, root = self._session, self._in_force.tuner, self._in_force.roots[0]
+        """Of each module whose call was recorded, for itself."""
+        session, tuner, first = self._session, self._in_force.tuner, self._in_force.roots[0]
         assert tuner is not None
-        root.stop_recording()
-        recorded, root.recorded = root.recorded, None
-        if recorded is None:
-            return
-        # Hooks may have come since the first look.
-        reason = probe_refusal(root.module)
-        if reason is not None:
-            self._explain.skipped("compile", reason)
-            return
-        session.meter.new_window()
+        before = session.meter.new_window().timing(None)
         with measuring("compile", self._explain):
-            tuner.compile(root, recorded)
-            gain = tuner.gain(root, recorded, self._in_force.optimizer)
+            recorded = self._compile_one(first, tuner, self._explain)
+            beside: list[tuple[Root, RecordedCall, Applied]] = []
+            for other in self._measured_beside:
+                call = self._compile_one(other.root, other.tuner, other.explanation)
+                if call is not None:
+                    beside.append((other.root, call, other.tuner.applied))
+            gain = None
+            if recorded is not None:
+                gain = tuner.gain(first, recorded, self._in_force.optimizer, beside)
             session.state.gained(tuner.tuned(), gain)
         self._in_force.apply()
         self._in_force.report()
         session.meter.new_window()
+        if any(applied.plan.compiles for applied in self._in_force.all_applied):
+            self._compiled(before)
+
+    def _compile_one(self, root: Root, tuner: Tuner, said: DecisionLog) -> RecordedCall | None:
+        """The call that it was tried on; None if it could not be tried."""
+        recorded = root.recorded
+        # Hooks may have come since the first look.
+        reason = probe_refusal(root.module)
+        if recorded is None:
+            reason = "the step in which it was due did not call the module"
+        if reason is not None:
+            said.skipped("compile", reason)
+            return None
+        assert recorded is not None
+        tuner.compile(root, recorded)
+        return recorded
 
 
 def _seconds(root: Root) -> float:

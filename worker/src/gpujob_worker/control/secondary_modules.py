@@ -35,19 +35,24 @@ class SecondaryModule:
     explanation: DecisionLog
     # The memory of its first step is known.
     refined: bool = False
-    # Why it may not be run for a measurement, where several processes decide together.
+    # Why it may not be run for a measurement.
     run_refusal: str | None = None
+
+    @property
+    def applied(self) -> Applied:
+        """The choice; nothing where it is only recommended."""
+        return Applied() if self.tuner.recommends else self.tuner.applied
 
     def put(self) -> None:
         """Applies the choice from the next call on."""
-        chosen = Applied() if self.tuner.recommends else self.tuner.applied
-        apply_settings(self.root, None, chosen)
+        apply_settings(self.root, None, self.applied)
 
     def take_over(
         self, recorded: RecordedCall, tuned: TunedSettings, scale: LossScale | None
     ) -> None:
         """Chooses of the first module's settings for speed what is close on this module's call,
-        which may be run. `scale`: the first module's, which is then of both.
+        which may be run; what is compiled is compiled for itself. `scale`: the first module's,
+        which is then of both.
         """
         self.tuner.adopt_speed(self.root, recorded, tuned)
         plan = self.tuner.applied.plan

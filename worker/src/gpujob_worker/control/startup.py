@@ -192,6 +192,7 @@ class Startup:
         known = self._session.state.known_tuned
         if known is not None:
             found.take_over(recorded, known, self._in_force.shared_scale)
+            found.tuner.adopt_compiled(found.root, recorded, known, compares=True)
 
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
         """Handles a root other than the first: split and recomputed by its own memory model."""

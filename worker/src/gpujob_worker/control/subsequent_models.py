@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
@@ -82,7 +83,8 @@ class SubsequentModels:
         # For the present model's optimizer to step, when it is known what is in force.
         self.waits = False
         # Of models that are not looked at: a parameter each, by which another optimizer is known.
-        self._passed: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        # By identity: tensors that are compared give a tensor.
+        self._passed: Any = WeakTensorKeyDictionary()
 
     @property
     def watches(self) -> bool:
@@ -108,7 +110,8 @@ class SubsequentModels:
         session, why = self._session, self._left_alone
         if not session.optimizes or why is None or not self._is_another(optimizer):
             return False
-        self._passed.update(parameters_of(optimizer)[:1])
+        for parameter in parameters_of(optimizer)[:1]:
+            self._passed[parameter] = True
         self._count += 1
         session.state.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"

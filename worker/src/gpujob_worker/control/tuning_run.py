@@ -16,6 +16,8 @@ from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
+# A run that is known to last this long is not made to wait: compiling takes a small part of it.
+LONG_RUN_SECONDS = 3600.0
 
 
 class TuningRun:
@@ -132,12 +134,14 @@ class TuningRun:
             self._tuner.expects_speed(root, recorded)
             self._fused_optimizer()
             self._tuner.speed(root, recorded)
-            due = self._compile(root, recorded, alone=not beside)
+            due = self._compile(root, recorded)
             together = self._in_force.agreement is not None
             scale = None if together else self._tuner.applied.plan.loss_scale
             chosen = self._tuner.tuned()
             for other, call in present:
                 other.take_over(call, chosen, scale)
+                if self._compiles is Toggle.ON:
+                    other.tuner.compile(other.root, call)
             parts = [(other.root, call, other.tuner.applied) for other, call in present]
             gain = self._tuner.gain(root, recorded, self._optimizer, parts)
             self._session.state.gained(self._tuner.tuned(), gain)
@@ -188,16 +192,29 @@ class TuningRun:
             free_bytes = max(0, limit - self._session.meter.memory.current_bytes())
         self._tuner.fused_optimizer(self._optimizer, free_bytes)
 
-    def _compile(self, root: Root, recorded: RecordedCall, *, alone: bool) -> float | None:
-        wanted = self._session.environment.settings.compile
+    @property
+    def _is_long(self) -> bool:
+        """Whether the rest of the run is known to be, at the pace of its first steps."""
+        state = self._session.state
+        if state.steps_total is None or state.baseline is None:
+            return False
+        rest = max(0, state.steps_total - state.step)
+        return rest * state.baseline.step_seconds >= LONG_RUN_SECONDS
+
+    @property
+    def _compiles(self) -> Toggle:
+        return self._session.environment.settings.compile
+
+    def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
+        """When it is due; None where it is not tried later."""
+        wanted = self._compiles
         if wanted is Toggle.AUTO and self._in_force.agreement is not None:
             why = "the others would wait for it; several processes have to ask for it"
             self._explain.skipped("compile", why)
             return None
-        if wanted is Toggle.AUTO and not alone:
-            self._explain.skipped("compile", "where several modules train it has to be asked for")
-            return None
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
+            if self._is_long:
+                return time.monotonic()
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._explain.skipped("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS

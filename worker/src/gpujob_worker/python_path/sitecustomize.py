@@ -20,7 +20,8 @@ def start():
         gpujob_startup.start()
     except BaseException as error:  # also SystemExit, which would end the interpreter here
         text = "gpujob: nothing is injected: %s: %s\n" % (type(error).__name__, error)
-        sys.stderr.write(text)
+        if sys.stderr is not None:
+            sys.stderr.write(text)
 
 
 def hand_over():

@@ -7,6 +7,7 @@ compared with the one that the run before had.
 """
 
 import functools
+import itertools
 import os
 import weakref
 from pathlib import Path
@@ -41,7 +42,10 @@ class PlainScript:
     def __init__(self, unmodified: Unmodified) -> None:
         self._unmodified = unmodified
         self._objects = ScriptObjects()
+        # In the order of their first passes, also of loaders that are gone: a script may make one
+        # for each pass.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next_number = itertools.count()
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loader: weakref.ref[Any] | None = None
         self._last: weakref.ref[Any] | None = None
@@ -94,7 +98,8 @@ class PlainScript:
 
     def begins(self, loader: Any) -> None:
         """Any pass of any loader begins, outside of a trainer."""
-        self._numbers.setdefault(loader, len(self._numbers))
+        if loader not in self._numbers:
+            self._numbers[loader] = next(self._next_number)
         self._passes[loader] = self._passes.get(loader, 0) + 1
         if not self._looked and not self._unmodified.waits_for_group:
             self._looked = True
@@ -141,10 +146,15 @@ class PlainScript:
         self._loader = weakref.ref(loader)
         self._begin()
 
-    def failed_on_the_way(self) -> None:
-        """The run ended before the place was reached: the next one starts as written."""
-        if self.skipping:
-            self._give_up("the script ended before it came to the place at which it had stopped")
+    def ended(self, well: bool) -> None:
+        """If the place was not reached, the next attempt starts as written. Without an error the
+        script had a batch of each pass, and what it has is not what it is to learn.
+        """
+        if not self.skipping:
+            return
+        self._give_up("the script ended before it came to the place at which it had stopped")
+        if well:
+            self._unmodified.session.leaves_unfinished()
 
     def _look(self) -> None:
         unmodified = self._unmodified

@@ -34,7 +34,7 @@ def watch(session: Session) -> None:
     _kept.append(unmodified)
     plain = PlainScript(unmodified)
     plain.install()
-    session.on_failure(plain.failed_on_the_way)
+    session.on_end(plain.ended)
     when_imported(huggingface.MODULE, functools.partial(huggingface.adapt, unmodified))
     for name in lightning.MODULES:
         when_imported(name, functools.partial(lightning.adapt, name, unmodified))

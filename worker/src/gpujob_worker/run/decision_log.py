@@ -3,9 +3,10 @@
 Code reads the decision; the lines are for people.
 """
 
-import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from gpujob_worker.run.standard_error import say
 
 ITEMS_MAX = 64
 LINE_CHARACTERS_MAX = 300
@@ -68,7 +69,7 @@ class DecisionLog:
         """Prints the lines that were kept for the end."""
         for item, decision in self._decisions.items():
             if item in self._quiet:
-                sys.stderr.write(f"gpujob: {decision}\n")
+                say(f"gpujob: {decision}")
         self._quiet.clear()
 
     def decision(self, item: str) -> Decision | None:
@@ -115,6 +116,6 @@ class DecisionLog:
             return
         if aloud:
             self._quiet.discard(item)
-            sys.stderr.write(f"gpujob: {decision}\n")
+            say(f"gpujob: {decision}")
         else:
             self._quiet.add(item)

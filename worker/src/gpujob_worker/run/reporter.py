@@ -38,13 +38,13 @@ class Destination:
 
 class Reporter:
     """Posts `snapshot()` at every interval, at once when woken, and passes replies to
-    `on_reply`.
+    `on_reply`. Without a snapshot there is nothing more to say.
     """
 
     def __init__(
         self,
         destination: Destination | None,
-        snapshot: Callable[[], Report],
+        snapshot: Callable[[], Report | None],
         on_reply: Callable[[Reply], None],
     ) -> None:
         self._destination = destination
@@ -72,7 +72,8 @@ class Reporter:
             return True
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if self._send(self._snapshot(), min(left, REQUEST_SECONDS_MAX)):
+            report = self._snapshot()
+            if report is None or self._send(report, min(left, REQUEST_SECONDS_MAX)):
                 return True
             time.sleep(min(ASK_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
         return False
@@ -92,7 +93,10 @@ class Reporter:
     def _run(self) -> None:
         while True:
             closing = self._closing
-            self._send(self._snapshot())
+            report = self._snapshot()
+            if report is None:
+                return
+            self._send(report)
             if closing:
                 return
             if not self._closing:

@@ -14,6 +14,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_api.report import Efficiency, Report, Timing
 from gpujob_api.settings import Precision
 from gpujob_worker.device.gpu import peak_flop_per_second
+from gpujob_worker.run.standard_error import say
 
 WAIT_PERCENT_WORTH_SAYING = 5.0
 IDLE_PERCENT = 50.0
@@ -144,6 +145,15 @@ def _flop(efficiency: Efficiency, timing: Timing | None) -> str:
 
 def _joules(value: float | None) -> str:
     return f"{value:.1f} J" if value is not None else ""
+
+
+def leave(folder: Path | None, report: Report, facts: Facts) -> None:
+    """Writes both files where they were asked for. What fails does not affect the script's end."""
+    try:
+        if folder is not None:
+            write(folder, report, facts)
+    except OSError as error:
+        say(f"gpujob-run: --report-directory: {error}")
 
 
 def write(folder: Path, report: Report, facts: Facts) -> Sequence[Path]:

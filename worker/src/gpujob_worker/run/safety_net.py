@@ -5,12 +5,12 @@ cuts it: from then on every guarded call returns at once, and the report says wh
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError
+from gpujob_worker.run.standard_error import say
 
 ITEM = "everything"
 Result = TypeVar("Result")
@@ -69,9 +69,19 @@ class SafetyNet:
     def say(self, reason: str) -> None:
         """Once on standard error, whatever was asked to be explained, and in the report."""
         text = f"{reason}; the script runs as written"
-        sys.stderr.write(f"gpujob: {ITEM} skipped: {text}\n")
+        say(f"gpujob: {ITEM} skipped: {text}")
         self._explanation.skipped(ITEM, text, aloud=False)
         self._explanation.said(ITEM)
+
+
+def attempted(item: str, call: Callable[[], None], explanation: DecisionLog) -> None:
+    """Calls it; where it fails, a line about `item` says so. For the end of a run, whose last
+    report depends on none of it.
+    """
+    try:
+        call()
+    except Exception as error:
+        explanation.note(item, f"failed at the end of the run: {kind_and_text(error)}", aloud=False)
 
 
 def _place(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,9 +34,11 @@ from gpujob_worker.run.graceful_stop import (
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
-from gpujob_worker.run.run_report import Facts, write
+from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
-from gpujob_worker.run.speaker import Claim, written
+from gpujob_worker.run.safety_net import attempted
+from gpujob_worker.run.speaker import Claim, Lineage, written
+from gpujob_worker.run.standard_error import say
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
@@ -60,7 +61,9 @@ class Session:
         report_directory: Path | None = None,
         profiler: StepProfiler | None = None,
         is_first: bool = True,
+        parent: "Session | None" = None,
     ) -> None:
+        """`parent`: the session of the process that this one was forked from."""
         self.environment = environment
         self.features = features or Features()
         self.explanation = explanation or DecisionLog()
@@ -71,7 +74,9 @@ class Session:
         self.profiler = profiler
         self._release: Callable[[], None] = lambda: None
         self._ending: Callable[[], None] = lambda: None
-        self._on_failure: Callable[[], None] = lambda: None
+        self._on_end: Callable[[bool], None] = lambda _: None
+        # The script came to its end without having learned: its exit code is not the run's.
+        self.is_unfinished = False
         self._report_directory = report_directory
         # Whether a stop of the pod reaches this very process.
         self.is_first = is_first
@@ -86,6 +91,7 @@ class Session:
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
+        self._lineage = Lineage(parent._lineage if parent is not None else None)
         self._speaks_for_pod = self._failure_is_ours = False
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._final_report)
@@ -95,7 +101,7 @@ class Session:
         self._process = os.getpid()
         url = environment.report_url
         destination = Destination(url, environment.token_file) if url else None
-        self.reporter = Reporter(destination, self.report, self._on_reply)
+        self.reporter = Reporter(destination, self._report_to_send, self._on_reply)
 
     @property
     def _speaks(self) -> bool:
@@ -105,13 +111,18 @@ class Session:
         or was asked to stop: it does not know its exit code after `raise SystemExit`, and where
         there is no message a kubelet takes the log's last lines.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._is_beside_parent:
             return False
         if not self.started:
             says = self.state.failure is not None or bool(self.explanation.lines)
             says = says or self.stop.requested
             return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
+
+    @property
+    def _is_beside_parent(self) -> bool:
+        """Whether it was forked from a process that trains by itself, and not together with it."""
+        return self.world_size == 1 and self._lineage.ancestor_trains
 
     @property
     def optimizes(self) -> bool:
@@ -160,10 +171,15 @@ class Session:
             self._sequence += 1
             report = self._build()
             if self._speaks:
-                path = self.environment.termination_file
-                write_termination_message(path, report, ours=self._failure_is_ours)
+                self._lineage.speaks()
+                over_child = self.started and self._lineage.child_speaks and not report.failure
+                path, ours = self.environment.termination_file, self._failure_is_ours
+                write_termination_message(path, report, ours=ours or over_child)
                 self._failure_is_ours = report.failure is not None
             return report
+
+    def _report_to_send(self) -> Report | None:
+        return None if self._is_beside_parent else self.report()
 
     def _build(self) -> Report:
         window = self.meter.window
@@ -243,9 +259,13 @@ class Session:
         """
         self._ending, self._release = ending, release
 
-    def on_failure(self, call: Callable[[], None]) -> None:
-        """Called when the script ends with an error."""
-        self._on_failure = call
+    def on_end(self, call: Callable[[bool], None]) -> None:
+        """Called when the script ends and was not stopped, with whether it ended well."""
+        self._on_end = call
+
+    def leaves_unfinished(self) -> None:
+        """The script ended well, and has to run again."""
+        self.is_unfinished = True
 
     def _nothing_to_save(self) -> bool:
         return self._owns_safe_points and self.meter.steps == 0
@@ -270,28 +290,31 @@ class Session:
             error = Interrupted.latest
         self.stop.end()
         self.launches = launches
+        clean = error is None or (isinstance(error, SystemExit) and not error.code)
+        if not (isinstance(error, Interrupted) or is_launchers_stop(error)):
+            attempted("resume", lambda: self._on_end(clean), self.explanation)
         if isinstance(error, Interrupted):
             self.state.enter(WorkerPhase.DRAINING)
         elif is_launchers_stop(error):
             self.explanation.note("stop", "the launcher was asked to stop")
             self.state.enter(WorkerPhase.DRAINING)
-        elif error is None or (isinstance(error, SystemExit) and not error.code):
+        elif error is None or clean:
             self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
         else:
-            self._on_failure()
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
-        with contextlib.suppress(Exception):
-            self.meter.read_steps()
-            self.meter.read_memory()
-        self._close_profile()
-        self._ending()
-        self.explanation.end()
+        last = {"step time": self.meter.read_steps, "memory": self.meter.read_memory}
+        last |= {"profile": self._close_profile, "summary": self._ending}
+        for what, call in {**last, "explanation": self.explanation.end}.items():
+            attempted(what, call, self.explanation)
         # Written here too: the reporting thread may be waiting for a network that is gone.
-        self._write_summary(self.report())
+        report = self.report()
+        if self._speaks:
+            facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
+            leave(self._report_directory, report, facts)
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))
         self.state.saw_loss(None)
@@ -299,24 +322,15 @@ class Session:
 
     @property
     def _left_early(self) -> bool:
-        """Asked to stop, and ended well without having been known to make the last step."""
+        """Ended well, and is not known to have made the last step."""
         total = self.state.steps_total
-        return self.stop.requested and (total is None or self.state.step < total)
+        early = self.stop.requested and (total is None or self.state.step < total)
+        return early or self.is_unfinished
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None
         if said is not None:
             self.explanation.note("profile", f"the run ended first; {said}")
-
-    def _write_summary(self, report: Report) -> None:
-        """Writes the report files. A failure must not affect the script's own end."""
-        if self._report_directory is None or not self._speaks:
-            return
-        facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
-        try:
-            write(self._report_directory, report, facts)
-        except OSError as error:
-            sys.stderr.write(f"gpujob-run: --report-directory: {error}\n")
 
     def use(self) -> None:
         """It is this process's session."""
@@ -331,11 +345,15 @@ class Session:
         if self.started:
             return
         self._on_start()
-        speaks = self._local_rank == 0 and self._claim.take()
+        self._lineage.trains()
+        speaks = self._local_rank == 0 and not self._is_beside_parent
+        # What it forked gives the claim way: it is silent from now on.
+        speaks = speaks and (self._claim.take() or self._lineage.child_speaks)
         # Together: a stop may end this method anywhere, and has to be reported.
         self.started, self._speaks_for_pod = True, speaks
         if not self._speaks_for_pod:
             return
+        self._lineage.speaks()
         before = written(self.environment.termination_file)
         if before is not None and before.attempt == self.environment.attempt:
             # Reports differ by their number, also those of one process after another.
@@ -373,7 +391,7 @@ def _made() -> Session:
     try:
         environment = read_environment(os.environ)
     except FieldError as error:
-        sys.stderr.write(f"gpujob: {error}\n")
+        say(f"gpujob: {error}")
         raise SystemExit(2) from None
     session = Session(environment)
     session.use()

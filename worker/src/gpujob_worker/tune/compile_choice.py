@@ -12,7 +12,7 @@ from gpujob_worker.inject.compiling import CompiledBlocks, compile_module, graph
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.tune.registry import setting_called
 from gpujob_worker.tune.setting import Context
-from gpujob_worker.tune.trial import agreement, short, tolerance_of
+from gpujob_worker.tune.trial import Trial, agreement, short, tolerance_of
 
 COMPARE_COMPILED_SECONDS = 3.0
 # From this many blocks on, compiling the whole model takes minutes, and the blocks are tried first.
@@ -51,23 +51,22 @@ class CompileItems:
         return setting_called("compile").refusal(self._context)
 
     def _whole(self) -> bool:
-        def plan(same_draws: bool) -> RootPlan:
-            compiled = compile_module(self._root.module, same_draws=same_draws)
-            return replace(self._applied.plan, compiled=compiled)
+        return self._try(WHOLE, self._plan_with_whole, forced=self._forced)
 
-        return self._try(WHOLE, plan, forced=self._forced)
+    def _plan_with_whole(self, same_draws: bool) -> RootPlan:
+        compiled = compile_module(self._root.module, same_draws=same_draws)
+        return self._with_signature(replace(self._applied.plan, compiled=compiled))
 
     def _blocks(self) -> bool:
         reason = self._blocks_refusal()
         if reason is not None:
             self._decision.skip(BLOCKS, reason)
             return False
+        return self._try(BLOCKS, self._plan_with_blocks, forced=self._forced)
 
-        def plan(same_draws: bool) -> RootPlan:
-            blocks = CompiledBlocks(self._root.module, same_draws=same_draws)
-            return replace(self._applied.plan, compiled_blocks=blocks)
-
-        return self._try(BLOCKS, plan, forced=self._forced)
+    def _plan_with_blocks(self, same_draws: bool) -> RootPlan:
+        blocks = CompiledBlocks(self._root.module, same_draws=same_draws)
+        return self._with_signature(replace(self._applied.plan, compiled_blocks=blocks))
 
     def _blocks_refusal(self) -> str | None:
         return setting_called("regional_compile").refusal(self._context)
@@ -93,7 +92,8 @@ class CompileItems:
 
     def _graphs_plan(self) -> RootPlan:
         compiled = compile_module(self._root.module, graphs=True)
-        return replace(self._applied.plan, compiled=compiled, cuda_graphs=True)
+        plan = replace(self._applied.plan, compiled=compiled, cuda_graphs=True)
+        return self._with_signature(plan)
 
     def _with_signature(self, plan: RootPlan) -> RootPlan:
         inputs, rows = self._recorded.inputs, plan.rows_per_step
@@ -112,15 +112,8 @@ class CompileItems:
 
         try:
             trial = self._context.trial()
-            # Compiled code draws its own masks. That is correct, but a comparison would show
-            # nothing.
-            draws = not present.compiles and trial.draws(present)
-            plan = self._with_signature(plan_with(False))
-            alike = self._with_signature(plan_with(True)) if draws else plan
-            outputs, gradients = trial.same_draws_closeness(present, alike)
-            numbers = agreement(outputs, gradients)
-            if not tolerance_of(plan, self._context.root).holds(outputs, gradients):
-                self._decision.skip(item, f"numbers disagree: {numbers}")
+            plan, numbers = self._compared(item, trial, plan_with)
+            if plan is None:
                 return False
             found = trial.speedup_of_compiled(item, present, plan, compiled)
         except Exception as error:
@@ -132,25 +125,50 @@ class CompileItems:
             self._applied.plan = plan
         return kept
 
-    def adopt(self, tuned: TunedSettings) -> None:
+    def _compared(
+        self, item: str, trial: Trial, plan_with: Callable[[bool], RootPlan]
+    ) -> tuple[RootPlan | None, str]:
+        """The plan, None if its numbers disagree, and how close it is. Raises what compiling or a
+        run of it raises.
+        """
+        present = self._applied.plan
+        # Compiled code draws its own masks. That is correct, but a comparison would show nothing.
+        draws = not present.compiles and trial.draws(present)
+        plan = plan_with(False)
+        alike = plan_with(True) if draws else plan
+        outputs, gradients = trial.same_draws_closeness(present, alike)
+        numbers = agreement(outputs, gradients)
+        if tolerance_of(plan, self._context.root).holds(outputs, gradients):
+            return plan, numbers
+        self._decision.skip(item, f"numbers disagree: {numbers}")
+        return None, numbers
+
+    def adopt(self, tuned: TunedSettings, *, compares: bool = False) -> None:
         """Adopts the compilation of an earlier run; it happens in the first step, or is loaded from
-        disk.
+        disk. `compares`: that run may have found it on another module, so it happens here.
         """
         if not tuned.compile:
             return
-        item, plan = (BLOCKS if tuned.regional_compile else WHOLE), self._applied.plan
+        item = BLOCKS if tuned.regional_compile else WHOLE
         reason = self._refusal()
         if reason is None and tuned.regional_compile:
             reason = self._blocks_refusal()
         if reason is not None:
             self._decision.skip(item, reason)
             return
-        if tuned.regional_compile:
-            plan = replace(plan, compiled_blocks=CompiledBlocks(self._root.module))
-        else:
-            plan = replace(plan, compiled=compile_module(self._root.module))
-        self._applied.plan = self._with_signature(plan)
+        plan_with = self._plan_with_blocks if tuned.regional_compile else self._plan_with_whole
+        plan = self._close(item, plan_with) if compares else plan_with(False)
+        if plan is None:
+            return
+        self._applied.plan = plan
         self._decision.accept(item, self._decision.source)
         if tuned.cuda_graphs and self._graphs_refusal() is None:
-            self._applied.plan = self._with_signature(self._graphs_plan())
+            self._applied.plan = self._graphs_plan()
             self._decision.accept(GRAPHS, self._decision.source)
+
+    def _close(self, item: str, plan_with: Callable[[bool], RootPlan]) -> RootPlan | None:
+        try:
+            return self._compared(item, self._context.trial(), plan_with)[0]
+        except Exception as error:
+            self._decision.skip(item, f"failed: {short(error)}")
+            return None

@@ -285,11 +285,17 @@ class Tuner:
         if tuned.optimizer_offload:
             self._optimizer_offload(root, recorded, self._decision.source)
         self.adopt_speed(root, recorded, tuned)
+        self.adopt_compiled(root, recorded, tuned)
 
     def adopt_speed(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Adopts settings for speed that are close on this call."""
+        """Adopts settings for speed that are close on this call, but for compilation."""
         self.speed_items(root, recorded).adopt(tuned)
-        self.compile_items(root, recorded).adopt(tuned)
+
+    def adopt_compiled(
+        self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, compares: bool = False
+    ) -> None:
+        """Adopts the compilation. `compares`: it may be of another module, and has to be close."""
+        self.compile_items(root, recorded).adopt(tuned, compares=compares)
 
     def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
         """Before the first step: keeps float16 only if the optimizer can skip a step."""

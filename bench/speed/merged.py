@@ -1,0 +1,35 @@
+"""Several runs of `bench.gpu` on one device as one: what one run of eight minutes cannot hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench import worker
+
+PARTS = ("results", "overhead", "tight")
+# Figures of two devices, or of two versions, are no one table.
+ALIKE = ("device", "device_name", "size", "threads", "driver", "cuda", "cudnn", "versions")
+
+
+def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One result with the rows of all runs; of a workload and a way that two runs have, the later
+    run's row. Raises `ValueError` where the runs are not of one device.
+    """
+    if not runs:
+        raise ValueError("nothing to merge")
+    for run in runs[1:]:
+        for name in ALIKE:
+            if run.get(name) != runs[0].get(name):
+                raise ValueError(f"{name} differs: {runs[0].get(name)} and {run.get(name)}")
+    found = {**runs[-1], **{part: _rows(runs, part) for part in PARTS}}
+    found["date"] = max(run["date"] for run in runs)
+    found["seconds"] = sum(run["seconds"] for run in runs)
+    found["summary"] = worker.summary(found["results"])
+    limited = {row["workload"] for row in found["tight"]}
+    left_out = dict.fromkeys(line for run in runs for line in run["left_out"])
+    found["left_out"] = [line for line in left_out if line.split(" ")[0] not in limited]
+    return found
+
+
+def _rows(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
+    rows = {(row["workload"], row["way"]): row for run in runs for row in run[part]}
+    return list(rows.values())
