@@ -202,6 +202,13 @@ DECISIONS = (
         "lifecycle/test_outcome.py",
     ),
     _of(
+        "a node that refused the job is free again at the next attempt",
+        "lifecycle/start_refusals.py",
+        "tried_at = now + timedelta(seconds=_pause_seconds(newest, configuration))",
+        "tried_at = now",
+        "lifecycle/test_start_refusals.py",
+    ),
+    _of(
         "a refused pod is retried at once",
         "lifecycle/start_refusals.py",
         "for one in sorted(inputs.refused_pods, key=lambda one: one.rank):",

@@ -25,6 +25,8 @@ AUTHOR = "hostile"
 NAMESPACE = "hostile"
 FOREIGN_FINALIZER = "example.com/keep"
 MESSAGE_CHARACTERS_MAX = 4096
+# A kubelet ends the containers of a deleted pod, whatever finalizer keeps the object.
+KILLED_SECONDS_MAX = 600.0
 # What a container may write to its termination log.
 ODD_MESSAGES = (
     '{"attempt":1,"phase":"training","loss":1' + "0" * 400 + "}",
@@ -85,11 +87,12 @@ class HostileAuthor:
         self._say(pod, _running())
         if impostor.disguise is Disguise.MOVING_LABEL:
             self._move_label(pod, jobs)
+        seconds = impostor.ends_after
         if FOREIGN_FINALIZER in pod["metadata"].get("finalizers", ()):
             self._api.delete(Kind.POD, *_key(pod), AUTHOR, grace=5)
-        code = impostor.exit_code
-        ended = _ended(code, impostor.message)
-        self._clock.after(impostor.ends_after, lambda: self._say(pod, ended))
+            seconds = min(seconds, KILLED_SECONDS_MAX)
+        ended = _ended(impostor.exit_code, impostor.message)
+        self._clock.after(seconds, lambda: self._say(pod, ended))
 
     def _manifest(self, impostor: Impostor, victim: Manifest, number: int) -> Manifest:
         job = victim["metadata"]

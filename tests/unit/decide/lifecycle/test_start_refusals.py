@@ -11,6 +11,12 @@ from gpujob_api.report import FailureClass
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.attempt import advance
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.start_refusals import (
+    NODE_AVOIDED_SECONDS,
+    Refusal,
+    pause_seconds,
+    with_refusal,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, RefusedPod
@@ -31,6 +37,7 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration(retry_backoff_seconds=10, retry_backoff_max_seconds=40)
+DEFAULTS = Configuration()
 
 
 def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
@@ -111,6 +118,18 @@ def test_kube_scheduler_is_given_a_moment() -> None:
     assert stop_of(found) == "Unschedulable"
     (known,) = found.status.start_refusals
     assert (known.node, known.count, known.until) == ("n0", 1, after(65))
+
+
+def test_no_node_that_refused_the_job_is_free_again_before_the_next_attempt() -> None:
+    """The cheapest of them would be tried for ever, and no other."""
+    others = tuple(StartRefusal("Unschedulable", "", 3, after(9), node) for node in (None, "n7"))
+    job = with_status(placed(make_job()), start_refusals=others)
+    found = step(job, unschedulable(job), at=5)
+    known = with_status(job, start_refusals=found.status.start_refusals)
+    pause = pause_seconds(known, CONFIGURATION)
+    assert pause == 40
+    avoided = {one.node: one.until for one in found.status.start_refusals if one.node is not None}
+    assert avoided == {node: after(5 + pause + NODE_AVOIDED_SECONDS) for node in ("n0", "n7")}
 
 
 def test_the_node_is_that_of_the_worker_that_is_refused() -> None:
@@ -227,6 +246,9 @@ def refused_on(*nodes: str | None, seconds: float = 60.0) -> GPUJob:
     return with_status(make_job("picky"), start_refusals=known)
 
 
+OF_A_WEBHOOK = (StartRefusal("PodRefused", "no endpoints", 4, T0, None),)
+
+
 def two_nodes(*jobs: GPUJob) -> Any:
     nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}"), at=60.0) for n in range(2)]
     return make_snapshot(*jobs, gpu_nodes=nodes)
@@ -240,6 +262,22 @@ def test_a_node_is_avoided_for_its_time(nodes: tuple[str, ...], at: float, where
     found = statuses(plan(two_nodes(refused_on(*nodes)), after(at)).items)["picky"]
     assert found.placement is not None
     assert found.placement.workers[0].node == where
+
+
+def test_of_many_nodes_each_is_tried_before_one_is_tried_again() -> None:
+    """Whatever refused the job before, and however long it pauses."""
+    job, at, tried = with_status(make_job("picky"), start_refusals=OF_A_WEBHOOK), 0.0, list[str]()
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(4)]
+    while len(tried) < len(nodes):
+        seen = [replace(one, status=replace(one.status, observed_at=after(at))) for one in nodes]
+        found = statuses(plan(make_snapshot(job, gpu_nodes=seen), after(at)).items)["picky"]
+        assert found.placement is not None, tried
+        tried.append(found.placement.workers[0].node)
+        refusal = Refusal("Unschedulable", "no", tried[-1], 0.0)
+        refused = with_refusal(found, refusal, DEFAULTS, after(at))
+        job = with_status(job, attempt=found.attempt, start_refusals=refused.start_refusals)
+        at += 5.0 + pause_seconds(job, DEFAULTS)
+    assert sorted(tried) == ["n0", "n1", "n2", "n3"]
 
 
 def test_a_job_that_every_node_refused_waits_and_says_so() -> None:

@@ -112,7 +112,9 @@ def _refused(
 ) -> GPUJobStatus:
     """The status that knows what refuses to start the attempt."""
     refusal = refusal_of(job, pods, inputs, configuration, now)
-    return job.status if refusal is None else with_refusal(job.status, refusal, now)
+    if refusal is None:
+        return job.status
+    return with_refusal(job.status, refusal, configuration, now)
 
 
 def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:

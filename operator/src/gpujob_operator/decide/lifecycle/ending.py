@@ -39,7 +39,7 @@ def end_attempt(
     job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.refusal is not None:
-        job = replace(job, status=with_refusal(job.status, outcome.refusal, now))
+        job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, received, now)
     if outcome.end is AttemptEnd.INTERRUPTED:

@@ -126,23 +126,38 @@ def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
     return None
 
 
-def with_refusal(status: GPUJobStatus, refusal: Refusal, now: datetime) -> GPUJobStatus:
-    """The status that knows of the refusal, among the newest ones."""
+def with_refusal(
+    status: GPUJobStatus, refusal: Refusal, configuration: Configuration, now: datetime
+) -> GPUJobStatus:
+    """The status that knows of the refusal, among the newest ones.
+
+    Every node that refused the job is avoided for longer than the job pauses now. Else the job
+    would come back to the cheapest of these nodes each time, and never try another one.
+    """
     before = next((one for one in status.start_refusals if one.node == refusal.node), None)
     count = before.count + 1 if before is not None else 1
-    avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
-    until = now + timedelta(seconds=avoided_seconds)
-    known = StartRefusal(refusal.reason, refusal.message, count, until, refusal.node)
+    known = StartRefusal(refusal.reason, refusal.message, count, now, refusal.node)
     others = [one for one in status.start_refusals if one.node != refusal.node]
-    return changed(status, start_refusals=(*others, known)[-START_REFUSALS_MAX:])
+    newest = (*others, known)[-START_REFUSALS_MAX:]
+    tried_at = now + timedelta(seconds=_pause_seconds(newest, configuration))
+    avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
+    least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
+    avoided = [
+        replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
+        for one in newest
+    ]
+    return changed(status, start_refusals=tuple(avoided))
 
 
 def pause_seconds(job: GPUJob, configuration: Configuration) -> float:
     """How long the job waits before its next attempt: not after the first node that refused it,
     longer each time."""
-    refusals = job.status.start_refusals
+    return _pause_seconds(job.status.start_refusals, configuration)
+
+
+def _pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
     anywhere = any(one.node is None for one in refusals)
-    tries = _count(job) - (1 if anywhere else 2)
+    tries = sum(one.count for one in refusals) - (1 if anywhere else 2)
     if tries < 0:
         return 0.0
     pause = configuration.retry_backoff_seconds * 2 ** min(tries, 16)
