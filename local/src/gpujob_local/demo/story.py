@@ -101,15 +101,22 @@ class Story:
         return self.follower.wait(name, what, condition, limit_seconds)
 
     def _profile_saved(self) -> None:
-        """Until the first job's own profile is there; other jobs' profiles may come before."""
+        """Until the first job's own profile has settings, which a busy machine finds long after the
+        measurement. Other jobs' profiles may come before.
+        """
         end = time.monotonic() + LIMIT_SECONDS
-        while not self._fingerprint():
+        while not self._settings_saved():
             if time.monotonic() > end:
                 limit = f"{LIMIT_SECONDS:.0f} s"
                 raise StoryError(
-                    f"classifier: no GPUProfile was saved within {limit} of the measurement"
+                    f"classifier: no GPUProfile with settings was saved within {limit} of the "
+                    "measurement"
                 )
             time.sleep(0.2)
+
+    def _settings_saved(self) -> bool:
+        profile = self.follower.profiles.get(f"workload-{self._fingerprint()}")
+        return profile is not None and any(one.tuned is not None for one in profile.status.entries)
 
     def _spot_node_goes(self) -> None:
         self._state("gpt", f"step {RECLAIM_AT_STEP}", _past(RECLAIM_AT_STEP), LIMIT_SECONDS)
