@@ -204,7 +204,7 @@ DECISIONS = (
     _of(
         "a node that refused the job is free again at the next attempt",
         "lifecycle/start_refusals.py",
-        "tried_at = now + timedelta(seconds=_pause_seconds(newest, configuration))",
+        "tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))",
         "tried_at = now",
         "lifecycle/test_start_refusals.py",
     ),

@@ -98,30 +98,37 @@ def test_each_module_is_compiled_and_compared_with_the_same_draws(
     assert loss == loss_alone(tmp_path / "alone", text)
 
 
+def only_the_other_is_compiled(
+    name: str, which: int, fault: str, reason: str, folder: Path
+) -> None:
+    """Of the script's two modules the one with the fault runs as written, with the reason."""
+    text, faulty, whole = SCRIPTS[name][0], SCRIPTS[name][which], SCRIPTS[name][3 - which]
+    run = ran(folder / "run", f"{fault}\n{text}", ASKED)
+    loss, seen, _ = json.loads(run.output)
+    assert faulty not in seen, run.errors
+    assert seen[whole], run.errors
+    assert f"skipped: {reason}" in run.errors
+    assert loss == loss_alone(folder / "alone", text)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_module_that_is_compiled_wrong_runs_as_written(
     name: str, which: int, tmp_path: Path
 ) -> None:
     """And the other one is compiled."""
-    text, wrong, right = SCRIPTS[name][0], SCRIPTS[name][which], SCRIPTS[name][3 - which]
-    run = ran(tmp_path / "run", f"FACTORS[{wrong!r}] = 1.2\n{text}", ASKED)
-    loss, seen, _ = json.loads(run.output)
-    assert wrong not in seen, run.errors
-    assert seen[right], run.errors
-    assert "skipped: numbers disagree: outputs differ by 20 %" in run.errors
-    assert loss == loss_alone(tmp_path / "alone", text)
+    fault = f"FACTORS[{SCRIPTS[name][which]!r}] = 1.2"
+    only_the_other_is_compiled(
+        name, which, fault, "numbers disagree: outputs differ by 20 %", tmp_path
+    )
 
 
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_module_that_cannot_be_compiled_runs_as_written(which: int, tmp_path: Path) -> None:
-    text, broken, whole = ENCODER, SCRIPTS["encoder"][which], SCRIPTS["encoder"][3 - which]
-    run = ran(tmp_path / "run", f"BREAKS[{broken!r}] = 0\n{text}", ASKED)
-    loss, seen, _ = json.loads(run.output)
-    assert broken not in seen, run.errors
-    assert seen[whole], run.errors
-    assert "skipped: failed: RuntimeError: no such kernel" in run.errors
-    assert loss == loss_alone(tmp_path / "alone", text)
+    fault = f"BREAKS[{SCRIPTS['encoder'][which]!r}] = 0"
+    only_the_other_is_compiled(
+        "encoder", which, fault, "failed: RuntimeError: no such kernel", tmp_path
+    )
 
 
 @pytest.mark.parametrize("which", [1, 2])

@@ -238,8 +238,8 @@ class ItemRunner:
             try:
                 await call()
             except Unavailable:
-                if isinstance(item, WriteStatus):
-                    self._attempts.unanswered(item)
+                if isinstance(sending.item, WriteStatus):
+                    self._attempts.unanswered(sending.item)
                 raise
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:

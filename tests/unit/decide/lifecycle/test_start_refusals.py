@@ -125,8 +125,7 @@ def test_no_node_that_refused_the_job_is_free_again_before_the_next_attempt() ->
     others = tuple(StartRefusal("Unschedulable", "", 3, after(9), node) for node in (None, "n7"))
     job = with_status(placed(make_job()), start_refusals=others)
     found = step(job, unschedulable(job), at=5)
-    known = with_status(job, start_refusals=found.status.start_refusals)
-    pause = pause_seconds(known, CONFIGURATION)
+    pause = pause_seconds(found.status.start_refusals, CONFIGURATION)
     assert pause == 40
     avoided = {one.node: one.until for one in found.status.start_refusals if one.node is not None}
     assert avoided == {node: after(5 + pause + NODE_AVOIDED_SECONDS) for node in ("n0", "n7")}
@@ -276,7 +275,7 @@ def test_of_many_nodes_each_is_tried_before_one_is_tried_again() -> None:
         refusal = Refusal("Unschedulable", "no", tried[-1], 0.0)
         refused = with_refusal(found, refusal, DEFAULTS, after(at))
         job = with_status(job, attempt=found.attempt, start_refusals=refused.start_refusals)
-        at += 5.0 + pause_seconds(job, DEFAULTS)
+        at += 5.0 + pause_seconds(refused.start_refusals, DEFAULTS)
     assert sorted(tried) == ["n0", "n1", "n2", "n3"]
 
 

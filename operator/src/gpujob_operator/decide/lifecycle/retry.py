@@ -62,7 +62,7 @@ def interrupted(
     a tight loop.
     """
     if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
-        pause = pause_seconds(job, configuration)
+        pause = pause_seconds(job.status.start_refusals, configuration)
         when = f"retry in {pause:.0f} s" if pause else "retry on another node"
         return RetryDecision(job.status.counters, True, now + timedelta(seconds=pause), when)
     before, for_others = job.status.counters, rule_of(job.status.stop).for_others

@@ -101,7 +101,10 @@ def _of_pod(
         return Refusal(CANNOT_START, with_advice(text), place.node, left)
     if pod.sandbox_ready:
         return None
-    limit = min(SANDBOX_SECONDS * 2 ** min(_count(job), 16), configuration.start_timeout_seconds)
+    limit = min(
+        SANDBOX_SECONDS * 2 ** min(_count(job.status.start_refusals), 16),
+        configuration.start_timeout_seconds,
+    )
     text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
     return Refusal(CANNOT_START, text, place.node, limit - waited_seconds)
 
@@ -139,7 +142,7 @@ def with_refusal(
     known = StartRefusal(refusal.reason, refusal.message, count, now, refusal.node)
     others = [one for one in status.start_refusals if one.node != refusal.node]
     newest = (*others, known)[-START_REFUSALS_MAX:]
-    tried_at = now + timedelta(seconds=_pause_seconds(newest, configuration))
+    tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))
     avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
     least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
     avoided = [
@@ -149,15 +152,12 @@ def with_refusal(
     return changed(status, start_refusals=tuple(avoided))
 
 
-def pause_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """How long the job waits before its next attempt: not after the first node that refused it,
-    longer each time."""
-    return _pause_seconds(job.status.start_refusals, configuration)
-
-
-def _pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
+def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
+    """How long a job with these refusals waits before its next attempt: not after the first node
+    that refused it, longer each time.
+    """
     anywhere = any(one.node is None for one in refusals)
-    tries = sum(one.count for one in refusals) - (1 if anywhere else 2)
+    tries = _count(refusals) - (1 if anywhere else 2)
     if tries < 0:
         return 0.0
     pause = configuration.retry_backoff_seconds * 2 ** min(tries, 16)
@@ -173,5 +173,5 @@ def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
     return changed(status, start_refusals=kept)
 
 
-def _count(job: GPUJob) -> int:
-    return sum(one.count for one in job.status.start_refusals)
+def _count(refusals: Iterable[StartRefusal]) -> int:
+    return sum(one.count for one in refusals)
