@@ -88,7 +88,7 @@ format: setup ## Format the code and apply safe fixes
 	@$(VENV)/ruff check --fix $(PYTHON_FOLDERS)
 
 .PHONY: tools
-tools: setup ## Build or find etcd, the Kubernetes control plane, kubectl and helm (first time 5 min)
+tools: setup ## Build or find etcd, Kubernetes' control plane, kubectl, helm, promtool (first time 7 min)
 	@$(VENV)/python -m gpujob_local.control_plane.tools
 
 .PHONY: setup
