@@ -40,6 +40,7 @@ from tests.simulation.api_server import AnyKind, ApiServer, OtherKind
 from tests.simulation.clock import Clock
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
+from tests.simulation.quotas import PodQuotas
 from tests.simulation.streams import Stream
 from tests.simulation.troubles import Request, Troubles
 
@@ -130,6 +131,7 @@ class Connection:
         loop: VirtualLoop,
         faults: Faults,
         troubles: Troubles,
+        quotas: PodQuotas,
         written: Callable[[], None],
     ) -> None:
         self.rest_client = self
@@ -140,6 +142,7 @@ class Connection:
         self._loop = loop
         self._faults = faults
         self._troubles = troubles
+        self._quotas = quotas
         self._written = written
         self._streams: set[Stream] = set()
         self._pages: dict[str, list[Manifest]] = {}
@@ -217,6 +220,7 @@ class Connection:
         writes = request.verb not in ("get", "list") and request.kind not in _QUIET
         try:
             self._troubles.check(request)
+            self._quotas.check(request)
             if writes:
                 self._faults.before_write(self._clock.random)
             result = effect()

@@ -41,6 +41,7 @@ from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
+from tests.simulation.quotas import PodQuotas
 from tests.simulation.reading_port import ReadingPort
 from tests.simulation.troubles import Troubles
 
@@ -58,6 +59,7 @@ class World:
     api: ApiServer
     faults: Faults
     troubles: Troubles
+    quotas: PodQuotas
     # Told of what should never happen: an exception that ends the process, or a cycle.
     broke: Callable[[str, BaseException], None]
 
@@ -129,6 +131,7 @@ class OperatorShell:
         world = self._world
         connection = Connection(
             self.name, world.clock, world.api, self._loop, world.faults, world.troubles,
+            world.quotas,
             self._written,
         )  # fmt: skip
         return self._parts.kube(connection, heard)

@@ -11,6 +11,7 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from tests.simulation.faults import FAULTS_END_SECONDS, Incident
 from tests.simulation.lies import WorkerLie
+from tests.simulation.quotas import PodQuota
 from tests.simulation.workloads import (
     ANY_END,
     EVERY_ATTEMPT,
@@ -27,6 +28,7 @@ ROUGH_INCIDENTS = ("agent-lies", "agent-lies", "pod-evicted", "late-pods")
 CLOCKS = ("operator-clock", "node-clock", "node-clock")
 # An hour and more: a clock that was never set, a summer time, a restored machine.
 CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
+QUOTA_SHARE = 0.2
 HIDDEN_HINT: dict[str, Any] = {"gpu": {"memory": "6Gi"}, "sharing": {"mode": "Shared"}}
 
 
@@ -83,7 +85,20 @@ def make_rough_scenario(seed: int) -> Scenario:
             )
         )
     submissions = (*plain.submissions, *more)
-    return Scenario(plain.nodes, submissions, plain.troubles, plain.impostors)
+    quotas = _quotas(seed, submissions, len(plain.impostors))
+    return Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
+
+
+def _quotas(seed: int, submissions: tuple[Submission, ...], others: int) -> tuple[PodQuota, ...]:
+    """Of some seeds one namespace may have few pods at a time, but as many as its largest gang,
+    and so many more for pods that are nobody's and may run for ever.
+    """
+    random = Random(seed * 32_452_843 + 8)
+    if random.random() >= QUOTA_SHARE:
+        return ()
+    namespace = random.choice(NAMESPACES)
+    gangs = [one.spec.get("workers", 1) for one in submissions if one.namespace == namespace]
+    return (PodQuota(namespace, others + max([*gangs, random.choice([1, 2, 3])])),)
 
 
 def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:

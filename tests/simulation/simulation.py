@@ -35,6 +35,7 @@ from tests.simulation.orphans import Orphans
 from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
+from tests.simulation.quotas import PodQuotas
 from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
@@ -89,12 +90,21 @@ class Simulation:
         self._plan = plan
         self._parts = parts or Parts()
         self.troubles = Troubles(self.clock, self.scenario.troubles)
+        self.quotas = PodQuotas(self.clock, self.api, self.scenario.quotas)
         self._world = World(
-            self.clock, self.api, self.faults, self.troubles, self.recorder.operator_broke
+            self.clock,
+            self.api,
+            self.faults,
+            self.troubles,
+            self.quotas,
+            self.recorder.operator_broke,
         )
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
-        is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
+        is_rough = (
+            bool(self.incidents or self.scenario.troubles or self.scenario.quotas)
+            or self.faults != Faults()
+        )
         self._orphans = Orphans(
             self.api,
             self.recorder.pods_of_ours,

@@ -11,6 +11,7 @@ from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.pod_starts import NO_EXECUTABLE
+from tests.simulation.quotas import PodQuota
 from tests.simulation.result import Result
 from tests.simulation.scenes import EXCLUSIVE, OTHER, TEAM
 from tests.simulation.simulation import Simulation
@@ -31,6 +32,7 @@ class Watched:
         nodes: list[NodePlan],
         *submissions: Submission,
         troubles: tuple[Trouble, ...] = (),
+        quotas: tuple[PodQuota, ...] = (),
         incidents: list[Incident] | None = None,
         end_seconds: float = 3000.0,
     ) -> None:
@@ -39,7 +41,7 @@ class Watched:
         self._held_since: dict[str, float] = {}
         self.simulation = Simulation(
             3,
-            scenario=Scenario(tuple(nodes), submissions, troubles),
+            scenario=Scenario(tuple(nodes), submissions, troubles, quotas=quotas),
             faults=Faults(),
             incidents=incidents or [],
             operators=1,
@@ -106,6 +108,31 @@ def test_a_job_whose_pods_are_refused_gives_its_gpus_back(kind: TroubleKind, wor
     # It holds GPUs for moments only, until nobody refuses its pods any more.
     tries = seen.last("refused").status.attempt - 1
     assert 3 <= tries <= 12, "the pauses between tries grow"
+
+
+def test_jobs_of_a_namespace_with_a_quota_run_one_after_the_other() -> None:
+    """The quota has room again when a pod has ended; GPUs are not held for pods it refuses."""
+    limited = [job(name, 0.0, Workload(steps=60), OTHER, **EXCLUSIVE) for name in ("a", "b", "c")]
+    free = job("free", 30.0, Workload(steps=60), **EXCLUSIVE)
+    seen = Watched([NodePlan("n0", 2)], *limited, free, quotas=(PodQuota(OTHER, 1),))
+    assert not seen.result.violations
+    assert set(seen.result.ends.values()) == {"Succeeded"}
+    assert seen.simulation.quotas.refused[OTHER] >= 2
+    assert "used: pods=1, limited: pods=1" in " ".join(
+        text for name in "abc" for text in seen.said(name, "Scheduled")
+    )
+    assert all(no_fault_of(seen.last(name)) for name in "abc")
+    first_pod_at = seen.result.stories["team/free"].first_pod_at
+    assert first_pod_at is not None
+    assert first_pod_at < 30.0 + REFUSED_SECONDS
+
+
+def test_two_gangs_whose_pods_fit_a_quota_only_one_by_one_both_end() -> None:
+    gangs = [job(name, 0.0, Workload(steps=30), OTHER, workers=2, **EXCLUSIVE) for name in "ab"]
+    seen = Watched([NodePlan("n0", 4)], *gangs, quotas=(PodQuota(OTHER, 3),))
+    assert not seen.result.violations
+    assert set(seen.result.ends.values()) == {"Succeeded"}
+    assert seen.simulation.quotas.refused[OTHER] >= 1
 
 
 def test_a_refusal_is_told_in_the_end_of_a_job_that_was_never_let_in() -> None:

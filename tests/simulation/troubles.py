@@ -88,17 +88,17 @@ class Troubles:
         for one in self._now(request):
             if one.kind in _REFUSALS:
                 self.refused[f"{request.verb} {request.kind.value} {request.name}"] += 1
-                raise _error(*_REFUSALS[one.kind])
+                raise server_error(*_REFUSALS[one.kind])
 
     def after_effect(self, request: Request) -> ApiError | None:
         """The write was made, and the answer says that something went wrong."""
         doubtful = any(one.kind is TroubleKind.DOUBTFUL_WRITTEN for one in self._now(request))
-        return _error(500, "InternalError", DOUBTFUL) if doubtful else None
+        return server_error(500, "InternalError", DOUBTFUL) if doubtful else None
 
     def _now(self, request: Request) -> list[Trouble]:
         return [one for one in self._troubles if one.meets(request, self._clock.now)]
 
 
-def _error(status: int, reason: str, message: str) -> ApiError:
+def server_error(status: int, reason: str, message: str) -> ApiError:
     """As the operator's own client reads such an answer."""
     return kube._status_error(status, {"reason": reason, "message": message}, None)

@@ -12,6 +12,7 @@ from tests.simulation.faults import FAULTS_END_SECONDS
 from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES, Impostor, make_impostors
 from tests.simulation.lies import WorkerLie
 from tests.simulation.pods import SIDECAR
+from tests.simulation.quotas import PodQuota
 from tests.simulation.troubles import Trouble, TroubleKind
 
 OTHER_NAMESPACE = "other"
@@ -100,6 +101,7 @@ class Scenario:
     troubles: tuple[Trouble, ...] = ()
     impostors: tuple[Impostor, ...] = ()
     queues: tuple[dict[str, Any], ...] = field(default_factory=lambda: (make_queue("default"),))
+    quotas: tuple[PodQuota, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gpujob_operator.act.kube import (
     PROFILES,
     QUEUES,
     SERVICES,
+    Forbidden,
     Throttled,
     Unavailable,
 )
@@ -30,6 +31,7 @@ from gpujob_operator.decide.model.plan import (
     SaveProfile,
     WriteQueueStatus,
 )
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import make_job, make_queue, placed
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item
@@ -96,6 +98,26 @@ async def test_a_lost_answer_to_create_is_success(bench: ExecutorBench) -> None:
     assert await bench.run(create_item(job)) == {WriteResult.DONE: 1}
     assert bench.kube.names(PODS) == ["job-1-0"]
     assert bench.written == [("pods", "job-1-0")]
+
+
+async def test_a_pod_that_itself_fills_the_quota_was_not_refused(bench: ExecutorBench) -> None:
+    """I3: a quota is asked before the name. The repetition of a creation whose answer was lost is
+    refused because of the very pod that it asks for.
+    """
+    job = bench.job()
+    await bench.run(create_item(job))
+    bench.kube.fail("create", "pods", Forbidden(403, "Forbidden", "exceeded quota"))
+    assert await bench.run(create_item(job)) == {WriteResult.DONE: 1}
+    assert bench.written == [("pods", "job-1-0")] * 2
+    told = bench.executor.assume(Snapshot(jobs=(job,)))
+    assert told.refused_pods == ()
+
+
+async def test_a_refusal_is_believed_once_no_pod_is_found(bench: ExecutorBench) -> None:
+    job = bench.job()
+    bench.kube.fail("create", "pods", Forbidden(403, "Forbidden", "exceeded quota"))
+    assert await bench.run(create_item(job)) == {WriteResult.REFUSED: 1}
+    assert [call.verb for call in bench.kube.calls] == ["create", "get"]
 
 
 async def test_a_lost_answer_to_a_status_is_a_conflict_that_refreshes_the_cache(

@@ -23,11 +23,14 @@ from gpujob_operator.act.kube import (
     QUEUES,
     SERVICES,
     AlreadyExists,
+    ApiError,
     Conflict,
     Kube,
     Manifest,
     NotFound,
     ResourceType,
+    Throttled,
+    Unavailable,
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
@@ -255,12 +258,23 @@ class Writer:
         namespace = item.job.metadata.namespace
         try:
             answer = await self._as_leader().create(PODS, manifest, namespace)
-        except AlreadyExists:
-            answer = await self._kube.get(PODS, manifest["metadata"]["name"], namespace)
-            if self._took(answer, item) is not WriteResult.DONE:
+        except (Conflict, NotFound, Throttled, Unavailable):
+            raise
+        except ApiError:
+            if not await self._is_there(item):
                 raise
             return
         self._feedback.written(PODS, answer)
+
+    async def _is_there(self, item: CreatePod) -> bool:
+        """True for our own pod of an earlier request whose answer was lost. Not its name alone may
+        be in the way: a quota, which is asked before the name, may be full because of it.
+        """
+        try:
+            found = await self._kube.get(PODS, _pod_name(item), item.job.metadata.namespace)
+        except NotFound:
+            return False
+        return self._took(found, item) is WriteResult.DONE
 
     def _took(self, manifest: Manifest, item: CreatePod) -> WriteResult:
         """Handles a pod that already has the worker's name: our own, if an answer was lost, or
