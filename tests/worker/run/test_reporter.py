@@ -162,6 +162,27 @@ def test_an_operator_that_never_answers_costs_the_training_a_bounded_wait(
         assert any("did not answer within" in line for line in session.explanation.lines)
 
 
+def test_a_search_for_a_name_that_does_not_end_costs_the_training_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where packets to name servers are dropped: the system's search takes no limit."""
+    over = threading.Event()
+
+    def search(*_arguments: Any, **_options: Any) -> list[Any]:
+        over.wait(40.0)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", search)
+    session = Session(Environment(report_url="http://gpujob-reports.gpujob-system.svc:8080/report"))
+    monkeypatch.setattr(session_module, "FENCE_SECONDS_MAX", 0.5)
+    start = time.monotonic()
+    session.start()
+    assert time.monotonic() - start < 20.0
+    assert any("did not answer within" in line for line in session.explanation.lines)
+    over.set()
+    session.finish(None)
+
+
 def test_an_attempt_that_was_given_up_never_begins(operator: Operator, tmp_path: Path) -> None:
     """I3: its pod came to life after another leader had gone on without it."""
     over = Reply(stop=StopRequest(STOP_ATTEMPT_OVER, 0.0)).to_text()

@@ -7,7 +7,7 @@ of a local cluster (`cluster.py`), and of tests that need an API server only.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -57,13 +57,14 @@ class Place:
     """Where a control plane runs: on this machine's loopback, or in a network of its own.
 
     There, every component's command begins with `enter`, nodes and pods reach the API server at
-    `addresses` (the nodes at the first of them), and somebody leads `port` on this machine's
-    loopback to the same port inside.
+    `addresses` (the nodes at the first of them) and `inner_port`, and somebody leads `port` on
+    this machine's loopback there.
     """
 
     enter: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     port: int = 0
+    inner_port: int = 0
 
 
 LOOPBACK = Place()
@@ -95,6 +96,10 @@ class ControlPlane:
     @property
     def server(self) -> str:
         return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def _inner_port(self) -> int:
+        return self._place.inner_port or self._port
 
     def start(self, prepare: Callable[[ApiClient], object] | None = None) -> None:
         """Returns when the API server is ready. Raises `ClusterError`.
@@ -138,7 +143,7 @@ class ControlPlane:
         """A new client certificate; users and groups are what RBAC and the node rules see."""
         certificate, key = self._authority.issue(file_name, user, group)
         address = self._place.addresses[0] if self._place.addresses else "127.0.0.1"
-        server = f"https://{address}:{self._port}"
+        server = f"https://{address}:{self._inner_port}"
         return Identity(server, self._authority.path, certificate=certificate, key=key)
 
     @property
@@ -208,7 +213,10 @@ class ControlPlane:
 
     def _write_kubeconfigs(self) -> None:
         for name in _TOKEN_USERS:
-            self.identity(name).write_kubeconfig(self.directory / f"{name}.kubeconfig")
+            # All but the people's own are for components, which run inside.
+            port = self._port if name == "admin" else self._inner_port
+            identity = replace(self.identity(name), server=f"https://127.0.0.1:{port}")
+            identity.write_kubeconfig(self.directory / f"{name}.kubeconfig")
 
     def _arguments(self, name: str) -> list[str]:
         builders = {
@@ -240,7 +248,7 @@ class ControlPlane:
         return {
             "etcd-servers": ETCD_URL,
             **self._address_arguments(),
-            "secure-port": str(self._port),
+            "secure-port": str(self._inner_port),
             "tls-cert-file": str(certificate),
             "tls-private-key-file": str(key),
             "cert-dir": str(self.directory),

@@ -26,9 +26,9 @@ from gpujob_local.kubelets import door, namespaces
 from gpujob_local.kubelets.cleaning import clean
 from gpujob_local.kubelets.image_store import architecture, image_store
 from gpujob_local.kubelets.node import Ground, KubeletNode
-from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
+from gpujob_local.kubelets.options import API_PORT, API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
 from gpujob_local.kubelets.record import Record, process_identity, settings_before
-from gpujob_local.kubelets.requirements import Machine, refusal
+from gpujob_local.kubelets.requirements import Machine, refusal, without_policies
 from gpujob_local.kubelets.tools import kubelet_tools
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
@@ -73,12 +73,11 @@ class KubeletCluster:
         machine = Machine.look()
         if words := refusal(machine):
             raise ClusterError(words)
-        assert machine.cni_folder is not None
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         cluster = cls(options, directory, say)
         cluster._record.write()
         try:
-            cluster._start(machine.cni_folder)
+            cluster._start(machine)
         except BaseException:
             cluster.stop()
             raise
@@ -157,7 +156,8 @@ class KubeletCluster:
 
     # Inside
 
-    def _start(self, cni_folder: Path) -> None:
+    def _start(self, machine: Machine) -> None:
+        assert machine.cni_folder is not None
         began = time.monotonic()
         self._binaries = kubelet_tools(self._say)
         packages = shared_packages(self._say)
@@ -169,12 +169,13 @@ class KubeletCluster:
         ground = Ground(
             options=self.options,
             binaries=self._binaries,
-            cni_folder=cni_folder,
+            cni_folder=machine.cni_folder,
             shared_packages=packages,
             images=store,
             environment=self._environment(),
             control_plane=self.control_plane,
             hub=hub,
+            policies=machine.filters_bridges,
         )
         for plan in self.options.plans(self.directory.name):
             folder = self.directory / "nodes" / plan.name
@@ -182,6 +183,8 @@ class KubeletCluster:
         with ThreadPoolExecutor(max_workers=2) as pool:
             list(pool.map(_start_node, self.nodes.values()))
         self._wait_for_nodes()
+        if words := without_policies(machine):
+            self._say(words)
         self._say(
             f"cluster of {len(self.nodes)} kubelets ready after {time.monotonic() - began:.1f} s"
         )
@@ -195,12 +198,12 @@ class KubeletCluster:
             hub.child,
             start_child(
                 "door",
-                [*python, str(port), hub.network_file],
+                [*python, str(port), hub.network_file, str(API_PORT)],
                 self._environment(),
                 logs / "door.log",
             ),
         ]
-        place = Place(hub.enter, (HUB_ADDRESS, API_SERVICE_ADDRESS), port)
+        place = Place(hub.enter, (HUB_ADDRESS, API_SERVICE_ADDRESS), port, API_PORT)
         self.control_plane = ControlPlane(
             self.directory / "control-plane",
             self._binaries,

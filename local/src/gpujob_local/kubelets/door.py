@@ -1,8 +1,8 @@
-"""A port on loopback that leads into a network namespace: `door.py PORT NAMESPACE_FILE`.
+"""A port on loopback that leads into a network namespace: `door.py PORT NAMESPACE_FILE INNER_PORT`.
 
 The API server runs in a namespace that this machine's own network does not reach, on purpose. Here
-whoever connects to 127.0.0.1:PORT is connected to 127.0.0.1:PORT inside. A socket belongs to the
-namespace in which it was made: the listening one is made outside, those that connect inside.
+whoever connects to 127.0.0.1:PORT is connected to 127.0.0.1:INNER_PORT inside. A socket belongs to
+the namespace in which it was made: the listening one is made outside, those that connect inside.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ async def serve(listener: socket.socket, port: int) -> None:
         await server.serve_forever()
 
 
-def main(port: str, namespace_file: str) -> int:
+def main(port: str, namespace_file: str, inner_port: str) -> int:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", int(port)))
     listener.listen(BACKLOG)
     listener.setblocking(False)
     enter_network(namespace_file)
-    asyncio.run(serve(listener, int(port)))
+    asyncio.run(serve(listener, int(inner_port)))
     return 0
 
 

@@ -20,6 +20,9 @@ def main(bindings: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    # What goes from pod to pod over a node's bridge passes its iptables, too.
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text("1")
     for binding in bindings:
         source, _, target = binding.partition(":")
         subprocess.run(["mount", "--bind", source, target], check=True)

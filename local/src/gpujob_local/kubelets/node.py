@@ -1,10 +1,11 @@
-"""One node: its namespaces, containerd, kubelet and kube-proxy, and what can happen to it."""
+"""One node: its namespaces, containerd, kubelet and the programs beside it, and what can happen."""
 
 import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
 from gpujob_local.kubelets import cgroups, configuration, namespaces
 from gpujob_local.kubelets.image_store import import_archive, link_store
 from gpujob_local.kubelets.namespaces import Namespaces
+from gpujob_local.kubelets.network_policies import agent
 from gpujob_local.kubelets.options import KubeletOptions, NodePlan
 from gpujob_local.processes.processes import Child, start_child, stop_child
 
@@ -23,6 +25,8 @@ SOCKET_LIMIT_SECONDS = 30.0
 SPECIFICATION_LIMIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
 MANAGED_LABEL = "gpujob.dev/managed=true"
+POLICY_AGENT = "network-policies"
+POLICY_USER = "gpujob-local:network-policies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Ground:
     environment: Mapping[str, str]
     control_plane: ControlPlane
     hub: Namespaces
+    policies: bool
 
 
 class KubeletNode:
@@ -78,7 +83,7 @@ class KubeletNode:
         import_archive(archive, socket, self._ground.binaries["ctr"])
 
     def start_kubelet(self) -> None:
-        """Kubelet and, where it does not run, kube-proxy; again after `stop_kubelet`."""
+        """Kubelet and, where they do not run, those beside it; again after `stop_kubelet`."""
         plan, folder = self.plan, self.folder
         self._start(
             "kubelet",
@@ -92,6 +97,8 @@ class KubeletNode:
         )
         if "kube-proxy" not in self.children:
             self._start("kube-proxy", f"--config={folder / 'proxy.yaml'}")
+        if self._ground.policies and POLICY_AGENT not in self.children:
+            self._start(POLICY_AGENT, plan.name, str(folder / "policies.kubeconfig"))
 
     def write_kubelet_files(self) -> None:
         """Certificates and settings, once; a node is known by them and keeps them."""
@@ -112,6 +119,8 @@ class KubeletNode:
         kubeconfig = proxy.write_kubeconfig(folder / "proxy.kubeconfig")
         settings = configuration.proxy_configuration(plan, kubeconfig)
         (folder / "proxy.yaml").write_text(yaml.safe_dump(settings))
+        policies = control_plane.certificate_identity(f"{plan.name}-policies", POLICY_USER)
+        policies.write_kubeconfig(folder / "policies.kubeconfig")
 
     # What can happen to a node
 
@@ -164,10 +173,12 @@ class KubeletNode:
         return self._namespaces
 
     def _start(self, name: str, *arguments: str) -> Child:
-        binary = str(self._ground.binaries[name])
+        program = [sys.executable, "-I", "-m", agent.__name__]
+        if name != POLICY_AGENT:
+            program = [str(self._ground.binaries[name])]
         child = start_child(
             f"{self.plan.name}-{name}",
-            [*self._entered().enter, binary, *arguments],
+            [*self._entered().enter, *program, *arguments],
             self._ground.environment,
             self.folder.parent.parent / "logs" / f"{self.plan.name}-{name}.log",
         )

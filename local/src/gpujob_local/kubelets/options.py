@@ -9,6 +9,8 @@ HUB_ADDRESS = "10.199.0.1"
 HUB_NETWORK_BITS = 24
 POD_NETWORK = "10.200.0.0/16"
 DNS_ADDRESS = "10.96.0.10"
+# Where API servers listen in most clusters, and what the chart's NetworkPolicies allow.
+API_PORT = 6443
 # The first address of the API server's range of services: what pods know the API server by.
 API_SERVICE_ADDRESS = "10.96.0.1"
 

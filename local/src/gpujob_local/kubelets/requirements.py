@@ -10,7 +10,7 @@ from pathlib import Path
 # What each program is for, and the Debian package that has it.
 PROGRAMS: Mapping[str, tuple[str, str]] = {
     "ip": ("links the nodes' networks", "iproute2"),
-    "iptables": ("kube-proxy's rules for Services", "iptables"),
+    "iptables": ("rules for Services and NetworkPolicies", "iptables"),
     "mount": ("each node's own /run and /var", "mount"),
     "nsenter": ("starts programs in a node's namespaces", "util-linux"),
     "runc": ("runs containers", "runc"),
@@ -21,6 +21,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PLUGINS = ("bridge", "host-local", "loopback")
 CNI_PACKAGE = "containernetworking-plugins"
+BRIDGE_FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Machine:
     missing_programs: tuple[str, ...]
     cni_folder: Path | None
     cgroups: Path
+    filters_bridges: bool = True
 
     @classmethod
     def look(cls) -> "Machine":
@@ -43,6 +45,7 @@ class Machine:
             missing_programs=tuple(name for name in PROGRAMS if not shutil.which(name, path=path)),
             cni_folder=cni_folder(CNI_FOLDERS),
             cgroups=Path("/sys/fs/cgroup"),
+            filters_bridges=BRIDGE_FILTER.is_file(),
         )
 
 
@@ -72,6 +75,16 @@ def refusal(machine: Machine) -> str | None:
     if not machine.cgroups.is_dir():
         return f"real kubelets need cgroups; there are none at {machine.cgroups}"
     return None
+
+
+def without_policies(machine: Machine) -> str | None:
+    """Why no NetworkPolicy is enforced between kubelets' pods here; None where they are."""
+    if machine.filters_bridges:
+        return None
+    return (
+        f"no NetworkPolicy is enforced: {BRIDGE_FILTER} is missing, without which the kernel does "
+        f"not show iptables what goes from pod to pod on one node. Mostly: modprobe br_netfilter"
+    )
 
 
 def _missing(machine: Machine) -> list[tuple[str, str]]:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_local.kubelets.requirements import CNI_PLUGINS, PROGRAMS, Machine, cni_folder, refusal
+from gpujob_local.kubelets.requirements import (
+    CNI_PLUGINS,
+    PROGRAMS,
+    Machine,
+    cni_folder,
+    refusal,
+    without_policies,
+)
 
 
 @pytest.fixture
@@ -57,3 +64,14 @@ def test_network_plugins_count_only_where_all_of_them_are(tmp_path: Path) -> Non
 
 def test_this_machine_can_be_looked_at() -> None:
     assert Machine.look().user >= 0
+
+
+def test_without_iptables_on_bridges_kubelets_run_and_policies_are_said_not_to(
+    machine: Machine,
+) -> None:
+    assert without_policies(machine) is None
+    less = replace(machine, filters_bridges=False)
+    assert refusal(less) is None
+    words = without_policies(less) or ""
+    assert words.startswith("no NetworkPolicy is enforced")
+    assert "modprobe br_netfilter" in words

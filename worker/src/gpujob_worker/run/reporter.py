@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import socket
 import threading
 import time
 import urllib.error
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpujob_api.codec import FieldError
 from gpujob_api.report import Reply, Report
@@ -73,7 +75,12 @@ class Reporter:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             report = self._snapshot()
-            if report is None or self._send(report, min(left, REQUEST_SECONDS_MAX)):
+            if report is None:
+                return True
+            if not name_is_known(self._destination.url, left):
+                continue
+            left = max(ASK_PAUSE_SECONDS, deadline - time.monotonic())
+            if self._send(report, min(left, REQUEST_SECONDS_MAX)):
                 return True
             time.sleep(min(ASK_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
         return False
@@ -127,6 +134,22 @@ class Reporter:
 # A proxy from the environment of the image or the job would get the token, and seldom reaches a
 # Service.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def name_is_known(url: str, seconds: float) -> bool:
+    """Whether the search for a host's address ended within so many seconds, with or without one.
+
+    The system takes no limit, and tries each domain of its list where no name server answers.
+    """
+    ended = threading.Event()
+
+    def search() -> None:
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(urlsplit(url).hostname, None)
+        ended.set()
+
+    threading.Thread(target=search, name="gpujob-name", daemon=True).start()
+    return ended.wait(seconds)
 
 
 def post(destination: Destination, report: Report, seconds: float | None = None) -> Reply:
