@@ -387,7 +387,7 @@ class Hooks:
         if since > 0:
             self._guardian.step(since)
             self._loss_check.step(since)
-            self._tuning.compile_when_due()
+            self._tuning.compile_when_due(since)
         elif self._session.state.known_tuned is not None:
             self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:
