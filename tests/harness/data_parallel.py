@@ -64,6 +64,7 @@ def train(
     size: int = 2,
     source: str = SCRIPT,
     limit_bytes: int | None = None,
+    options: tuple[str, ...] = ("--explain",),
     **settings: Any,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each of the processes printed and reported."""
@@ -82,6 +83,7 @@ def train(
                 folder / str(rank),
                 command,
                 settings={"mode": "Auto", **settings},
+                options=options,
                 environment=environment,
             )
         )

@@ -166,12 +166,12 @@ def test_a_store_that_is_gone_ends_no_run() -> None:
 )
 def test_what_a_store_holds_is_not_trusted(text: str) -> None:
     store = HashStore()
-    store.set("proposal", text)
+    store.set(f"{MEASURED}/proposal", text)
     store.set(f"{MEASURED}/decision", text)
     assert agreement(store, 1).proposal(1) is None
     assert settle(agreement(store, 1), FAST) == PLAIN
     # So that the text is all that is wrong.
-    store.set("proposal", '{"first": 1, "settings": {"1": {"precision": "bfloat16"}}}')
+    store.set(f"{MEASURED}/proposal", '{"first": 1, "settings": {"1": {"precision": "bfloat16"}}}')
     assert agreement(store, 1).proposal(1) == HALF
 
 

@@ -53,7 +53,7 @@ def test_what_the_first_measured_is_in_force_in_all(tmp_path: Path) -> None:
     for text in said(reports):
         assert "processes 2 processes decided together" in text
         assert "could measure and decide differently" not in text
-    assert "compile skipped: the others would wait for it" in said(reports)[0]
+    assert all("compile skipped: tried once training has lasted" in text for text in said(reports))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

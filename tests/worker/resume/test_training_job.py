@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,40 @@ def test_a_finished_run_stays_finished_when_told_to_stop_late(tmp_path: Path) ->
     assert code == 0
     assert run.report["phase"] == "finished"
     stop = Stop(0.6, lambda why: pytest.fail(f"the run was over: {why}"))
+    before = set(threading.enumerate())
     stop.watch()
+    (watcher,) = set(threading.enumerate()) - before
     stop.end()
     stop.request("late", 0.6)
-    assert stop.wait_for_watcher(10.0)
+    watcher.join(10.0)
+    assert not watcher.is_alive()
+
+
+FORKED = """
+import os, sys, torch
+from torch import nn
+from gpujob_worker import prepare
+torch.set_num_threads(1)
+net = nn.Linear(4, 1)
+IN_PARENT
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+IN_CHILD
+job = prepare(net, optimizer)
+for _ in job.steps(5):
+    optimizer.zero_grad(); net(torch.ones(8, 4)).square().mean().backward(); optimizer.step()
+print("trained", flush=True)
+"""
+MADE = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)"
+
+
+@pytest.mark.parametrize("where", ["IN_PARENT", "IN_CHILD"])
+def test_a_forked_child_has_a_run_of_its_own(where: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = FORKED.replace(where, MADE)
+    script.write_text(text.replace("IN_PARENT", "").replace("IN_CHILD", ""))
+    code, run = run_worker(tmp_path / "run", ["python", str(script)])
+    assert code == 0, run.errors
+    assert run.output == "trained\n"
+    assert (run.report["phase"], run.report["step"]) == ("finished", 5), run.report

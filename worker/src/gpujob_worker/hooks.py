@@ -102,6 +102,7 @@ class Hooks:
         session.at_end(self._say_if_short, self._release)
         self._net.when_cut(self._take_off)
         in_forked_children(self.in_child)
+        session.begin_in_child = guard(self._train_in_child)
         register_optimizer_step_pre_hook(guard(self._before_step))
         register_optimizer_step_post_hook(guard(self._after_step))
         loaders = self._loaders
@@ -386,7 +387,7 @@ class Hooks:
         if since > 0:
             self._guardian.step(since)
             self._loss_check.step(since)
-            self._tuning.compile_when_due()
+            self._tuning.compile_when_due(since)
         elif self._session.state.known_tuned is not None:
             self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:

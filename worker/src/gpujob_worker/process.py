@@ -20,6 +20,7 @@ from gpujob_worker.launch.first_process import is_first_process, is_started_by_f
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.resume_flags import adapt_resume
 from gpujob_worker.options import Options, options_of_run
+from gpujob_worker.run.current_session import use
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.profiling import StepProfiler
@@ -95,7 +96,7 @@ class Process:
             parent=parent,
         )
         session.when_started(self._end_with_library)
-        session.use()
+        use(session)
         return session
 
     def _end_with_library(self) -> None:

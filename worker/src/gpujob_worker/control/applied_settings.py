@@ -7,6 +7,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import (
+    COMPILED,
     MEASURED,
     UNNUMBERED,
     Choices,
@@ -243,6 +244,22 @@ class AppliedSettings:
         self._keep_of_first(mine, agreed[first])
         for number, other in others.items():
             self._keep_beside(other, agreed[number])
+
+    def settle_compiled(self) -> None:
+        """Keeps code that was compiled later where every process found it close. What else is in
+        force was decided before, and stays.
+        """
+        assert self.agreement is not None
+        first = self.first_number
+        mine = self.tuner.tuned() if self.tuner is not None else TunedSettings()
+        if self.agreement.leads:
+            self.agreement.propose(first, mine, COMPILED)
+        agreed = self.agreement.settle(COMPILED, Choices(first, {first: mine}))[first]
+        if self.tuner is not None:
+            setting_called("compile").keep_only(self.tuner.applied, agreed)
+        if mine.compile and not agreed.compile:
+            for item in self.explanation.applied_items("compile"):
+                self.explanation.skipped(item, "not close, or not compiled, in all processes")
 
     def settle_known(self) -> None:
         """Keeps of known settings what every process found safe for the first root."""

@@ -32,8 +32,10 @@ POLL_SECONDS = 0.02
 
 # The number of what is in no numbered wrapper.
 UNNUMBERED = 0
-# The round of what was measured; settings that are known have a round for each module.
+# The round of what was measured; settings that are known have a round for each module. The last one
+# is that of a compilation in the middle of the run.
 MEASURED = "measured"
+COMPILED = "compiled"
 
 Result = TypeVar("Result")
 
@@ -49,7 +51,9 @@ class Choices:
 
 
 class Consensus:
-    """One round after the measurement, or one for each module whose settings are known."""
+    """One round after the measurement, or one for each module whose settings are known; and one
+    more where code is compiled later.
+    """
 
     def __init__(
         self,
@@ -88,24 +92,28 @@ class Consensus:
             return True
         return self._wait([f"here/{rank}" for rank in range(self.size)], COME_SECONDS)
 
-    def propose(self, number: int, tuned: TunedSettings) -> None:
-        """`number`: that of the module on which `tuned` was measured."""
-        _try(lambda: self._store.set("proposal", _text(Choices(number, {number: tuned}))))
+    def propose(self, number: int, tuned: TunedSettings, name: str = MEASURED) -> None:
+        """`number`: that of the module on which `tuned` was measured. `name`: of the round."""
+        text = _text(Choices(number, {number: tuned}))
+        _try(lambda: self._store.set(f"{name}/proposal", text))
 
-    def proposal(self, number: int, seconds: float = MEASURE_SECONDS) -> TunedSettings | None:
+    def proposal(
+        self, number: int, seconds: float = MEASURE_SECONDS, name: str = MEASURED
+    ) -> TunedSettings | None:
         """The proposal of the first process; None if it makes none within `seconds`, or if it
         measured another module than that with this `number`.
         """
-        return _try(lambda: self._proposal(number, seconds))
+        return _try(lambda: self._proposal(f"{name}/proposal", number, seconds))
 
-    def _proposal(self, number: int, seconds: float) -> TunedSettings | None:
-        if not self.come() or not self._wait(["proposal"], seconds):
+    def _proposal(self, key: str, number: int, seconds: float) -> TunedSettings | None:
+        if not self.come() or not self._wait([key], seconds):
             return None
-        return _choices(self._store.get("proposal")).settings.get(number)
+        return _choices(self._store.get(key)).settings.get(number)
 
     def settle(self, name: str, mine: Choices) -> dict[int, TunedSettings]:
         """What all processes apply to each module of `mine`, with the values of `mine` for what
-        each process decides by itself. `name`: `MEASURED`, or the module's own (`known_round`).
+        each process decides by itself. `name`: `MEASURED`, `COMPILED` or the module's own
+        (`known_round`).
         """
         decided = _try(lambda: self._settle(name, mine).settings) or {}
         return {
@@ -115,36 +123,61 @@ class Consensus:
             for number, tuned in mine.settings.items()
         }
 
-    @property
-    def _check_seconds(self) -> float:
-        return CHECK_SECONDS + self._compile_seconds
-
     def _settle(self, name: str, mine: Choices) -> Choices:
         key = f"{name}/decision"
         everyone = [f"{name}/mine/{rank}" for rank in range(self.size)]
         self._store.set(everyone[self._rank], _text(mine))
         decision = Choices(mine.first, {})
+        more = COMPILE_SECONDS if name == COMPILED else self._compile_seconds
         if not self.leads:
-            self._wait([key], DECIDE_SECONDS + self._compile_seconds)
-        elif not self._store.check([key]) and self._wait(everyone, self._check_seconds):
+            # One that has no call to try did not wait for the first process to compile.
+            first = COMPILE_SECONDS + MEASURE_SECONDS if name == COMPILED else 0.0
+            self._wait([key], DECIDE_SECONDS + first + more)
+        elif not self._store.check([key]) and self._wait(everyone, CHECK_SECONDS + more):
             decision = decide([_choices(self._store.get(one)) for one in everyone])
         return _choices(self._store.compare_set(key, "", _text(decision)))
 
-    def ask_roll_back(self, at: int, why: str) -> None:
-        """Requests that all processes roll back after the check that follows check `at`."""
-        _try(lambda: self._store.compare_set("roll-back", "", json.dumps([at, why])))
-
-    def roll_back_due(self, at: int) -> str | None:
-        """Why to roll back now, at check `at`. A request made at this very check has to wait: other
-        processes may have passed it already, but none is a whole check ahead.
+    def ask_roll_back(self, at: int, why: str, only: str = "") -> None:
+        """Requests that all processes roll back after the check that follows check `at`; `only`
+        this setting, or all of them.
         """
-        return _try(lambda: self._roll_back_due(at))
+        _try(lambda: self._store.compare_set(f"roll-back/{only}", "", json.dumps([at, why])))
 
-    def _roll_back_due(self, at: int) -> str | None:
-        if not self._store.check(["roll-back"]):
+    def roll_back_due(self, at: int, only: str = "") -> str | None:
+        """Why to roll back now, at check `at`."""
+        return self._due(f"roll-back/{only}", at)
+
+    def ready_to_compile(self) -> None:
+        """Nothing that this process knows speaks against a compilation in the middle of the run."""
+        _try(lambda: self._store.set(self._ready[self._rank], "1"))
+
+    def plan_compilation(self, at: int) -> None:
+        """All compile after the check that follows check `at`, if all are ready to."""
+        _try(lambda: self._plan_compilation(at))
+
+    @property
+    def _ready(self) -> list[str]:
+        return [f"{COMPILED}/ready/{rank}" for rank in range(self.size)]
+
+    def _plan_compilation(self, at: int) -> None:
+        if self._store.check(self._ready):
+            self._store.compare_set(f"{COMPILED}/plan", "", json.dumps([at, "compile"]))
+
+    def compilation_due(self, at: int) -> bool:
+        """Whether all record a call now, at check `at`, and compile after it."""
+        return self._due(f"{COMPILED}/plan", at) is not None
+
+    def _due(self, key: str, at: int) -> str | None:
+        """What was asked for. A request made at this very check has to wait: other processes may
+        have passed it already, but none is a whole check ahead.
+        """
+        return _try(lambda: self._asked_before(key, at))
+
+    def _asked_before(self, key: str, at: int) -> str | None:
+        if not self._store.check([key]):
             return None
-        asked, why = json.loads(self._store.get("roll-back"))
-        return str(why) if asked < at else None
+        asked, what = json.loads(self._store.get(key))
+        return str(what) if asked < at else None
 
     def _wait(self, keys: Sequence[str], seconds: float) -> bool:
         """Polls instead of waiting in the store, where no signal is handled."""
@@ -199,6 +232,8 @@ def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
     for field in fields(TunedSettings):
         values = {getattr(settings, field.name) for settings in all_settings}
         kept[field.name] = values.pop() if len(values) == 1 else getattr(plain, field.name)
+    if len({settings.regional_compile for settings in all_settings}) > 1:
+        kept["compile"] = False  # of a whole in one process, and of its blocks in another
     if not kept["compile"]:
         kept["regional_compile"] = kept["cuda_graphs"] = False
     return TunedSettings(**kept)

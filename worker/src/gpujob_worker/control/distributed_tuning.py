@@ -14,7 +14,9 @@ from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import (
     COME_SECONDS,
     COMPILE_SECONDS,
+    COMPILED,
     MEASURE_SECONDS,
+    MEASURED,
     Consensus,
 )
 from gpujob_worker.inject.ddp import (
@@ -43,10 +45,16 @@ class SharedTuner(Tuner):
     agreement: Consensus
     # Of the module that it measures or checks.
     number: int
+    # What is decided next.
+    round: str = MEASURED
 
     def join(self, agreement: Consensus, number: int) -> None:
         self.agreement = agreement
         self.number = number
+
+    def compiles_later(self) -> None:
+        """What was measured is decided; next is a compilation in the middle of the run."""
+        self.round = COMPILED
 
 
 class LeadingTuner(SharedTuner):
@@ -102,14 +110,20 @@ class FollowingTuner(SharedTuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            self._proposed = self.agreement.proposal(self.number, self._wait_seconds)
-            if self._proposed is None:
-                self._decision.skip("tuning", "the first process proposed nothing")
+            found = self.agreement.proposal(self.number, self._wait_seconds, self.round)
+            self._proposed = found
+            if found is None:
+                item = "compile" if self.round == COMPILED else "tuning"
+                self._decision.skip(item, "the first process proposed nothing")
         return self._proposed or TunedSettings()
+
+    def compiles_later(self) -> None:
+        super().compiles_later()
+        self._asked = False
 
     @property
     def _wait_seconds(self) -> float:
-        compiles = self._settings.compile is Toggle.ON
+        compiles = self._settings.compile is Toggle.ON or self.round == COMPILED
         # Settings under way are finished when the tuning budget is spent.
         budget = 2 * self._decision.budget_seconds
         return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
@@ -118,7 +132,12 @@ class FollowingTuner(SharedTuner):
         self.speed_items(root, recorded).adopt(self.proposed)
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
-        self.compile_items(root, recorded).adopt(self.proposed)
+        proposed = self.proposed
+        if self._proposed is not None and self.round == COMPILED and not proposed.compile:
+            self._decision.skip("compile", "left out, as the first process measured")
+        # Code that nobody asked for has to be close on the batch of each process.
+        compares = self.round == COMPILED
+        self.compile_items(root, recorded).adopt(proposed, compares=compares)
 
     def gain(
         self,

@@ -142,6 +142,10 @@ class RollbackGuard:
         why = agreement.roll_back_due(at)
         if why is not None:
             self._in_force.roll_back(why)
+        elif self._applied.plan.compiles:
+            slower = agreement.roll_back_due(at, "compile")
+            if slower is not None:
+                self._in_force.roll_back_setting("compile", slower)
 
     def _keep_limit(self, *, settling: bool) -> None:
         """Makes a split finer that was not fine enough; it was shown to be safe already."""
@@ -208,7 +212,10 @@ class RollbackGuard:
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
             what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
-            self._in_force.roll_back_setting("compile", what)
+            if self._in_force.agreement is None:
+                self._in_force.roll_back_setting("compile", what)
+            else:
+                self._in_force.agreement.ask_roll_back(self._since, what, "compile")
 
     def _asked_for(self) -> bool:
         settings, plan = self._session.environment.settings, self._applied.plan

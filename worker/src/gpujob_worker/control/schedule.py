@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import torch
 
-from gpujob_api.report import Timing, WorkerPhase
+from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.control.consensus import UNNUMBERED
+from gpujob_worker.control.consensus import UNNUMBERED, Consensus
 from gpujob_worker.control.device import hold_to_limit
-from gpujob_worker.control.distributed_tuning import tuner_for
+from gpujob_worker.control.distributed_tuning import SharedTuner, tuner_for
+from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
 from gpujob_worker.control.secondary_modules import (
     SECONDARY_MAX,
     SecondaryModule,
@@ -51,6 +52,8 @@ class TuningSchedule:
         self._loaders = loaders
         self._explain = session.explanation
         self._compile_due: float | None = None
+        # All processes that decide together keep the calls of this step.
+        self._all_record = False
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises `MemoryLimitError` if the memory limit cannot be kept."""
@@ -76,10 +79,66 @@ class TuningSchedule:
         session.meter.memory.trim()
         session.meter.new_window()
 
-    def compile_when_due(self) -> None:
-        """Compiles in a long-running job: one step to record a batch, then the trial."""
-        if self._compile_due is None or time.monotonic() < self._compile_due:
+    def compile_when_due(self, since: int) -> None:
+        """Compiles in a long-running job: one step to record a batch, then the trial. `since`
+        counts the steps after the tuning.
+        """
+        if self._compile_due is None:
             return
+        if self._in_force.agreement is not None:
+            self._compile_with_others(since, self._compile_due, self._in_force.agreement)
+        elif time.monotonic() >= self._compile_due:
+            self._compile_alone()
+
+    def _compile_with_others(self, since: int, due: float, agreement: Consensus) -> None:
+        """The first process says when it is due; all record in the same step, and decide after it.
+
+        A process without a call, a root or a tuner takes part all the same: the others wait for it.
+        """
+        if self._all_record:
+            self._all_record, self._compile_due = False, None
+            self._decide_on_code()
+        elif since % CONFIRM_STEPS == 0:
+            if self._in_force.rolled_back:
+                self._compile_due = None
+            elif agreement.compilation_due(since):
+                self._all_record = True
+                for root in self._in_force.roots[:1]:
+                    root.recording = True
+            elif agreement.leads and time.monotonic() >= due and self._in_force.first_shape:
+                agreement.plan_compilation(since)
+
+    def _decide_on_code(self) -> None:
+        session, tuner, gain = self._session, self._in_force.tuner, None
+        before = session.meter.new_window().timing(None)
+        roots = self._in_force.roots[:1]
+        with measuring("compile", self._explain):
+            for root in roots:
+                root.stop_recording()
+                gain = self._compile_shared(root, tuner)
+        for root in roots:
+            root.recorded = None
+        self._in_force.settle_compiled()
+        if tuner is None:
+            return
+        if tuner.applied.plan.compiles:
+            session.state.gained(tuner.tuned(), gain)
+            self._compiled(before)
+        self._in_force.apply()
+        self._in_force.report()
+        session.meter.new_window()
+
+    def _compile_shared(self, root: Root, tuner: Tuner | None) -> Speedup | None:
+        """Of the first module alone; how much faster it is, where it is measured here."""
+        if not isinstance(tuner, SharedTuner):
+            return None
+        tuner.compiles_later()
+        call = self._compile_one(root, tuner, self._explain)
+        if call is None or not tuner.applied.plan.compiles:
+            return None
+        return tuner.gain(root, call, self._in_force.optimizer)
+
+    def _compile_alone(self) -> None:
         if self._in_force.rolled_back or self._in_force.tuner is None:
             self._compile_due = None
             return

@@ -205,14 +205,24 @@ class TuningRun:
     def _compiles(self) -> Toggle:
         return self._session.environment.settings.compile
 
+    def _others_may_compile(self, root: Root, recorded: RecordedCall) -> bool:
+        """Where several processes decide together, all have to be ready before one compiles."""
+        agreement = self._in_force.agreement
+        if agreement is None:
+            return True
+        refusal = self._tuner.compile_refusal(root, recorded)
+        if refusal is not None:
+            self._explain.skipped("compile", refusal)
+            return False
+        agreement.ready_to_compile()
+        return True
+
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
         """When it is due; None where it is not tried later."""
         wanted = self._compiles
-        if wanted is Toggle.AUTO and self._in_force.agreement is not None:
-            why = "the others would wait for it; several processes have to ask for it"
-            self._explain.skipped("compile", why)
-            return None
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
+            if not self._others_may_compile(root, recorded):
+                return None
             if self._is_long:
                 return time.monotonic()
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"

@@ -22,8 +22,8 @@ class ScriptObjects:
     """What the script made and still has; held weakly."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Any]] = []
-        self._known: set[int] = set()
+        # By identity, in the order they were made: scripts make and drop many.
+        self._made: dict[int, weakref.ref[Any]] = {}
 
     def install(self) -> None:
         schedulers = torch.optim.lr_scheduler.LRScheduler
@@ -33,17 +33,20 @@ class ScriptObjects:
         _after(torch.nn.Module, "__setstate__", self._add)
 
     def _add(self, made: Any) -> None:
-        if id(made) not in self._known:
-            self._known.add(id(made))
-            self._made.append(weakref.ref(made, functools.partial(self._gone, id(made))))
+        known = self._made.get(id(made))
+        if known is None or known() is not made:
+            self._made.pop(id(made), None)
+            self._made[id(made)] = weakref.ref(made, functools.partial(self._gone, id(made)))
 
     def _gone(self, identity: int, reference: Any) -> None:
-        self._known.discard(identity)
-        self._made.remove(reference)
+        # Another object may have the place of one that is gone.
+        if self._made.get(identity) is reference:
+            del self._made[identity]
 
     def all(self) -> list[Any]:
         """Modules that are in no other one, if they have a state, and all others."""
-        made = [found for found in (reference() for reference in self._made) if found is not None]
+        references = list(self._made.values())
+        made = [found for found in (one() for one in references) if found is not None]
         modules = [found for found in made if isinstance(found, torch.nn.Module)]
         inner = {id(part) for module in modules for part in module.modules() if part is not module}
         return [

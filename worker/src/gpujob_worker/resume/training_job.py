@@ -22,7 +22,8 @@ from gpujob_worker.resume.checkpointer import Checkpointer
 from gpujob_worker.resume.gradient_accumulation import LossReduction, SplitStep
 from gpujob_worker.resume.random_numbers import random_state, restore_random
 from gpujob_worker.resume.resumable_loader import ResumableLoader
-from gpujob_worker.run.session import Session, ensure_session
+from gpujob_worker.run.current_session import ensure_session
+from gpujob_worker.run.session import Session
 
 Stateful = Any
 

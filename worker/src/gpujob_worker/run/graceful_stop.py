@@ -166,12 +166,6 @@ class Stop:
             self._watcher = threading.Thread(target=self._run, name="gpujob-stop", daemon=True)
             self._watcher.start()
 
-    def wait_for_watcher(self, seconds: float) -> bool:
-        """Waits for the watcher to end. True once it has ended, or if it never ran."""
-        if self._watcher is not None:
-            self._watcher.join(seconds)
-        return self._watcher is None or not self._watcher.is_alive()
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self._answered = True

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpujob_api.codec import FieldError
 from gpujob_api.report import (
     STOP_ATTEMPT_OVER,
     Efficiency,
@@ -21,7 +20,7 @@ from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.efficiency import efficiency
-from gpujob_worker.run.environment import Environment, read_environment
+from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.failure import classify
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.graceful_stop import (
@@ -31,21 +30,19 @@ from gpujob_worker.run.graceful_stop import (
     is_launchers_stop,
     leave_unsaved,
 )
+from gpujob_worker.run.lineage import Lineage
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
-from gpujob_worker.run.speaker import Claim, Lineage, written
-from gpujob_worker.run.standard_error import say
+from gpujob_worker.run.speaker import Claim, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
 # For so long the first step waits for the operator to say that the attempt is not over.
 FENCE_SECONDS_MAX = 30.0
-
-_current: "Session | None" = None
 
 
 class Session:
@@ -90,8 +87,11 @@ class Session:
         # It only starts those that train.
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
+        # A forked child trains: makes a session of its own there.
+        self.begin_in_child: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
-        self._lineage = Lineage(parent._lineage if parent is not None else None)
+        forked_from = parent._lineage if parent is not None else None
+        self._lineage = Lineage(environment.termination_file, forked_from)
         self._speaks_for_pod = self._failure_is_ours = False
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._final_report)
@@ -111,7 +111,7 @@ class Session:
         or was asked to stop: it does not know its exit code after `raise SystemExit`, and where
         there is no message a kubelet takes the log's last lines.
         """
-        if os.getpid() != self._process or self._is_beside_parent:
+        if self.is_of_parent or self._is_beside_parent:
             return False
         if not self.started:
             says = self.state.failure is not None or bool(self.explanation.lines)
@@ -121,8 +121,13 @@ class Session:
 
     @property
     def _is_beside_parent(self) -> bool:
-        """Whether it was forked from a process that trains by itself, and not together with it."""
+        """Whether it comes from a process that trains by itself, and not together with it."""
         return self.world_size == 1 and self._lineage.ancestor_trains
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this is a child that was forked since."""
+        return os.getpid() != self._process
 
     @property
     def optimizes(self) -> bool:
@@ -284,11 +289,12 @@ class Session:
 
     def finish(self, error: BaseException | None, *, launches: bool = False) -> None:
         """The last report: the phase for a clean end, the failure's class for any other."""
-        if os.getpid() != self._process:
+        if self.is_of_parent:
             return
         if error is None and self.stop.requested:
             error = Interrupted.latest
         self.stop.end()
+        self._lineage.meet()
         self.launches = launches
         clean = error is None or (isinstance(error, SystemExit) and not error.code)
         if not (isinstance(error, Interrupted) or is_launchers_stop(error)):
@@ -332,11 +338,6 @@ class Session:
         if said is not None:
             self.explanation.note("profile", f"the run ended first; {said}")
 
-    def use(self) -> None:
-        """It is this process's session."""
-        global _current
-        _current = self
-
     def when_started(self, call: Callable[[], None]) -> None:
         self._on_start = call
 
@@ -345,9 +346,10 @@ class Session:
         if self.started:
             return
         self._on_start()
+        self._lineage.meet()
         self._lineage.trains()
         speaks = self._local_rank == 0 and not self._is_beside_parent
-        # What it forked gives the claim way: it is silent from now on.
+        # What it forked or started gives the claim way: it is silent from now on.
         speaks = speaks and (self._claim.take() or self._lineage.child_speaks)
         # Together: a stop may end this method anywhere, and has to be reported.
         self.started, self._speaks_for_pod = True, speaks
@@ -378,21 +380,3 @@ class Session:
         environment = self.environment
         alone = environment.local_rank == 0 and environment.world_size == 1
         return self.rank if alone else environment.local_rank
-
-
-def ensure_session() -> Session:
-    """The session of this process, or one from the environment; it trains from now on."""
-    session = _current if _current is not None else _made()
-    session.start()
-    return session
-
-
-def _made() -> Session:
-    try:
-        environment = read_environment(os.environ)
-    except FieldError as error:
-        say(f"gpujob: {error}")
-        raise SystemExit(2) from None
-    session = Session(environment)
-    session.use()
-    return session

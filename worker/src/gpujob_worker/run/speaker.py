@@ -1,13 +1,11 @@
 """Which of a pod's processes speaks for it: the first that claims the termination message.
 
 The claim is a lock on the file, held for as long as the process lives, so that one that is killed
-leaves it to the next. A process that trains speaks in place of all that it forked: its end is what
-the pod's end follows.
+leaves it to the next. Who speaks in place of whom says `lineage`.
 """
 
 import contextlib
 import fcntl
-import mmap
 import os
 from pathlib import Path
 
@@ -48,36 +46,6 @@ class Claim:
             descriptor, self._descriptor = self._descriptor, None
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-
-
-class Lineage:
-    """What a process and those that it forked know of each other: memory that they share."""
-
-    _TRAINS, _CHILD_SPEAKS = range(2)
-
-    def __init__(self, parent: "Lineage | None" = None) -> None:
-        """`parent`: of the process that this one was forked from."""
-        self._ancestors = (parent._own, *parent._ancestors) if parent is not None else ()
-        self._own = mmap.mmap(-1, 2)
-
-    def trains(self) -> None:
-        """The process trains."""
-        self._own[self._TRAINS] = 1
-
-    def speaks(self) -> None:
-        """The process speaks for the pod, as far as it knows."""
-        for ancestor in self._ancestors:
-            ancestor[self._CHILD_SPEAKS] = 1
-
-    @property
-    def ancestor_trains(self) -> bool:
-        """Whether a process trains that this one comes from by forks, before them or since."""
-        return any(ancestor[self._TRAINS] for ancestor in self._ancestors)
-
-    @property
-    def child_speaks(self) -> bool:
-        """Whether a process that came from this one by forks spoke for the pod."""
-        return bool(self._own[self._CHILD_SPEAKS])
 
 
 def written(path: Path | None) -> Report | None:

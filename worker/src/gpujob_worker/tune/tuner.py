@@ -194,6 +194,10 @@ class Tuner:
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         self.compile_items(root, recorded).choose()
 
+    def compile_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
+        """What speaks against a compilation before anything is tried."""
+        return setting_called("compile").refusal(self._context(root, recorded))
+
     def compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
         return CompileItems(self._context(root, recorded))
 

@@ -1,0 +1,82 @@
+"""Stopped at random steps, again and again, scripts end with the loss of an undisturbed run.
+
+Each course is one run that is stopped three times and ends in its fourth attempt. For more of them
+`GPUJOB_RANDOM_STOPS=20` stops each of the four kinds of scripts at twenty steps at least.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.harness.unmodified_scripts import ACCELERATE, END, HUGGING_FACE, LIGHTNING, PLAIN
+from tests.harness.worker_process import WorkerRun, run_worker
+
+STOPS = int(os.environ.get("GPUJOB_RANDOM_STOPS", "3"))
+STOPS_OF_A_COURSE = 3
+STEPS = 36
+pytestmark = pytest.mark.timeout(400 + 60 * STOPS)
+# Of all samples, without the noise that loaders add.
+LOSS = """
+net.eval()
+with torch.no_grad(): print("loss", net(x, x.sum(1).tanh())["loss"].item())
+"""
+SCRIPTS = {
+    "plain": PLAIN,
+    "accelerate": ACCELERATE,
+    "huggingface": HUGGING_FACE,
+    "lightning": LIGHTNING,
+}
+# A loop counts its steps anew after a stop; its optimizer counts on.
+COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
+
+
+def attempt(folder: Path, number: int, source: str, stop: int) -> WorkerRun:
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(source.replace("OUT", str(folder / "out")).replace("JIT", "False"))
+    _, done = run_worker(
+        folder / f"attempt-{number}",
+        ["python", str(script), "0", "1", str(stop)],
+        # What a measurement finds may differ from attempt to attempt, and its rounding with it.
+        settings={"mode": "Recommend"},
+        options=("--explain", "--tuning-seconds", "1"),
+        environment={
+            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "GPUJOB_ATTEMPT": str(number),
+            "GPUJOB_GRACE_SECONDS": "60",
+        },
+    )
+    return done
+
+
+def ended(done: WorkerRun) -> list[str]:
+    """The loss, and the digest of the weights."""
+    assert done.process.exitcode == 0, done.errors
+    loss, digest = done.output.splitlines()[-2:]
+    assert loss.startswith("loss ")
+    return [loss, digest]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["plain", *(pytest.param(name, marks=pytest.mark.trainers) for name in list(SCRIPTS)[1:])],
+)
+def test_stopped_at_random_steps_it_ends_with_the_same_loss(name: str, tmp_path: Path) -> None:
+    source = SCRIPTS[name].replace(END, LOSS + END).replace("stops(step)\n", f"stops({COUNT})\n")
+    whole = ended(attempt(tmp_path / "whole", 1, source, 0))
+    for course in range(-(-STOPS // STOPS_OF_A_COURSE)):
+        rng = random.Random(f"{name} {course}")
+        # After the first step a loop of Accelerate makes one more before it is saved.
+        stops = sorted(rng.sample(range(2, STEPS), STOPS_OF_A_COURSE))
+        folder, before = tmp_path / f"course-{course}", 0
+        for number, stop in enumerate(stops, start=1):
+            stopped = attempt(folder, number, source, stop)
+            assert stopped.process.exitcode == 143, (stops, stopped.errors)
+            assert stopped.report["checkpoint"]["step"] == stop, stops
+            before = stop
+        end = attempt(folder, STOPS_OF_A_COURSE + 1, source, 0)
+        assert ended(end) == whole, stops
+        assert (end.report["resumedFromStep"], end.report["step"]) == (before, STEPS), stops

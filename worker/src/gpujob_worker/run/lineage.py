@@ -1,0 +1,111 @@
+"""What a process knows of those that it comes from, by a fork or as a program of its own.
+
+A process that trains speaks for its pod in place of all that it forked or started: its end is what
+the pod's end follows. Each process of a run has a few bytes of memory without a name in any folder.
+A forked child has them by its parent's session. Any other descendant finds them among its
+ancestors' open files, whatever is in between (a shell, a fork server) and whatever environment it
+was given. Where that cannot be had, an ancestor is taken for one that does not train.
+"""
+
+import contextlib
+import glob
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ANCESTORS_MAX = 32
+
+
+class Lineage:
+    """The bytes of a process and of its ancestors that leave their reports in the same file."""
+
+    _TRAINS, _CHILD_SPEAKS = range(2)
+    _BYTES = 2
+
+    def __init__(self, path: Path | None, parent: "Lineage | None" = None) -> None:
+        """`path`: where reports are left. `parent`: of the process it was forked from."""
+        self._name = _name(path) if path is not None else None
+        self._forked_from = (parent._own, *parent._ancestors) if parent is not None else ()
+        self._started_by: tuple[mmap.mmap, ...] = ()
+        self._own = self._memory()
+
+    def _memory(self) -> mmap.mmap:
+        if self._name is None or not hasattr(os, "memfd_create"):
+            return mmap.mmap(-1, self._BYTES)
+        try:
+            descriptor = os.memfd_create(self._name)
+        except OSError:
+            return mmap.mmap(-1, self._BYTES)
+        try:
+            os.truncate(descriptor, self._BYTES)
+            # It keeps a descriptor of its own, by which others find it.
+            return mmap.mmap(descriptor, self._BYTES)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def _ancestors(self) -> tuple[mmap.mmap, ...]:
+        return (*self._forked_from, *self._started_by)
+
+    def meet(self) -> None:
+        """Finds ancestors that live. They may have begun since this process was started."""
+        if self._name is not None:
+            self._started_by = tuple(_found(self._name, self._BYTES))
+
+    def trains(self) -> None:
+        """The process trains."""
+        self._own[self._TRAINS] = 1
+
+    def speaks(self) -> None:
+        """The process speaks for the pod, as far as it knows."""
+        for ancestor in self._ancestors:
+            ancestor[self._CHILD_SPEAKS] = 1
+
+    @property
+    def ancestor_trains(self) -> bool:
+        """Whether a process trains that this one comes from, since before it or not."""
+        return any(ancestor[self._TRAINS] for ancestor in self._ancestors)
+
+    @property
+    def child_speaks(self) -> bool:
+        """Whether a process that came from this one spoke for the pod."""
+        return bool(self._own[self._CHILD_SPEAKS])
+
+
+def _name(path: Path) -> str:
+    """The same in all processes of one pod, and in no others on the machine."""
+    digest = hashlib.blake2b(os.fsencode(path.absolute()), digest_size=12)
+    return f"gpujob-lineage-{digest.hexdigest()}"
+
+
+def _found(name: str, size: int) -> Iterator[mmap.mmap]:
+    for pid in _ancestor_pids():
+        for path in glob.glob(f"/proc/{pid}/fd/*"):
+            with contextlib.suppress(OSError, ValueError):
+                if os.readlink(path).startswith(f"/memfd:{name}"):
+                    yield _mapped(path, size)
+
+
+def _mapped(path: str, size: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _ancestor_pids() -> Iterator[int]:
+    """By Linux's own tree, the nearest first; none elsewhere."""
+    pid = os.getppid()
+    for _ in range(_ANCESTORS_MAX):
+        if pid <= 0:
+            return
+        yield pid
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text()
+            # The program's name may hold anything, also brackets.
+            pid = int(fields.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
