@@ -82,6 +82,7 @@ class TunedSettings:
     convolution_autotuning: bool = False
     attention: AttentionKernel | None = field(default=None, metadata=words("{} attention"))
     regional_compile: bool = field(default=False, metadata=words("compiled blocks"))
+    dynamic_shapes: bool = field(default=False, metadata=words("compiled for any size"))
     cuda_graphs: bool = field(default=False, metadata=words("CUDA graphs"))
     activation_offload: bool = False
     optimizer_offload: bool = False

@@ -200,7 +200,8 @@ def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
         values = {getattr(settings, field.name) for settings in all_settings}
         kept[field.name] = values.pop() if len(values) == 1 else getattr(plain, field.name)
     if not kept["compile"]:
-        kept["regional_compile"] = kept["cuda_graphs"] = False
+        for name in ("regional_compile", "dynamic_shapes", "cuda_graphs"):
+            kept[name] = False
     return TunedSettings(**kept)
 
 

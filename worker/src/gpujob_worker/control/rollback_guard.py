@@ -94,6 +94,7 @@ class RollbackGuard:
             self._confirm()
         if since == self._compiled_check:
             self._confirm_compiled()
+        self._bound_compilations()
         if since % CONFIRM_STEPS == 0:
             self._keep_limit(settling=since == CONFIRM_STEPS)
         if since % LOSS_CHECK_STEPS == 0 and not self._over:
@@ -209,6 +210,20 @@ class RollbackGuard:
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
             what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
             self._in_force.roll_back_setting("compile", what)
+
+    def _bound_compilations(self) -> None:
+        """Takes compiled code back that is compiled again and again: each time takes longer than it
+        will ever gain.
+        """
+        counts = [applied.plan.compilations for applied in self._in_force.all_applied]
+        many = next((found for found in counts if found is not None and found.too_many), None)
+        if many is None or self._in_force.rolled_back:
+            return
+        why = f"{many.calls} calls were compiled anew; shapes or values differ from call to call"
+        if self._in_force.agreement is None:
+            self._in_force.roll_back_setting("compile", why)
+        else:
+            self._roll_back(why, self._since + 1)
 
     def _asked_for(self) -> bool:
         settings, plan = self._session.environment.settings, self._applied.plan

@@ -22,7 +22,8 @@ from gpujob_worker.control.secondary_modules import (
 )
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session

@@ -23,8 +23,9 @@ from gpujob_worker.inject.fused_optimizer import (
     use_fused,
 )
 from gpujob_worker.inject.grad_scaling import skip_refusal
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.compare import measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog
