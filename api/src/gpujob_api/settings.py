@@ -86,6 +86,7 @@ class TunedSettings:
     cuda_graphs: bool = field(default=False, metadata=words("CUDA graphs"))
     activation_offload: bool = False
     optimizer_offload: bool = False
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
         if self.precision is Precision.AUTO:
