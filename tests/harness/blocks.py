@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 
 
 class Block(nn.Module):

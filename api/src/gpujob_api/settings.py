@@ -82,9 +82,11 @@ class TunedSettings:
     convolution_autotuning: bool = False
     attention: AttentionKernel | None = field(default=None, metadata=words("{} attention"))
     regional_compile: bool = field(default=False, metadata=words("compiled blocks"))
+    dynamic_shapes: bool = field(default=False, metadata=words("compiled for any size"))
     cuda_graphs: bool = field(default=False, metadata=words("CUDA graphs"))
     activation_offload: bool = False
     optimizer_offload: bool = False
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
         if self.precision is Precision.AUTO:

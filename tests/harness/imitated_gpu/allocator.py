@@ -2,9 +2,12 @@
 
 As torch's allocator for CUDA: sizes are rounded to 512 bytes, small blocks share segments of 2 MiB,
 middle ones of 20 MiB, large ones get a segment of their own. What is freed stays reserved until
-`empty_cache`, or until an allocation would fail otherwise.
+`empty_cache`, or until an allocation would fail otherwise. With expandable segments there is one of
+small blocks and one of all others, which grows by whole pages; the variable is read with the first
+allocation, as torch does.
 """
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +16,7 @@ MIB = 1024**2
 _ROUND_BYTES = 512
 _SMALL_BYTES, _MIDDLE_BYTES = MIB, 10 * MIB
 _SMALL_SEGMENT_BYTES, _MIDDLE_SEGMENT_BYTES, _LARGE_ROUND_BYTES = 2 * MIB, 20 * MIB, 2 * MIB
+_ENV_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(slots=True)
@@ -42,14 +46,18 @@ class CachingAllocator:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.fraction = 1.0
+        self.expandable: bool | None = None
         self.segments: list[_Segment] = []
         self.allocated = self.reserved = 0
         self.allocated_peak = self.reserved_peak = 0
 
     def allocate(self, size: int) -> Block:
         """Raises `torch.OutOfMemoryError` where the limit would be overstepped."""
+        if self.expandable is None:
+            self.expandable = "expandable_segments:True" in os.environ.get(_ENV_SETTINGS, "")
         rounded = max(_ROUND_BYTES, -(-size // _ROUND_BYTES) * _ROUND_BYTES)
-        block = self._from_free(rounded) or self._from_new(rounded)
+        new = self._from_growth if self.expandable else self._from_new
+        block = self._from_free(rounded) or new(rounded)
         self.allocated += rounded
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return block
@@ -111,6 +119,30 @@ class CachingAllocator:
             wanted = _MIDDLE_SEGMENT_BYTES
         else:
             wanted = -(-size // _LARGE_ROUND_BYTES) * _LARGE_ROUND_BYTES
+        self._reserve(wanted)
+        segment = _Segment(wanted, small, [(0, wanted)])
+        self.segments.append(segment)
+        return self._cut(segment, 0, size)
+
+    def _from_growth(self, size: int) -> Block:
+        """From the end of the pool's one segment, which becomes as long as needed."""
+        small = size <= _SMALL_BYTES
+        segment = next((found for found in self.segments if found.small is small), None)
+        if segment is None:
+            segment = _Segment(0, small)
+            self.segments.append(segment)
+        last = segment.free[-1] if segment.free else (0, 0)
+        start = last[0] if last[1] == segment.size and segment.free else segment.size
+        page = _SMALL_SEGMENT_BYTES if small else _MIDDLE_SEGMENT_BYTES
+        wanted = -(-(start + size - segment.size) // page) * page
+        self._reserve(wanted)
+        if start < segment.size:
+            segment.free.pop()
+        segment.size += wanted
+        segment.free.append((start, segment.size))
+        return self._cut(segment, start, size)
+
+    def _reserve(self, wanted: int) -> None:
         limit = int(self.fraction * self.total_bytes)
         if self.reserved + wanted > limit:
             self.empty_cache()
@@ -119,8 +151,5 @@ class CachingAllocator:
                 f"CUDA out of memory. Tried to allocate {wanted / MIB:.2f} MiB. The limit is "
                 f"{limit / MIB:.2f} MiB, of which {self.reserved / MIB:.2f} MiB are reserved."
             )
-        segment = _Segment(wanted, small, [(0, wanted)])
-        self.segments.append(segment)
         self.reserved += wanted
         self.reserved_peak = max(self.reserved_peak, self.reserved)
-        return self._cut(segment, 0, size)

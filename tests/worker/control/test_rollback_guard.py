@@ -220,3 +220,21 @@ def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None
     assert root.plan.autocast is None
     said = session.explanation.line("roll-back")
     assert "a call of the model failed with it, RuntimeError: index_add_()" in said
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_modules_of_which_nothing_learns_are_rolled_back_too(
+    alone: bool, in_force: AppliedSettings
+) -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    root = in_force.met_frozen(frozen)
+    assert root is not None
+    root.plan = RootPlan(autocast=torch.bfloat16)
+    assert in_force.frozen.lowered
+    if alone:
+        in_force.roll_back_setting("precision", "why")
+    else:
+        in_force.roll_back("why")
+    assert root.plan == RootPlan()
+    said = in_force.session.explanation.line("precision of frozen Linear")
+    assert said == "precision of frozen Linear skipped: rolled back: why"

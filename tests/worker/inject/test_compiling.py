@@ -24,7 +24,8 @@ from gpujob_worker.inject.compiling import (
     graphs_refusal,
     keep_compiled_in,
 )
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied

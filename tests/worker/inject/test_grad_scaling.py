@@ -11,8 +11,9 @@ from torch import nn
 from gpujob_api.settings import Precision, Settings, TunedSettings
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.grad_scaling import GROWTH_STEPS, LossScale, skip_refusal
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_gradients_of_gradients
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner

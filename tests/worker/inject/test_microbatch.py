@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.tune.split_check import split_refusal
 
 

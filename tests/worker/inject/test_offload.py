@@ -11,8 +11,9 @@ from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject import offload
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features

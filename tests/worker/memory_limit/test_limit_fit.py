@@ -14,7 +14,8 @@ from gpujob_api.report import FailureClass
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import (

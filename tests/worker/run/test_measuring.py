@@ -16,7 +16,8 @@ from gpujob_api.settings import Precision
 from gpujob_worker.__main__ import main
 from gpujob_worker.device.gpu import GPUMeter, gpu_meter, peak_flop_per_second
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.meter import APART_STEPS, Meter
 from gpujob_worker.run.profiling import ProfileRequest, StepProfiler

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import gpujob_worker
-from gpujob_api.report import WorkerPhase
+from gpujob_api.report import Speedup, WorkerPhase
+from gpujob_api.settings import TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.run_state import RunState
@@ -89,3 +90,14 @@ def test_a_stop_that_comes_meanwhile_stays() -> None:
     with run.during(WorkerPhase.CHECKPOINTING):
         run.enter(WorkerPhase.DRAINING)
     assert run.phase is WorkerPhase.DRAINING
+
+
+def test_a_speed_up_is_reported_with_what_it_was_measured_of() -> None:
+    """Workers of a loader and the next process's allocator come later, and change no step."""
+    run, gain = state(), Speedup(1.42, 1.38, 1.46, 10)
+    run.gained(TunedSettings(fused_optimizer=True), gain)
+    later = TunedSettings(fused_optimizer=True, data_loader_workers=2, expandable_segments=True)
+    run.settings_are(later)
+    assert run.speedup == gain
+    run.settings_are(TunedSettings(channels_last=True))
+    assert run.speedup is None

@@ -10,7 +10,8 @@ from torch import nn
 
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.split_check import split_refusal
 from tests.harness.worker_process import run_worker

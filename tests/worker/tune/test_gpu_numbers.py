@@ -14,7 +14,8 @@ from gpujob_api.settings import Settings
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.inject.guards import without_dropout
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe import compare
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import DecisionLog

@@ -27,7 +27,8 @@ from gpujob_worker.inject.process_flags import (
     convolution_autotuning_refusal,
     tf32_refusal,
 )
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.compare import Speedup
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features

@@ -24,6 +24,7 @@ FULL = Applied(
         autocast=torch.bfloat16,
         activations_on_host=True,
         compiled=print,
+        any_size=True,
         cuda_graphs=True,
         settings=(
             ChannelsLast(((3, 8, 8),)),
@@ -35,6 +36,7 @@ FULL = Applied(
     fused=True,
     optimizer_offload=True,
     loader_workers=2,
+    expandable_segments=True,
 )
 
 

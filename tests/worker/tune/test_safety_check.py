@@ -19,7 +19,8 @@ from torch.func import functional_call, grad, vmap
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, hide_from_script_compiler
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, hide_from_script_compiler
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.safety_check import trace_refusal
 

@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpujob_api.settings import Precision, Settings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.surroundings import Surroundings
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features

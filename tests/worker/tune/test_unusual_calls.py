@@ -15,8 +15,9 @@ from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import DecisionLog

@@ -196,7 +196,7 @@ class Hooks:
         if multiprocessing.current_process().daemon:
             return
         self._in_child = False
-        for root in self._roots:
+        for root in (*self._roots, *self._in_force.frozen.roots):
             apply_settings(root, None, Applied())
             root.remove()
         hooks = self._again_in_child()
@@ -208,7 +208,7 @@ class Hooks:
         it stays here too."""
         self._discovery.finish()
         self._loaders.stop()
-        for root in self._roots:
+        for root in (*self._roots, *self._in_force.frozen.roots):
             root.asks = root.recording = False
             if self._in_force.agreement is None:
                 apply_settings(root, self._in_force.optimizer, Applied())
@@ -227,7 +227,11 @@ class Hooks:
             self._loss_check.saw_loss(loss)
 
     def _new_discovery(self, known: Sequence[Root]) -> Discovery:
-        return Discovery(self._net.guard(self._on_root), known)
+        guard = self._net.guard
+        return Discovery(guard(self._on_root), known, guard(self._on_frozen))
+
+    def _on_frozen(self, module: torch.nn.Module) -> Root | None:
+        return None if self._inside else self._in_force.met_frozen(module)
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
         if self._inside or is_wrapped(module):

@@ -14,6 +14,7 @@ from gpujob_api.settings import ENV_SETTINGS, EXIT_INTERRUPTED_UNSAVED, Optimize
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.device.cpu_cores import keep_to_cores
+from gpujob_worker.device.segments import expand_segments
 from gpujob_worker.launch import accelerate_launch, elastic_agent
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.first_process import is_first_process, is_started_by_first_process
@@ -78,6 +79,7 @@ class Process:
             # A thread would be in the way of a script that forks.
             session.stop.listen(watches=False)
         if session.optimizes:
+            _begin_allocator(session)
             _adapt_trainers(session)
 
     def _new_session(
@@ -210,6 +212,14 @@ class Process:
         # Its optimizers are there as soon as torch was executed; a lazy torch is listed without.
         if not hooked and "torch.optim" in sys.modules:
             session.explanation.skipped("everything", "torch was imported past the import hook")
+
+
+def _begin_allocator(session: Session) -> None:
+    settings = session.environment.settings
+    known = settings.tuned is not None and settings.tuned.expandable_segments
+    allowed = session.features.allows("expandable_segments")
+    if known and allowed and settings.mode is OptimizeMode.AUTO:
+        expand_segments(os.environ)
 
 
 def _adapt_trainers(session: Session) -> None:

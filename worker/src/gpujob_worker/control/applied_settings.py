@@ -14,8 +14,10 @@ from gpujob_worker.control.consensus import (
     Consensus,
     known_round,
 )
+from gpujob_worker.control.frozen_roots import FrozenRoots
 from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
 from gpujob_worker.inject.ddp import number_of
+from gpujob_worker.inject.frozen import FrozenRoot
 from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.offload import OptimizerOffload
@@ -48,6 +50,8 @@ class AppliedSettings:
     fit: MemoryFit | None = None
     # Roots other than the first, if a memory limit is checked for them.
     beside: list[SecondaryModule] = field(default_factory=list[SecondaryModule])
+    # Modules of which nothing learns.
+    frozen: FrozenRoots = field(init=False)
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
     # The other processes, if they decide together.
@@ -67,6 +71,7 @@ class AppliedSettings:
 
     def __post_init__(self) -> None:
         self.explanation = self.session.explanation
+        self.frozen = FrozenRoots(self.session, lambda: any(root.inside for root in self.roots))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -116,6 +121,13 @@ class AppliedSettings:
         """Origin of the known settings."""
         return "an earlier model" if self.whose else AN_EARLIER_RUN
 
+    def met_frozen(self, module: torch.nn.Module) -> FrozenRoot | None:
+        """A module of which nothing learns is called beside the others; None where settings are
+        known, and nothing will be tried with it.
+        """
+        tuned_before = self.known is not None or self.session.state.tuning_seconds is not None
+        return None if tuned_before else self.frozen.met(module)
+
     def use(self, tuner: Tuner) -> Tuner:
         """Selects the tuner whose choices `apply` applies."""
         self.tuner = tuner
@@ -145,6 +157,7 @@ class AppliedSettings:
         for root in self.roots:
             root.remove()
             root.recorded = root.wrapper = None
+        self.frozen.release()
         self.roots.clear()
         self.beside.clear()
         self.facts.stepped.clear()
@@ -161,7 +174,7 @@ class AppliedSettings:
             plan = self.applied.plan
             if self.first_shape and plan.rows_per_step is not None:
                 self.keeps_chunk = plan.keeps_chunk
-            self.applied = Applied(loader_workers=self.applied.loader_workers)
+            self.applied = self.applied.without_settings()
             self.tuner = self.fit = None
         elif was_first:
             self._promote(self.roots[0])
@@ -187,7 +200,7 @@ class AppliedSettings:
         """Starts over for another model."""
         for root in reversed(list(self.roots)):
             self.drop(root)
-        self.applied = Applied(loader_workers=self.applied.loader_workers)
+        self.applied = self.applied.without_settings()
         self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
         self.rolled_back = False
         self.session.state.scale_losses(None)
@@ -202,6 +215,7 @@ class AppliedSettings:
         a memory limit of modules that have a memory model.
         """
         modelled = [other.root for other in self.beside if other.fit is not None]
+        self.frozen.record()
         for index, root in enumerate(self.roots[:RECORDED_MAX]):
             alone = index == 0 and (len(self.roots) == 1 or self.fit is not None)
             limited = self.session.environment.memory_limit_bytes is not None
@@ -339,6 +353,8 @@ class AppliedSettings:
                     setting.drop(applied)
                     for item in said.applied_items(setting.ITEM):
                         said.skipped(item, f"rolled back{self.whose}: {why}")
+        if name == "precision":
+            self.frozen.roll_back(f"{self.whose}: {why}")
         self.session.state.scale_losses(self.applied.plan.loss_scale)
         apply_settings(self._first_root, self.optimizer, self.applied)
         for other in self.beside:
@@ -357,8 +373,8 @@ class AppliedSettings:
         if self.optimizer_offload is not None and not limited:
             self.optimizer_offload.undo()
             self.optimizer_offload = None
-        workers = self.applied.loader_workers
-        self.applied = self.applied.memory_only() if limited else Applied(loader_workers=workers)
+        present = self.applied
+        self.applied = present.memory_only() if limited else present.without_settings()
         self.session.state.scale_losses(None)
         self.rolled_back = True
         if self.tuner is not None:
@@ -366,6 +382,7 @@ class AppliedSettings:
         apply_settings(self._first_root, self.optimizer, self.applied)
         for other in self.beside:
             other.roll_back(limited=limited)
+        self.frozen.roll_back(f"{self.whose}: {why}")
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))

@@ -235,7 +235,8 @@ def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
     if len({settings.regional_compile for settings in all_settings}) > 1:
         kept["compile"] = False  # of a whole in one process, and of its blocks in another
     if not kept["compile"]:
-        kept["regional_compile"] = kept["cuda_graphs"] = False
+        for name in ("regional_compile", "dynamic_shapes", "cuda_graphs"):
+            kept[name] = False
     return TunedSettings(**kept)
 
 

@@ -29,7 +29,8 @@ from gpujob_worker.inject.ddp import (
     wrapper_refusal,
 )
 from gpujob_worker.inject.guards import is_fully_sharded, parallel_wrapper
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe

@@ -24,7 +24,8 @@ from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.loss_look import Look, difference
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import batch_statistics, probe_refusal, without_dropout
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import RandomStates, no_trace
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session

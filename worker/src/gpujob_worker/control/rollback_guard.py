@@ -10,6 +10,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.segments import SegmentsCheck
 from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.process_flags import Tf32
@@ -61,6 +62,7 @@ class RollbackGuard:
         self._session = session
         self._in_force = in_force
         self._explain = session.explanation
+        self._segments = SegmentsCheck(session, in_force)
         self._loss = LossDivergence()
         # Losses that the device has not computed yet, and whether each belongs to the first steps.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
@@ -94,6 +96,8 @@ class RollbackGuard:
             self._confirm()
         if since == self._compiled_check:
             self._confirm_compiled()
+        self._bound_compilations()
+        self._segments.step(since)
         if since % CONFIRM_STEPS == 0:
             self._keep_limit(settling=since == CONFIRM_STEPS)
         if since % LOSS_CHECK_STEPS == 0 and not self._over:
@@ -217,18 +221,32 @@ class RollbackGuard:
             else:
                 self._in_force.agreement.ask_roll_back(self._since, what, "compile")
 
+    def _bound_compilations(self) -> None:
+        """Takes compiled code back that is compiled again and again: each time takes longer than it
+        will ever gain.
+        """
+        counts = [applied.plan.compilations for applied in self._in_force.all_applied]
+        many = next((found for found in counts if found is not None and found.too_many), None)
+        if many is None or self._in_force.rolled_back:
+            return
+        why = f"{many.calls} calls were compiled anew; shapes or values differ from call to call"
+        if self._in_force.agreement is None:
+            self._in_force.roll_back_setting("compile", why)
+        else:
+            self._roll_back(why, self._since + 1)
+
     def _asked_for(self) -> bool:
         settings, plan = self._session.environment.settings, self._applied.plan
         forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
         trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
         plans = [applied.plan for applied in self._in_force.all_applied]
         sped_up = any(plan.without_split() != RootPlan() for plan in plans)
-        return forced or trades or not sped_up
+        return forced or trades or not (sped_up or self._in_force.frozen.lowered)
 
     @property
     def _over(self) -> bool:
         plain = all(applied == Applied() for applied in self._in_force.all_applied)
-        return self._in_force.rolled_back or plain
+        return self._in_force.rolled_back or (plain and not self._in_force.frozen.lowered)
 
     def _read_loss(self, *, first: bool) -> None:
         """Reads the loss later if it is on a device, because waiting for it would leave the device

@@ -23,12 +23,14 @@ from gpujob_worker.control.secondary_modules import (
 )
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.frozen_modules import FrozenModules
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
@@ -70,6 +72,7 @@ class TuningSchedule:
         tuner.start(session.tuning_budget_seconds)
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
+        self._try_frozen()
         in_force.settle()
         in_force.apply()
         self._loaders.decide(tuner.applied)
@@ -177,6 +180,18 @@ class TuningSchedule:
             self._compile_due = tuning.run(roots[0])
         else:
             self._compile_due = tuning.run_several(names_of(roots[1:]), too_many(roots))
+
+    def _try_frozen(self) -> None:
+        """Modules of which nothing learns, each for itself."""
+        session, in_force = self._session, self._in_force
+        settings, budget = session.environment.settings, session.tuning_budget_seconds
+        modules = FrozenModules(settings, session.features, in_force.facts, budget)
+        for root, said in in_force.frozen.explained:
+            if in_force.agreement is not None:
+                root.recorded, root.recording = None, False
+                said.skipped("precision", "several processes would have to decide together")
+                continue
+            modules.choose(root, said)
 
     def _has_memory_of_several(self) -> bool:
         in_force = self._in_force

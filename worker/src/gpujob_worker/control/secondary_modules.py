@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.inject.grad_scaling import LossScale
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session

@@ -16,7 +16,8 @@ from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.inject.guards import is_fully_sharded
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes

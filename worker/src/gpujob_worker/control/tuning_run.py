@@ -8,7 +8,8 @@ import torch
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.secondary_modules import SecondaryModule, names_of
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import forced_float32, step_flop

@@ -1,4 +1,4 @@
-"""torch.compile of the root, whole or block by block, for one batch shape.
+"""torch.compile of the root, whole or block by block, for one batch shape or for any size.
 
 Compiled code is kept in a directory beside the checkpoints, where the next attempt finds it.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.compilations import Compilations
 from gpujob_worker.inject.guards import parallel_wrapper
 
 ENV_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -47,27 +48,49 @@ def blocks_refusal(module: torch.nn.Module) -> str | None:
     return None
 
 
-def graphs_refusal(device: torch.device, rows_per_step: int | None, limit: bool) -> str | None:
+def graphs_refusal(
+    device: torch.device, rows_per_step: int | None, limit: bool, *, any_size: bool = False
+) -> str | None:
     """Why compiled steps must not be replayed as CUDA graphs."""
     if device.type != "cuda":
         return f"they exist on CUDA GPUs; this is {device.type}"
+    if any_size:
+        return "batches differ in size, and each size would have a graph of its own"
     if rows_per_step is not None:
         return "a split batch runs the graph again before its outputs are used"
     return "their memory pools are not counted in the memory limit" if limit else None
 
 
 def compile_module(
-    module: torch.nn.Module, *, graphs: bool = False, same_draws: bool = False
+    module: torch.nn.Module,
+    *,
+    graphs: bool = False,
+    same_draws: bool = False,
+    any_size: bool = False,
+    noting: Compilations | None = None,
 ) -> Callable[..., Any]:
     """The compiled call. Compilation happens at its first run, and may raise any exception.
 
-    With `same_draws` it draws the random numbers of eager code, so that both can be compared.
+    With `same_draws` it draws the random numbers of eager code, so that both can be compared. With
+    `any_size` one compilation serves batches of all sizes. `noting` counts the compilations.
     """
     call: Callable[..., Any] = module._call_impl  # pyright: ignore[reportPrivateUsage]
-    if same_draws:
-        return torch.compile(call, dynamic=False, options={"fallback_random": True})
-    if not graphs:
-        return torch.compile(call, dynamic=False)
+    if graphs:
+        return _graphs(call)
+    options: dict[str, Any] = {"options": {"fallback_random": True}} if same_draws else {}
+    compiled: Callable[..., Any] = torch.compile(call, dynamic=any_size, **options)
+    return compiled if noting is None else _counted(compiled, noting)
+
+
+def _counted(compiled: Callable[..., Any], compilations: Compilations) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with compilations.counted():
+            return compiled(*args, **kwargs)
+
+    return run
+
+
+def _graphs(call: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(call, dynamic=False, mode="reduce-overhead")
 
     def replay(*args: Any, **kwargs: Any) -> Any:
@@ -83,9 +106,18 @@ class CompiledBlocks:
     Equal blocks share one graph, so that compilation takes a fraction of the whole model's.
     """
 
-    def __init__(self, module: torch.nn.Module, *, same_draws: bool = False) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        same_draws: bool = False,
+        any_size: bool = False,
+        noting: Compilations | None = None,
+    ) -> None:
+        how: dict[str, Any] = {"same_draws": same_draws, "any_size": any_size}
         blocks = repeated_blocks(module)
-        self._calls = [(block, compile_module(block, same_draws=same_draws)) for block in blocks]
+        self._calls = [(block, compile_module(block, **how)) for block in blocks]
+        self._noting = noting
         self._traced = False
 
     def __len__(self) -> int:
@@ -96,7 +128,8 @@ class CompiledBlocks:
         for block, call in self._calls:
             block._compiled_call_impl = call  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         try:
-            with nullcontext() if self._traced else _without_leaf_warning():
+            counted = nullcontext() if self._noting is None else self._noting.counted()
+            with counted, nullcontext() if self._traced else _without_leaf_warning():
                 yield
             self._traced = True
         finally:

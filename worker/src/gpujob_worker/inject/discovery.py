@@ -1,6 +1,7 @@
 """Finds the root modules: modules that are called from outside any module, with gradients, and
 have trainable parameters. Some are trained in evaluation mode, so that statistics stay as they are;
-whether an optimizer steps such a module is for `on_root` to say.
+whether an optimizer steps such a module is for `on_root` to say. Modules of which nothing learns go
+to `on_frozen`, with gradients or without.
 
 In the first steps a class-wide `_compiled_call_impl` sees every call of every module. Then the root
 gets its own replacement, and the class is restored.
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.frozen import is_frozen
 from gpujob_worker.inject.functional import is_traced, transforms
 from gpujob_worker.inject.wrapped_module import Root
 
@@ -19,9 +21,13 @@ class Discovery:
     """Watches calls until `finish`; calls `on_root` with each root, before its first call runs."""
 
     def __init__(
-        self, on_root: Callable[[torch.nn.Module], Root | None], known: Sequence[Root] = ()
+        self,
+        on_root: Callable[[torch.nn.Module], Root | None],
+        known: Sequence[Root] = (),
+        on_frozen: Callable[[torch.nn.Module], Root | None] = lambda _: None,
     ) -> None:
         self._on_root = on_root
+        self._on_frozen = on_frozen
         self._depth = 0
         self.active = False
         self._seen: set[int] = set()
@@ -69,17 +75,27 @@ class Discovery:
             self._depth -= 1
 
     def _root(self, module: torch.nn.Module) -> Root | None:
-        if id(module) in self._seen or not torch.is_grad_enabled():
+        if id(module) in self._seen or transforms():
             return None
-        if transforms():
+        if is_frozen(module):
+            self._meet_frozen(module)
+            return None
+        if not torch.is_grad_enabled():
             return None
         if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
             return None  # a recomputation inside backward, ours or the script's own
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            return None  # nothing to learn, or frozen: a teacher, the features a loss compares
+            return None  # nothing to learn
         root = self._on_root(module)
         if root is not None:
             self._roots.append(root)
         if root is not None or module.training:
             self._seen.add(id(module))
         return root
+
+    def _meet_frozen(self, module: torch.nn.Module) -> None:
+        """Its first call runs as written."""
+        root = self._on_frozen(module)
+        if root is not None:
+            self._seen.add(id(module))
+            self._roots.append(root)

@@ -6,14 +6,15 @@ A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replac
 
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
 from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, map_tensors
 from gpujob_worker.inject.call_settings import CallSetting, around, switch
+from gpujob_worker.inject.compilations import Compilations
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.ddp import compiled_as_one
 from gpujob_worker.inject.float32_tail import as_float32
@@ -25,6 +26,8 @@ from gpujob_worker.inject.functional import (
 from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.shapes import SeenShapes, Signature, of_any_size
 from gpujob_worker.inject.surroundings import Surroundings
 from gpujob_worker.run.failure import is_out_of_memory
 
@@ -44,7 +47,10 @@ class RootPlan:
     keeps_chunk: bool = True
     compiled: Callable[..., Any] | None = None
     compiled_blocks: CompiledBlocks | None = None
-    compiled_signature: tuple[Any, ...] | None = None
+    compiled_signature: Signature | None = None
+    # The compiled code is for batches of all sizes, not only for that of the signature.
+    any_size: bool = False
+    compilations: Compilations | None = None
     cuda_graphs: bool = False
     settings: tuple[CallSetting, ...] = ()
     loss_scale: LossScale | None = None
@@ -53,6 +59,25 @@ class RootPlan:
     @property
     def compiles(self) -> bool:
         return self.compiled is not None or self.compiled_blocks is not None
+
+    def is_compiled_for(self, inputs: CallInputs) -> bool:
+        """Other shapes (a smaller last batch) run eagerly, because a compilation costs more."""
+        known = self.compiled_signature
+        if not self.compiles or known is None:
+            return False
+        own = inputs.signature
+        return own == known or (self.any_size and of_any_size(own) == of_any_size(known))
+
+    def not_compiled(self) -> "RootPlan":
+        return replace(
+            self,
+            compiled=None,
+            compiled_blocks=None,
+            compiled_signature=None,
+            any_size=False,
+            compilations=None,
+            cuda_graphs=False,
+        )
 
     def setting(self, kind: type[Kind]) -> Kind | None:
         """The setting of this kind."""
@@ -90,57 +115,6 @@ _PLAIN = RootPlan()
 _GONE = torch.nn.Module()
 
 
-@dataclass(slots=True)
-class RecordedCall:
-    """One real call of the root: its inputs, and the loss's gradients of its outputs."""
-
-    inputs: CallInputs
-    output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
-    # Why this call says nothing about a call made for a measurement.
-    refusal: str | None = None
-    # A few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
-    whole_only: bool = False
-    # The script's contexts around it; None for a call that is not the script's.
-    surroundings: Surroundings | None = None
-    handles: list[Any] = field(default_factory=list[Any])
-
-    def forget_hooks(self) -> None:
-        """An output may be a parameter, which keeps its hooks."""
-        while self.handles:
-            self.handles.pop().remove()
-
-    def around(self) -> AbstractContextManager[None]:
-        """The script's contexts, to be entered around another run of the call."""
-        return nullcontext() if self.surroundings is None else self.surroundings.entered()
-
-    @property
-    def autocast(self) -> torch.dtype | None:
-        """The type of the script's own autocast; None without one."""
-        found = self.surroundings
-        return found.dtype if found is not None and found.autocast else None
-
-    def of(self, inputs: CallInputs) -> "RecordedCall":
-        """A call of the same kind with other inputs, whose gradients are not known."""
-        return RecordedCall(inputs, surroundings=self.surroundings)
-
-    def used(self, outputs: list[torch.Tensor]) -> list[bool]:
-        """Which outputs the loss learns from; all if nothing was recorded about them."""
-        known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
-        seen = [gradient is not None for gradient in known]
-        return seen if any(seen) else [True] * len(outputs)
-
-    def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The recorded gradient of each output; a constant one if it is unknown."""
-        known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
-        result: list[torch.Tensor] = []
-        for index, output in enumerate(outputs):
-            gradient = known[index] if known else None
-            if gradient is None or gradient.shape != output.shape:
-                gradient = torch.full_like(output, 1.0 / max(1, output.numel()))
-            result.append(gradient.to(output.dtype))
-        return result
-
-
 class Root:
     """Replaces the root module's call."""
 
@@ -151,7 +125,8 @@ class Root:
         self._plan = self.running = _PLAIN
         # What a call that fails is made again with; None where that would be the same.
         self._fallback: RootPlan | None = None
-        self.signatures: set[tuple[Any, ...]] = set()
+        self.signatures: set[Signature] = set()
+        self.shapes = SeenShapes()
         self.rows: int | None = None
         self.calls = self.rows_called = 0  # in the first step
         self.recording = False
@@ -224,7 +199,7 @@ class Root:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
-        if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
+        if self._is_left_alone:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if self.inside or transforms() or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
@@ -239,6 +214,8 @@ class Root:
             self.rows_called += inputs.rows or 0
             if not self.settled and len(self.signatures) < SIGNATURES_MAX:
                 self.signatures.add(inputs.signature)
+            if self.shapes.watches:
+                self.shapes.saw(inputs)
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
             asks, self.asks = self.asks, False
             records = asks or (self.recording and self._is_largest(inputs))
@@ -256,6 +233,11 @@ class Root:
             return output
         finally:
             self.inside = False
+
+    @property
+    def _is_left_alone(self) -> bool:
+        watched = self.recording or self.asks or self.shapes.watches
+        return self.settled and not watched and self._plan is _PLAIN
 
     def _is_largest(self, inputs: CallInputs) -> bool:
         """Of the calls of a step: the others may have a few samples of another kind."""
@@ -337,8 +319,7 @@ class Root:
 
     def _single(self, plan: RootPlan, inputs: CallInputs) -> Any:
         function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
-        # Other shapes (a smaller last batch) run eagerly, because a compilation costs more.
-        fits = plan.compiles and inputs.signature == plan.compiled_signature
+        fits = plan.is_compiled_for(inputs)
         if fits and plan.compiled is not None:
             function = plan.compiled
         settings = [setting for setting in plan.settings if setting.fits(inputs)]

@@ -7,7 +7,8 @@ from typing import Any
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.model import (
     ALIKE_FRACTION,
     RESERVE_FRACTION,

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.choose import MemoryChooser
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import ALIKE_FRACTION, RESERVE_FRACTION

@@ -4,7 +4,8 @@ import torch
 
 from gpujob_worker.device.memory import DeviceMemory, Growth
 from gpujob_worker.inject.call_inputs import trainable
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.model import LossBytes, MemoryModel, fit, probe_rows
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.failure import is_out_of_memory

@@ -92,7 +92,7 @@ class RunState:
         if self._gain is None or self.tuned is None:
             return None
         settings, gain = self._gain
-        return gain if settings == _without_loader(self.tuned) else None
+        return gain if settings == _of_a_step(self.tuned) else None
 
     @property
     def current(self) -> Timing | None:
@@ -159,7 +159,7 @@ class RunState:
 
     def gained(self, settings: TunedSettings, gain: Speedup | None) -> None:
         """Sets the measured speed-up of `settings`, which is reported once they are applied."""
-        self._gain = None if gain is None else (_without_loader(settings), gain)
+        self._gain = None if gain is None else (_of_a_step(settings), gain)
 
     def settings_are(self, tuned: TunedSettings) -> None:
         """Sets the applied settings."""
@@ -204,6 +204,6 @@ class RunState:
         self.meter.new_window()
 
 
-def _without_loader(tuned: TunedSettings) -> TunedSettings:
-    """Workers of a data loader are in no measured run."""
-    return replace(tuned, data_loader_workers=None)
+def _of_a_step(tuned: TunedSettings) -> TunedSettings:
+    """Workers of a data loader, and the next process's allocator, are in no measured run."""
+    return replace(tuned, data_loader_workers=None, expandable_segments=False)

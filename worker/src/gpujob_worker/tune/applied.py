@@ -14,6 +14,14 @@ class Applied:
     fused: bool = False
     optimizer_offload: bool = False
     loader_workers: int | None = None
+    # For the next process: this one's allocator is made.
+    expandable_segments: bool = False
+
+    def without_settings(self) -> "Applied":
+        """What is of the process and of no module."""
+        return Applied(
+            loader_workers=self.loader_workers, expandable_segments=self.expandable_segments
+        )
 
     def memory_only(self) -> "Applied":
         """Without settings for speed."""
@@ -21,5 +29,6 @@ class Applied:
             plan=self.plan.memory_only(),
             activation_checkpointing=self.activation_checkpointing,
             optimizer_offload=self.optimizer_offload,
+            expandable_segments=self.expandable_segments,
             loader_workers=self.loader_workers,
         )

@@ -10,7 +10,8 @@ from gpujob_worker.inject.guards import (
     state_refusal,
     statistics_layers,
 )
-from gpujob_worker.inject.wrapped_module import RecordedCall, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.side_effects import no_trace, put_back
 from gpujob_worker.tune.probe import RootProbe
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpujob_api.settings import Toggle, TunedSettings
 from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.compilations import Compilations
 from gpujob_worker.inject.compiling import CompiledBlocks, compile_module, graphs_refusal
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.tune.registry import setting_called
@@ -30,6 +31,8 @@ class CompileItems:
         self._root = context.root
         self._recorded = context.recorded
         self._forced = context.settings.compile is Toggle.ON
+        # One compilation is to serve batches of all sizes.
+        self._any_size = False
 
     def choose(self) -> None:
         reason = self._refusal()
@@ -40,6 +43,7 @@ class CompileItems:
             return
         if not self._decision.measures(WHOLE, self._forced):
             return
+        self._any_size = self._root.shapes.vary(self._recorded.inputs)
         if len(repeated_blocks(self._root.module)) >= MANY_BLOCKS:
             kept = self._blocks() or self._whole()
         else:
@@ -54,8 +58,12 @@ class CompileItems:
         return self._try(WHOLE, self._plan_with_whole, forced=self._forced)
 
     def _plan_with_whole(self, same_draws: bool) -> RootPlan:
-        compiled = compile_module(self._root.module, same_draws=same_draws)
-        return self._with_signature(replace(self._applied.plan, compiled=compiled))
+        noting = Compilations()
+        compiled = compile_module(
+            self._root.module, same_draws=same_draws, any_size=self._any_size, noting=noting
+        )
+        plan = replace(self._applied.plan, compiled=compiled, compilations=noting)
+        return self._with_signature(plan)
 
     def _blocks(self) -> bool:
         reason = self._blocks_refusal()
@@ -65,8 +73,12 @@ class CompileItems:
         return self._try(BLOCKS, self._plan_with_blocks, forced=self._forced)
 
     def _plan_with_blocks(self, same_draws: bool) -> RootPlan:
-        blocks = CompiledBlocks(self._root.module, same_draws=same_draws)
-        return self._with_signature(replace(self._applied.plan, compiled_blocks=blocks))
+        noting = Compilations()
+        blocks = CompiledBlocks(
+            self._root.module, same_draws=same_draws, any_size=self._any_size, noting=noting
+        )
+        plan = replace(self._applied.plan, compiled_blocks=blocks, compilations=noting)
+        return self._with_signature(plan)
 
     def _blocks_refusal(self) -> str | None:
         return setting_called("regional_compile").refusal(self._context)
@@ -88,7 +100,8 @@ class CompileItems:
         plan = self._applied.plan
         if plan.compiled is None:
             return "the model is not compiled as a whole"
-        return graphs_refusal(self._root.device, plan.rows_per_step, self._decision.limited)
+        limited, device = self._decision.limited, self._root.device
+        return graphs_refusal(device, plan.rows_per_step, limited, any_size=plan.any_size)
 
     def _graphs_plan(self) -> RootPlan:
         compiled = compile_module(self._root.module, graphs=True)
@@ -99,7 +112,7 @@ class CompileItems:
         inputs, rows = self._recorded.inputs, plan.rows_per_step
         if rows is not None and inputs.rows is not None and rows < inputs.rows:
             inputs = inputs.first(rows)
-        return replace(plan, compiled_signature=inputs.signature)
+        return replace(plan, compiled_signature=inputs.signature, any_size=self._any_size)
 
     def _try(self, item: str, plan_with: Callable[[bool], RootPlan], *, forced: bool) -> bool:
         """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code."""
@@ -119,7 +132,7 @@ class CompileItems:
         except Exception as error:
             self._decision.skip(item, f"failed: {short(error)}")
             return False
-        numbers = f"after {took[0]:.1f} s, {numbers}"
+        numbers = f"after {took[0]:.1f} s, {'for any size, ' * plan.any_size}{numbers}"
         kept = self._decision.decide(item, found, numbers, True, forced)
         if kept:
             self._applied.plan = plan
@@ -138,10 +151,29 @@ class CompileItems:
         alike = plan_with(True) if draws else plan
         outputs, gradients = trial.same_draws_closeness(present, alike)
         numbers = agreement(outputs, gradients)
-        if tolerance_of(plan, self._context.root).holds(outputs, gradients):
-            return plan, numbers
-        self._decision.skip(item, f"numbers disagree: {numbers}")
-        return None, numbers
+        if not tolerance_of(plan, self._context.root).holds(outputs, gradients):
+            self._decision.skip(item, f"numbers disagree: {numbers}")
+            return None, numbers
+        reason = self._smaller_refusal(alike) if plan.any_size else None
+        if reason is not None:
+            self._decision.skip(item, reason)
+            return None, numbers
+        return plan, numbers
+
+    def _smaller_refusal(self, alike: RootPlan) -> str | None:
+        """What speaks against compiled code for any size: it is tried on a smaller batch too."""
+        present, root = self._applied.plan, self._root
+        smaller = root.shapes.smaller(self._recorded.inputs)
+        if smaller is None:
+            return None
+        trial = Trial(self._decision, root, self._recorded.of(smaller))
+        try:
+            outputs, gradients = trial.same_draws_closeness(present, alike)
+        except Exception as error:
+            return f"batches differ in size, and a smaller one failed: {short(error)}"
+        if tolerance_of(alike, root).holds(outputs, gradients):
+            return None
+        return f"numbers disagree on a smaller batch: {agreement(outputs, gradients)}"
 
     def adopt(self, tuned: TunedSettings, *, compares: bool = False) -> None:
         """Adopts the compilation of an earlier run; it happens in the first step, or is loaded from
@@ -156,6 +188,7 @@ class CompileItems:
         if reason is not None:
             self._decision.skip(item, reason)
             return
+        self._any_size = tuned.dynamic_shapes
         plan_with = self._plan_with_blocks if tuned.regional_compile else self._plan_with_whole
         plan = self._close(item, plan_with) if compares else plan_with(False)
         if plan is None:

@@ -5,7 +5,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpujob_worker.inject.guards import parallel_wrapper
 from gpujob_worker.inject.process_flags import float32_products
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows

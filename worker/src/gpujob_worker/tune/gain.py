@@ -12,7 +12,8 @@ import torch
 
 from gpujob_api.report import Speedup
 from gpujob_worker.inject.fused_optimizer import OptimizerCopy, use_fused
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe

@@ -16,7 +16,8 @@ from gpujob_worker.inject.call_inputs import (
 )
 from gpujob_worker.inject.call_settings import switched
 from gpujob_worker.inject.guards import without_dropout
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, closeness
 from gpujob_worker.probe.reachable import OwnGenerators
 from gpujob_worker.probe.side_effects import RandomStates

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import parallel_wrapper, probe_refusal
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.reachable import reachable
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.trial import few_rows

@@ -13,8 +13,9 @@ import torch
 
 from gpujob_api.settings import Settings, TunedSettings
 from gpujob_worker.inject.guards import parallel_wrapper
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.trial import AcceptanceRule, Tolerance, Trial

@@ -17,7 +17,8 @@ from gpujob_worker.inject.guards import (
     without_dropout,
 )
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import probe
 

@@ -13,7 +13,8 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, Settings
 from gpujob_worker.inject.process_flags import Tf32
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, Speedup, measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog

@@ -23,8 +23,9 @@ from gpujob_worker.inject.fused_optimizer import (
     use_fused,
 )
 from gpujob_worker.inject.grad_scaling import skip_refusal
+from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.compare import measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog
@@ -269,7 +270,7 @@ class Tuner:
     def _ways(self, chosen: Applied) -> tuple[Applied, Applied]:
         """The script's own settings, but for what keeps a memory limit, and the chosen ones."""
         limited = self._facts.memory_limited
-        own = Applied(loader_workers=chosen.loader_workers)
+        own = chosen.without_settings()
         return chosen.memory_only() if limited else own, chosen
 
     def adopt(
@@ -277,6 +278,8 @@ class Tuner:
     ) -> None:
         """Adopts settings of an earlier run, without those that cannot be shown to be safe."""
         self.applied.loader_workers = tuned.data_loader_workers
+        expands = tuned.expandable_segments and self._features.allows("expandable_segments")
+        self.applied.expandable_segments = expands
         # The optimizer is not known yet; `adopt_fused` checks it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
         if tuned.batch_per_step is not None:

@@ -12,7 +12,7 @@ from gpujob_worker.tune.setting import Context, Setting
 class CompileSetting(Setting):
     NAME = "compile"
     ITEM = "compile"
-    FIELDS = ("compile", "cuda_graphs")
+    FIELDS = ("compile", "dynamic_shapes", "cuda_graphs")
     ORDER = 70
 
     def refusal(self, context: Context) -> str | None:
@@ -21,7 +21,13 @@ class CompileSetting(Setting):
         return compile_refusal(context.root.module, context.root.device)
 
     def tuned(self, applied: Applied) -> dict[str, Any]:
-        return {"compile": applied.plan.compiles, "cuda_graphs": applied.plan.cuda_graphs}
+        plan = applied.plan
+        any_size = plan.compiles and plan.any_size
+        return {
+            "compile": plan.compiles,
+            "dynamic_shapes": any_size,
+            "cuda_graphs": plan.cuda_graphs,
+        }
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
         if not agreed.compile:
@@ -31,13 +37,7 @@ class CompileSetting(Setting):
 
     def drop(self, applied: Applied) -> None:
         """Also removes compiled blocks."""
-        applied.plan = replace(
-            applied.plan,
-            compiled=None,
-            compiled_blocks=None,
-            compiled_signature=None,
-            cuda_graphs=False,
-        )
+        applied.plan = applied.plan.not_compiled()
 
 
 SETTING = CompileSetting()

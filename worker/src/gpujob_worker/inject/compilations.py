@@ -1,0 +1,56 @@
+"""How often compiled code is compiled again while a script runs: torch does it whenever a shape or
+a value differs on which the code was made to depend.
+"""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+# Calls of one module in which something was compiled: a trial, a batch of another size, the first
+# real step. What still compiles after that compiles for each batch; torch gives up after eight.
+CALLS_MAX = 6
+
+# Whose call is under way, the innermost last.
+_running: list["Compilations"] = []
+
+
+class Compilations:
+    """Counts the calls of one module in which something was compiled."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._compiles = False
+
+    @property
+    def too_many(self) -> bool:
+        return self.calls > CALLS_MAX
+
+    def starts(self) -> None:
+        self._compiles = True
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Around one call."""
+        _listen()
+        self._compiles = False
+        _running.append(self)
+        try:
+            yield
+        finally:
+            _running.remove(self)
+            self.calls += self._compiles
+
+
+def _begins(*details: object) -> None:
+    del details
+    if _running:
+        _running[-1].starts()
+
+
+def _listen() -> None:
+    """Again after `torch.compiler.reset`, which forgets who listens."""
+    handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    # Where torch has none, nothing is counted, and its own limit holds.
+    if handler is not None and _begins not in handler.start_callbacks:
+        handler.register_start_callback(_begins)
