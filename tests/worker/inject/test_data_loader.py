@@ -172,12 +172,16 @@ def test_the_training_processes_of_a_node_share_its_shared_memory(tmp_path: Path
 
 
 def test_advice_where_the_cores_are_too_few(training: Training) -> None:
+    training.session.takes_samples(8)
     training.tuned()
     training.passes(1, 0.1, 0.09)
     training.passes(5, 0.08, 0.07)
     assert "s with workers" in training.said
     assert "data format recommended: waiting takes 8" in training.said
+    # Two processes that never rest load for twice as long as a step takes.
+    assert "% of a step, 0.0800 s; its batches take 0.1600 s of a core, 20.00 ms a" in training.said
     assert "processes would keep up and there are cores for 2: samples that" in training.said
+    assert "decoded on the GPU (NVIDIA DALI)" in training.said
 
 
 def test_waiting_counts_once_the_other_settings_are_in_force(training: Training) -> None:

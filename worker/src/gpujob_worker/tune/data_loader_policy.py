@@ -196,10 +196,13 @@ class LoaderPolicy:
         needed, cores = now.workers_needed(workers), workers_wanted()
         if needed <= cores:
             return
+        loading, samples = now.loading_seconds(workers), self._session.state.samples_per_step
+        each = f", {1000 * loading / samples:.2f} ms a sample" if samples else ""
         text = (
-            f"waiting takes {now.wait_percent:.0f} % of a step, {now.seconds:.4f} s; {needed}"
-            f" processes would keep up and there are cores for {cores}: samples that are stored"
-            " decoded, or are decoded on the GPU, load faster"
+            f"waiting takes {now.wait_percent:.0f} % of a step, {now.seconds:.4f} s; its batches"
+            f" take {loading:.4f} s of a core{each}; {needed} processes would keep up and there are"
+            f" cores for {cores}: samples that are stored decoded, or are decoded on the GPU"
+            " (NVIDIA DALI), load faster"
         )
         self._session.explanation.recommended(_ADVICE, text)
 

@@ -27,9 +27,13 @@ class StepTimes:
     def wait_percent(self) -> float:
         return 100.0 * self.waiting / self.seconds if self.seconds > 0 else 0.0
 
+    def loading_seconds(self, workers: int) -> float:
+        """What a step's batches take of a core to load; `workers` do so now, without a pause."""
+        return workers * self.seconds if workers else self.waiting
+
     def workers_needed(self, workers: int) -> int:
         """How many would load a step's batches while the step computes; `workers` do so now."""
-        loading = workers * self.seconds if workers else self.waiting
+        loading = self.loading_seconds(workers)
         computing = max(self.seconds - self.waiting, _COMPUTING_SECONDS_MIN)
         return max(1, math.ceil(MARGIN * loading / computing))
 
