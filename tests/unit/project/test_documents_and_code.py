@@ -26,6 +26,7 @@ REFERENCE = ROOT / "docs" / "reference"
 # Of the platform, and not fields of ours.
 DOCUMENTS = [path for path in tracked("*.md") if path.name != "CHANGELOG.md"]
 ENVIRONMENT = re.compile(r"\bGPUJOB_[A-Z_]+\b")
+READ_BY_TESTS = re.compile(r'environ\.get\("(GPUJOB_[A-Z_]+)"')
 OUR_KEY = re.compile(r"\bgpujob\.dev/([a-z][a-z-]*)\b")
 FIELD = re.compile(r"`((?:spec|status)(?:\.[A-Za-z]+)+)`")
 CHART_VALUE = re.compile(
@@ -47,15 +48,20 @@ def missing(pattern: re.Pattern[str], known: set[str]) -> list[tuple[str, str]]:
     return [(where, name) for where, name in find(pattern) if name not in known]
 
 
+def text_of(pattern: str) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in tracked(pattern))
+
+
 @cache
 def code() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in tracked("*/src/*.py"))
+    return text_of("*/src/*.py")
 
 
 def test_variables_exist() -> None:
     known = {
         *ENVIRONMENT.findall(code()),
         *ENVIRONMENT.findall((ROOT / "Makefile").read_text(encoding="utf-8")),
+        *READ_BY_TESTS.findall(text_of("tests/*.py")),
     }
     assert missing(ENVIRONMENT, known) == []
 
