@@ -218,6 +218,7 @@ class KubeletCluster:
         deadline = time.monotonic() + NODES_LIMIT_SECONDS
         while waiting := self._not_ready():
             for node in self.nodes.values():
+                node.restart_early_kubelet()
                 for child in node.children.values():
                     if not child.alive():
                         raise ClusterError(f"{child.name} ended:\n{child.log_tail()}")

@@ -24,6 +24,7 @@ from gpujob_local.processes.processes import Child, start_child, stop_child
 SOCKET_LIMIT_SECONDS = 30.0
 SPECIFICATION_LIMIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
+RUNTIME_NOT_THERE_YET = "server is not initialized yet"
 MANAGED_LABEL = "gpujob.dev/managed=true"
 POLICY_AGENT = "network-policies"
 POLICY_USER = "gpujob-local:network-policies"
@@ -99,6 +100,14 @@ class KubeletNode:
             self._start("kube-proxy", f"--config={folder / 'proxy.yaml'}")
         if self._ground.policies and POLICY_AGENT not in self.children:
             self._start(POLICY_AGENT, plan.name, str(folder / "policies.kubeconfig"))
+
+    def restart_early_kubelet(self) -> None:
+        """Again, as a service manager would: containerd has its socket before its service for
+        kubelets, and a kubelet that finds none ends.
+        """
+        kubelet = self.children["kubelet"]
+        if not kubelet.alive() and RUNTIME_NOT_THERE_YET in kubelet.log_tail():
+            self.start_kubelet()
 
     def write_kubelet_files(self) -> None:
         """Certificates and settings, once; a node is known by them and keeps them."""
