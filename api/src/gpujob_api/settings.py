@@ -87,6 +87,8 @@ class TunedSettings:
     activation_offload: bool = False
     optimizer_offload: bool = False
     expandable_segments: bool = False
+    # Where several modules train in one step: one beside the first is compiled.
+    compile_beside: bool = field(default=False, metadata=words("compiled modules beside the first"))
 
     def __post_init__(self) -> None:
         if self.precision is Precision.AUTO:

@@ -108,6 +108,11 @@ def only_the_other_is_compiled(
     assert faulty not in seen, run.errors
     assert seen[whole], run.errors
     assert f"skipped: {reason}" in run.errors
+    tuned = run.report["tuned"]
+    assert tuned.get("compile") or tuned.get("compileBeside"), "one of them is"
+    if name == "encoder":
+        assert bool(tuned.get("compile")) is (which == 2), run.errors
+        assert bool(tuned.get("compileBeside")) is (which == 1), run.errors
     assert loss == loss_alone(folder / "alone", text)
 
 
@@ -231,3 +236,14 @@ def test_a_run_that_is_known_to_be_long_is_compiled_at_once(
     assert ("encoder" in seen) is at_once, run.errors
     later = "compile skipped: tried once training has lasted 120 s"
     assert (later in run.errors) is not at_once, run.errors
+
+
+def test_an_earlier_run_that_compiled_the_other_module_alone_is_followed(tmp_path: Path) -> None:
+    known = {"tuned": {"precision": "float32", "compileBeside": True}}
+    run = ran(tmp_path / "run", ENCODER, known)
+    loss, seen, made = json.loads(run.output)
+    assert "encoder" not in seen, run.errors
+    assert "encoder" not in [name for name, _ in made], run.errors
+    assert seen["head"], run.errors
+    assert run.report["tuned"]["compileBeside"], run.errors
+    assert loss == loss_alone(tmp_path / "alone", ENCODER)

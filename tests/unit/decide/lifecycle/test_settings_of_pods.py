@@ -38,6 +38,7 @@ FORBIDDEN = [
     (TunedSettings(activation_checkpointing=True), Optimize(activation_checkpointing=Toggle.OFF)),
     (TunedSettings(compile=True), Optimize(compile=Toggle.OFF)),
     (TunedSettings(regional_compile=True), Optimize(compile=Toggle.OFF)),
+    (TunedSettings(compile_beside=True), Optimize(compile=Toggle.OFF)),
     (TunedSettings(cuda_graphs=True), Optimize(compile=Toggle.OFF)),
     (TunedSettings(data_loader_workers=4), Optimize(data_loading=Toggle.OFF)),
 ]

@@ -1,7 +1,7 @@
 """The settings that are applied in this process: applied, reported and rolled back as a whole."""
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -208,7 +208,12 @@ class AppliedSettings:
     def report(self) -> None:
         """Reports the applied settings as the run's, if this is the first model or one like it."""
         if self.tuner is not None and self.first_shape:
-            self.session.settings_are(self.tuner.tuned())
+            self.session.settings_are(self.with_others(self.tuner.tuned()))
+
+    def with_others(self, of_first: TunedSettings) -> TunedSettings:
+        """The first module's settings, and whether another one is compiled."""
+        beside = any(other.tuner.applied.plan.compiles for other in self.beside)
+        return replace(of_first, compile_beside=beside)
 
     def record(self) -> None:
         """Calls are kept from now on: of the first modules, for a loop may call a hundred; under
@@ -360,7 +365,7 @@ class AppliedSettings:
         for other in self.beside:
             other.put()
         if self.first_shape:
-            self.session.settings_are(tuned(self.applied))
+            self.session.settings_are(self.with_others(tuned(self.applied)))
         self.session.meter.new_window()
 
     def roll_back(self, why: str) -> None:
@@ -385,5 +390,5 @@ class AppliedSettings:
         self.frozen.roll_back(f"{self.whose}: {why}")
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
-            self.session.settings_are(tuned(self.applied))
+            self.session.settings_are(self.with_others(tuned(self.applied)))
         self.session.meter.new_window()

@@ -282,7 +282,7 @@ class TuningSchedule:
             gain = None
             if recorded is not None:
                 gain = tuner.gain(first, recorded, self._in_force.optimizer, beside)
-            session.state.gained(tuner.tuned(), gain)
+            session.state.gained(self._in_force.with_others(tuner.tuned()), gain)
         self._in_force.apply()
         self._in_force.report()
         session.meter.new_window()

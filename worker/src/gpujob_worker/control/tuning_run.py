@@ -145,7 +145,7 @@ class TuningRun:
                     other.tuner.compile(other.root, call)
             parts = [(other.root, call, other.tuner.applied) for other, call in present]
             gain = self._tuner.gain(root, recorded, self._optimizer, parts)
-            self._session.state.gained(self._tuner.tuned(), gain)
+            self._session.state.gained(self._in_force.with_others(self._tuner.tuned()), gain)
             return due
         finally:
             apply_settings(root, None, self._in_force.applied)

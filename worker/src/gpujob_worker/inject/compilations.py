@@ -51,6 +51,7 @@ def _begins(*details: object) -> None:
 def _listen() -> None:
     """Again after `torch.compiler.reset`, which forgets who listens."""
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    listeners: Any = getattr(handler, "start_callbacks", None)
     # Where torch has none, nothing is counted, and its own limit holds.
-    if handler is not None and _begins not in handler.start_callbacks:
+    if isinstance(listeners, list) and _begins not in listeners:
         handler.register_start_callback(_begins)

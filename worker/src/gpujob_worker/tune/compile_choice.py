@@ -179,7 +179,7 @@ class CompileItems:
         """Adopts the compilation of an earlier run; it happens in the first step, or is loaded from
         disk. `compares`: that run may have found it on another module, so it happens here.
         """
-        if not tuned.compile:
+        if not (tuned.compile or (compares and tuned.compile_beside)):
             return
         item = BLOCKS if tuned.regional_compile else WHOLE
         reason = self._refusal()

@@ -33,7 +33,9 @@ def _exceeds(tuned: TunedSettings, optimize: Optimize) -> bool:
 
 
 def _is_forbidden(tuned: TunedSettings, optimize: Optimize) -> bool:
-    is_compiled = tuned.compile or tuned.regional_compile or tuned.cuda_graphs
+    is_compiled = (
+        tuned.compile or tuned.compile_beside or tuned.regional_compile or tuned.cuda_graphs
+    )
     return (
         (optimize.activation_checkpointing is Toggle.OFF and tuned.activation_checkpointing)
         or (optimize.compile is Toggle.OFF and is_compiled)

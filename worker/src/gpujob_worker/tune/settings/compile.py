@@ -12,7 +12,7 @@ from gpujob_worker.tune.setting import Context, Setting
 class CompileSetting(Setting):
     NAME = "compile"
     ITEM = "compile"
-    FIELDS = ("compile", "dynamic_shapes", "cuda_graphs")
+    FIELDS = ("compile", "compile_beside", "dynamic_shapes", "cuda_graphs")
     ORDER = 70
 
     def refusal(self, context: Context) -> str | None:
@@ -25,6 +25,8 @@ class CompileSetting(Setting):
         any_size = plan.compiles and plan.any_size
         return {
             "compile": plan.compiles,
+            # Of one module; `AppliedSettings` knows the others.
+            "compile_beside": False,
             "dynamic_shapes": any_size,
             "cuda_graphs": plan.cuda_graphs,
         }
