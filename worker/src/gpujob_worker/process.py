@@ -34,7 +34,12 @@ TORCH_OLDEST = (2, 4)
 TORCH_TESTED = (2, 8)
 PYTHON_TESTED = (3, 11)
 # Programs that start others, which train; they may well import torch themselves.
-_LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "deepspeed.launcher.runner")
+_LAUNCHERS = (
+    "torch.distributed.run",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -241,7 +246,9 @@ def _leave_unfinished() -> None:
 
 
 def _is_launcher() -> bool:
-    return any(name in sys.modules for name in _LAUNCHERS)
+    # What runs by `python -m` has its name nowhere else.
+    run = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
+    return run in _LAUNCHERS or any(name in sys.modules for name in _LAUNCHERS)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -22,6 +22,10 @@ from gpujob_api.settings import (
 )
 
 GRACE_SECONDS_DEFAULT = 30.0
+# What launchers call a process's number among those of its node: torch's and DeepSpeed's, Open
+# MPI's, MPICH's and Intel's, Slurm's. How many train together, and which one this is, torch's
+# process group says: of these variables some are also set where one process trains alone.
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Environment:
     attempt: int = 1
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
+    # None where no launcher says it.
+    local_rank: int | None = None
     checkpoint_directory: Path | None = None
     report_url: str | None = None
     token_file: Path | None = None
@@ -53,7 +58,7 @@ def read_environment(environ: Mapping[str, str], settings_text: str | None = Non
         attempt=_integer(environ, ENV_ATTEMPT, minimum=1) or 1,
         rank=_integer(environ, "RANK", minimum=0) or 0,
         world_size=_integer(environ, "WORLD_SIZE", minimum=1) or 1,
-        local_rank=_integer(environ, "LOCAL_RANK", minimum=0) or 0,
+        local_rank=_local_rank(environ),
         checkpoint_directory=_path(environ, ENV_CHECKPOINT_DIRECTORY),
         report_url=_url(environ, ENV_REPORT_URL),
         token_file=_path(environ, ENV_TOKEN_FILE),
@@ -61,6 +66,17 @@ def read_environment(environ: Mapping[str, str], settings_text: str | None = Non
         memory_limit_bytes=_integer(environ, ENV_MEMORY_LIMIT_BYTES, minimum=1),
         grace_seconds=_grace(environ),
     )
+
+
+def _local_rank(environ: Mapping[str, str]) -> int | None:
+    """Only of torch's own variable a value that is none is an error of the job."""
+    for name in LOCAL_RANKS:
+        text = environ.get(name, "").strip()
+        if name == LOCAL_RANKS[0] and text:
+            return _integer(environ, name, minimum=0)
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return None
 
 
 def _integer(environ: Mapping[str, str], name: str, *, minimum: int) -> int | None:

@@ -378,5 +378,6 @@ class Session:
     def _local_rank(self) -> int:
         """As a launcher says; else, where one pod is all there is, as the process group has it."""
         environment = self.environment
-        alone = environment.local_rank == 0 and environment.world_size == 1
-        return self.rank if alone else environment.local_rank
+        if environment.local_rank is not None:
+            return environment.local_rank
+        return self.rank if environment.world_size == 1 else 0
