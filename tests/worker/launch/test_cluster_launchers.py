@@ -35,7 +35,7 @@ net = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 x = torch.randn(64, 8)[rank::2]
 for i in range(9): opt.zero_grad(); net(x).square().mean().backward(); opt.step()
-print("rank", rank, flush=True)
+sys.stdout.write(f"rank {rank}\\n"); sys.stdout.flush()  # in one piece
 dist.destroy_process_group()
 """
 # The console script imports it and calls `main`.
@@ -46,7 +46,13 @@ def main():
     words = [sys.executable, "-u", "-m", module, "--world_info=e30=", "--node_rank=0"]
     sys.exit(subprocess.call(words + sys.argv[1:]))
 """
-SCRIPT_OF_RUNNER = "from deepspeed.launcher.runner import main\nmain()\n"
+# As pip writes it where the interpreter's path is long or has spaces.
+CONSOLE_SCRIPT = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
+from deepspeed.launcher.runner import main
+main()
+"""
 LAUNCHED = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", "--node_rank=0"]
 LAUNCH = """
 import os, subprocess, sys
@@ -114,7 +120,7 @@ def test_ranks_of_deepspeed(first: str, tmp_path: Path, monkeypatch: pytest.Monk
     (package / "runner.py").write_text(RUNNER)
     path = f"{package.parent.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
-    runner = program(tmp_path / "deepspeed", f"#!{sys.executable}\n{SCRIPT_OF_RUNNER}")
+    runner = program(tmp_path / "deepspeed", CONSOLE_SCRIPT)
     launcher = [runner] if first == "deepspeed" else LAUNCHED
     all_are_recognised(tmp_path, launched(tmp_path, launcher, "deepspeed", monkeypatch))
 

@@ -4,6 +4,7 @@ Each course is one run that is stopped three times and ends in its fourth attemp
 `GPUJOB_RANDOM_STOPS=20` stops each of the four kinds of scripts at twenty steps at least.
 """
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -28,7 +29,9 @@ SCRIPTS = {
     "huggingface": HUGGING_FACE,
     "lightning": LIGHTNING,
 }
-# A loop counts its steps anew after a stop; its optimizer counts on.
+# A loop counts its steps anew after a stop; its optimizer counts on. On the way back it makes a
+# step of each pass that was finished, which is not to be taken for that of the stop.
+STEPS_ON_THE_WAY_MAX = 2
 COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
 
 
@@ -51,6 +54,20 @@ def attempt(folder: Path, number: int, source: str, stop: int) -> WorkerRun:
     return done
 
 
+def counting(name: str) -> str:
+    """The script, which says its loss at the end and stops by the count that goes on."""
+    return SCRIPTS[name].replace(END, LOSS + END).replace("stops(step)\n", f"stops({COUNT})\n")
+
+
+def stops_of(name: str, course: int) -> list[int]:
+    """At random; after the first step a loop of Accelerate makes one more before it is saved."""
+    rng = random.Random(f"{name} {course}")
+    while True:
+        stops = sorted(rng.sample(range(2, STEPS), STOPS_OF_A_COURSE))
+        if all(after - one > STEPS_ON_THE_WAY_MAX for one, after in itertools.pairwise(stops)):
+            return stops
+
+
 def ended(done: WorkerRun) -> list[str]:
     """The loss, and the digest of the weights."""
     assert done.process.exitcode == 0, done.errors
@@ -65,18 +82,25 @@ def ended(done: WorkerRun) -> list[str]:
     ["plain", *(pytest.param(name, marks=pytest.mark.trainers) for name in list(SCRIPTS)[1:])],
 )
 def test_stopped_at_random_steps_it_ends_with_the_same_loss(name: str, tmp_path: Path) -> None:
-    source = SCRIPTS[name].replace(END, LOSS + END).replace("stops(step)\n", f"stops({COUNT})\n")
+    source = counting(name)
     whole = ended(attempt(tmp_path / "whole", 1, source, 0))
     for course in range(-(-STOPS // STOPS_OF_A_COURSE)):
-        rng = random.Random(f"{name} {course}")
-        # After the first step a loop of Accelerate makes one more before it is saved.
-        stops = sorted(rng.sample(range(2, STEPS), STOPS_OF_A_COURSE))
-        folder, before = tmp_path / f"course-{course}", 0
-        for number, stop in enumerate(stops, start=1):
-            stopped = attempt(folder, number, source, stop)
-            assert stopped.process.exitcode == 143, (stops, stopped.errors)
-            assert stopped.report["checkpoint"]["step"] == stop, stops
-            before = stop
-        end = attempt(folder, STOPS_OF_A_COURSE + 1, source, 0)
-        assert ended(end) == whole, stops
-        assert (end.report["resumedFromStep"], end.report["step"]) == (before, STEPS), stops
+        ends_as(whole, tmp_path / f"course-{course}", source, stops_of(name, course))
+
+
+def ends_as(whole: list[str], folder: Path, source: str, stops: list[int]) -> None:
+    for number, stop in enumerate(stops, start=1):
+        stopped = attempt(folder, number, source, stop)
+        assert stopped.process.exitcode == 143, (stops, stopped.errors)
+        assert stopped.report["checkpoint"]["step"] == stop, stops
+    end = attempt(folder, len(stops) + 1, source, 0)
+    assert ended(end) == whole, stops
+    assert (end.report["resumedFromStep"], end.report["step"]) == (stops[-1], STEPS), stops
+
+
+@pytest.mark.slow
+def test_a_pass_that_has_one_step_left_is_no_reason_to_save_nothing_more(tmp_path: Path) -> None:
+    """Before and after that step the loop evaluates, by another loader."""
+    source = counting("plain")
+    whole = ended(attempt(tmp_path / "whole", 1, source, 0))
+    ends_as(whole, tmp_path / "stopped", source, [23, 32])

@@ -193,6 +193,8 @@ class PlainScript:
             self._give_up(str(error))
             raise Interrupted(saved=False) from None
         self._saved = None
+        # What was read on the way (by an evaluation, say) is not read by the first step.
+        self._since_step.clear()
         self._begin()
         if unmodified.first_loss is not None:
             unmodified.first_loss.compare_after(step)
