@@ -35,6 +35,7 @@ def test_two_jobs_share_a_gpu_by_measurement(team: Team) -> None:
     """
     team.submit("known", steps=8)
     team.wait_for_phase("known", "Succeeded")
+    team.wait_for_profile()
     node = team.node_of("known")
     (other,) = {name for name in team.cluster.nodes if name != node}
     team.cluster.kubectl("cordon", other)

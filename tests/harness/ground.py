@@ -118,6 +118,15 @@ class Team:
         wait_until(found, seconds, _Late(lambda: f"{words} in what {name} says:\n{said}"))
         return said
 
+    def wait_for_profile(self, seconds: float = 60) -> None:
+        """Until something is known of a workload of this namespace, after a job's end."""
+        path = f"/apis/gpujob.dev/v1alpha1/namespaces/{self.namespace}/gpuprofiles"
+
+        def known() -> bool:
+            return any(item.get("status") for item in self.client.get(path)["items"])
+
+        wait_until(known, seconds, "a profile")
+
     def events(self, name: str) -> dict[str, list[str]]:
         """The messages of the job's events, by reason."""
         path = f"/api/v1/namespaces/{self.namespace}/events"
