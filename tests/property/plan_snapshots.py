@@ -265,7 +265,7 @@ def odd_pods(draw: st.DrawFn, jobs: tuple[GPUJob, ...], number: int) -> PodView:
     )
 
 
-# Of claims that the jobs have; of none; and of a shape that nobody made.
+# Of claims that the jobs have; of none; and of a shape that nobody made. No two have one name.
 volumes = st.lists(
     st.builds(
         BoundVolume,
@@ -274,6 +274,7 @@ volumes = st.lists(
         st.sampled_from(["checkpoints", "data"]),
         st.sampled_from([_on("n0"), _on("n1", "n2"), _on("gone"), {}, {"nodeSelectorTerms": 1}]),
     ),
+    unique_by=lambda volume: volume.name,
     max_size=3,
 ).map(tuple)
 
