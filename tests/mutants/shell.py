@@ -304,6 +304,13 @@ OBSERVES = (
         "test_readings_into_usage.py",
     ),
     of_operator(
+        "how a pod ended is lost when it goes at once",
+        "observe/cache.py",
+        "            self._ended.remember(view)\n",
+        "",
+        "test_cache.py",
+    ),
+    of_operator(
         "pods that ended still use their node",
         "observe/cache.py",
         "if pod is None or pod.node is None or pod.finished:",

@@ -214,7 +214,9 @@ class Cluster:
         pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers, **said})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
-            self.clock.after(self.clock.random.uniform(0.0, 0.5), lambda: self._remove(uid))
+            # Often so soon that no decision comes between.
+            seconds = max(0.0, self.clock.random.uniform(-0.5, 0.5))
+            self.clock.after(seconds, lambda: self._remove(uid))
 
     def _remove(self, uid: str) -> None:
         if self.api.find(Kind.POD, uid) is not None:

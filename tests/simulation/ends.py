@@ -16,10 +16,13 @@ Attempt = tuple[str, int]
 class Ends:
     """Feed it every revision of the pods that operators created."""
 
-    def __init__(self, operators: Set[str]) -> None:
+    def __init__(self, operators: Set[str], *, sees_all: bool) -> None:
+        """`sees_all`: no fault keeps an event from the operators, so that they know of each end
+        that was written."""
         # The exit codes of an attempt, by rank.
         self.exits: dict[Attempt, dict[int, int]] = defaultdict(dict)
         self._operators = operators
+        self._sees_all = sees_all
         # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
         # or that ended just before an operator did.
         self._robbed: set[Attempt] = set()
@@ -64,7 +67,9 @@ class Ends:
         going = revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]
         if going and uid not in self._asked_to_go:
             self._asked_to_go.add(uid)
-            # Nobody can say of one that was asked to go while it ran whether it was done.
+            # Of one that goes while an event may be lost, nobody can say whether it was done.
+            if self._sees_all:
+                return
             if revision.by not in self._operators or uid not in self._ended:
                 self._robbed.add(attempt)
 

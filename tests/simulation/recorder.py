@@ -48,7 +48,8 @@ class _Reading:
 class Recorder:
     """Feed it every revision; `violations` is what it found."""
 
-    def __init__(self, api: ApiServer, operators: set[str]) -> None:
+    def __init__(self, api: ApiServer, operators: set[str], *, sees_all: bool) -> None:
+        """`sees_all`: no fault keeps an event from the operators."""
         self.violations: list[Violation] = []
         self.operator_writes = 0
         self.last_operator_write = 0.0
@@ -60,7 +61,7 @@ class Recorder:
         self._over_at: dict[tuple[str, int], float] = {}
         # Pods that came when their attempt was over, or the request for them given up.
         self._late: set[str] = set()
-        self._ends = Ends(operators)
+        self._ends = Ends(operators, sees_all=sees_all)
         self._api = api
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}

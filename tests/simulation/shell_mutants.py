@@ -43,9 +43,8 @@ class _ReadsWrong(Cache, ABC):
     KIND = Kind.POD
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
-        if kind is self.KIND and event_type != "DELETED":
-            return super().apply(kind, event_type, self._read(manifest))
-        return super().apply(kind, event_type, manifest)
+        read = self._read(manifest) if kind is self.KIND else manifest
+        return super().apply(kind, event_type, read)
 
     def resync(
         self,
@@ -85,14 +84,15 @@ class BelievesLabels(_ReadsWrong):
 
 
 class WaitsForEveryContainer(_ReadsWrong):
-    """I5: a worker has ended when its pod has."""
+    """I5: a worker has ended when its pod has, of which nothing is looked at while it goes."""
 
     def _read(self, pod: Any) -> Any:
         status = pod.get("status") or {}
-        if status.get("phase") != "Running" or worker_ended(pod) is None:
+        lasts = status.get("phase") == "Running" or "deletionTimestamp" in pod["metadata"]
+        if not lasts or worker_ended(pod) is None:
             return pod
         running = [{"name": "worker", "state": {"running": {}}}]
-        return {**pod, "status": {**status, "containerStatuses": running}}
+        return {**pod, "status": {**status, "phase": "Running", "containerStatuses": running}}
 
 
 class BreaksOnOddWords(_ReadsWrong):

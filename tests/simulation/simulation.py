@@ -75,7 +75,11 @@ class Simulation:
             incidents = [*make_incidents(seed, names), *make_rough_incidents(seed, names)]
         self.incidents = incidents
         self.operator_names: set[str] = set()
-        self.recorder = Recorder(self.api, self.operator_names)
+        is_rough = (
+            bool(self.incidents or self.scenario.troubles or self.scenario.quotas)
+            or self.faults != Faults()
+        )
+        self.recorder = Recorder(self.api, self.operator_names, sees_all=not is_rough)
         self.shells: list[OperatorShell] = []
         self.cluster = Cluster(
             self.clock, self.api, self._start_worker, self._workload_of, self.shells,
@@ -101,10 +105,6 @@ class Simulation:
         )
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
-        is_rough = (
-            bool(self.incidents or self.scenario.troubles or self.scenario.quotas)
-            or self.faults != Faults()
-        )
         self._orphans = Orphans(
             self.api,
             self.recorder.pods_of_ours,

@@ -29,8 +29,10 @@ def pod_of(
     return Revision(1, 0.0, Kind.POD, "MODIFIED", pod, pod, by, 0.0)
 
 
-def knows_after(*revisions: Revision, job: GPUJob = JOB, was_stopped: bool = False) -> bool:
-    ends = Ends({"operator"})
+def knows_after(
+    *revisions: Revision, job: GPUJob = JOB, was_stopped: bool = False, sees_all: bool = False
+) -> bool:
+    ends = Ends({"operator"}, sees_all=sees_all)
     if was_stopped:
         ends.stopped(ATTEMPT)
     for one in revisions:
@@ -42,10 +44,10 @@ def test_an_end_that_a_kubelet_said_is_known() -> None:
     assert knows_after(pod_of("kubelet"))
     at = "2026-01-01T00:00:00Z"
     assert knows_after(pod_of("kubelet"), pod_of("operator", deletionTimestamp=at))
-    assert not knows_after(
-        pod_of("user", exit_code=None, deletionTimestamp=at),
-        pod_of("kubelet", deletionTimestamp=at),
-    )
+    asked = pod_of("user", exit_code=None, deletionTimestamp=at)
+    done = pod_of("kubelet", deletionTimestamp=at)
+    assert not knows_after(asked, done)
+    assert knows_after(asked, done, sees_all=True), "no event was lost"
 
 
 def test_a_pod_that_lost_its_owner_is_known_by_the_jobs_status_alone() -> None:

@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpujob_local.cluster.options import NodeOptions
+from tests.harness.history import FINAL
 from tests.harness.recorder import Recorder
 from tests.harness.scene import STALE_SECONDS, Scene, chaos_options, running_scene
-from tests.soak.faults import OPERATORS, Weather
+from tests.soak.faults import JOBS_MAX, OPERATORS, Weather
+from tests.soak.story import tell
 
-NODES = ("node-1", "node-2")
+NODES = 4
+CARDS = 4
 ROUND_SECONDS = 120.0
-BETWEEN_EVENTS_SECONDS = 1.0
+EVENTS_A_SECOND = 8.0
 # From the end of all faults.
 SETTLE_SECONDS = 240.0
 # Then nothing is written for so long.
@@ -43,38 +46,42 @@ class Tally:
         return sum(self.revisions.values())
 
 
-def play_round(scene: Scene, random: Random, tally: Tally, seconds: float) -> None:
+def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> None:
     """Faults for so many seconds; then every job's end, quiet, and the recorder's judgement."""
     if tally.rounds:
         scene.recorder = Recorder(scene.cluster.control_plane, STALE_SECONDS)
-    weather = Weather(scene, random, time.sleep)
     try:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            weather.happen()
-            time.sleep(random.uniform(0.0, 2 * BETWEEN_EVENTS_SECONDS))
-        tally.ends.update(_ends(scene, weather.mend()))
+        weather.play(seconds)
+        _wait_for_ends(scene, weather.mend())
         _wait_for_quiet(scene)
         scene.clear()
         scene.recorder.verify()
     except AssertionError as error:
-        tally.problems.append(f"round {tally.rounds}: {error}")
+        story = tell(str(error), scene.recorder.revisions())
+        tally.problems.append(f"round {tally.rounds}: {error}\n{story}")
     finally:
         scene.recorder.stop()
         tally.rounds += 1
-        tally.events.update(weather.happened)
+        tally.events.update(weather.take_happened())
+        tally.ends.update(_ends(scene))
         tally.revisions.update(one.kind for one in scene.recorder.revisions())
 
 
-def _ends(scene: Scene, names: list[str]) -> list[str]:
-    """How the jobs ended that nobody deleted (I4, I11)."""
-    final = ("Succeeded", "Failed")
-    scene.wait(
-        lambda: all(scene.phase(name) in final for name in names),
-        f"{', '.join(names)} come to their end",
-        SETTLE_SECONDS,
-    )
-    return [scene.phase(name) for name in names]
+def _wait_for_ends(scene: Scene, names: list[str]) -> None:
+    """Each job ends that nobody deleted (I4, I11). What ended may be taken away as it asked."""
+    for name in names:
+        scene.wait(
+            lambda name=name: scene.phase(name) in ("", *FINAL),
+            f"{name} comes to its end",
+            SETTLE_SECONDS,
+        )
+
+
+def _ends(scene: Scene) -> Counter[str]:
+    """How many jobs ended how, by the last revision of each."""
+    jobs = [one.object for one in scene.recorder.revisions() if one.kind == "GPUJob"]
+    last = {job["metadata"]["uid"]: job.get("status", {}).get("phase", "") for job in jobs}
+    return Counter(phase for phase in last.values() if phase in FINAL)
 
 
 def _wait_for_quiet(scene: Scene) -> None:
@@ -93,15 +100,15 @@ def _wait_for_quiet(scene: Scene) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    random, tally = Random(options.seed), Tally()
-    started = time.monotonic()
-    nodes = tuple(NodeOptions(name, cards=2) for name in NODES)
+    tally, started = Tally(), time.monotonic()
+    nodes = tuple(NodeOptions(f"node-{n}", cards=CARDS) for n in range(1, options.nodes + 1))
     with running_scene(chaos_options(nodes)) as scene:
         scene.create_claim("checkpoints")
         for name in OPERATORS[1:]:
             scene.cluster.spawn_operator(name)
+        weather = Weather(scene, Random(options.seed), options.jobs, options.events_a_second)
         while tally.recorded < options.revisions and not tally.problems:
-            play_round(scene, random, tally, options.round_seconds)
+            play_round(scene, weather, tally, options.round_seconds)
             print(
                 f"round {tally.rounds}: {tally.recorded} revisions, "
                 f"{len(tally.problems)} problems, {time.monotonic() - started:.0f} s",
@@ -128,6 +135,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--revisions", type=int, default=100_000, help="record at least so many")
     parser.add_argument("--seed", type=int, default=0, help="of what happens, not of when")
     parser.add_argument("--round-seconds", type=float, default=ROUND_SECONDS, help="of faults")
+    parser.add_argument("--nodes", type=int, default=NODES, help=f"with {CARDS} cards each")
+    parser.add_argument("--jobs", type=int, default=JOBS_MAX, help="at most so many at a time")
+    parser.add_argument("--events-a-second", type=float, default=EVENTS_A_SECOND, help="on average")
     return parser.parse_args(arguments)
 
 

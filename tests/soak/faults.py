@@ -4,55 +4,81 @@ import contextlib
 import os
 import signal
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from gpujob_local.control_plane.api_client import ApiError
+from tests.harness.history import FINAL
 from tests.harness.scene import JOBS, Scene, pod_path
 
-JOBS_MAX = 7
+JOBS_MAX = 24
 OPERATORS = ("operator", "second")
 AWAY_SECONDS = 2.0
 FROZEN_SECONDS = 4.0
 FAULTS_OF_WORKERS = ("1=exit:7", "1=late-exit:1", "1=late-error", "*=ignore-term", "1=user-error")
 
 
-class Weather:
-    """Draws one event after the other. All that it breaks is whole again after `mend`."""
+Events = tuple[tuple[int, Callable[[], None]], ...]
 
-    def __init__(self, scene: Scene, random: Random, pause: Callable[[float], None]) -> None:
+
+class Weather:
+    """Draws one event after the other. All that it breaks is whole again after `mend`.
+
+    Jobs come and go on while something of the cluster is away.
+    """
+
+    def __init__(self, scene: Scene, random: Random, jobs_max: int, events_a_second: float) -> None:
         self._scene = scene
         self._random = random
-        self._pause = pause
+        self._jobs_max = jobs_max
+        self._between_seconds = 1 / events_a_second
         self._made = 0
         self._names: list[str] = []
         self._timers: list[threading.Timer] = []
-        self.happened: list[str] = []
-
-    def happen(self) -> None:
-        """One event, with the jobs and processes that there are now."""
-        events: list[tuple[int, Callable[[], None]]] = [
-            (30, self.submit_job),
-            (16, self.finish_job),
-            (8, self.delete_job),
-            (8, self.suspend_job),
-            (8, self.resume_job),
-            (5, self.delete_pod),
-            (5, self.kill_worker),
+        self._happened: Counter[str] = Counter()
+        self._of_jobs: tuple[tuple[int, Callable[[], None]], ...] = (
+            (400, self.submit_job),
+            (240, self.finish_job),
+            (60, self.delete_job),
+            (60, self.suspend_job),
+            (80, self.resume_job),
+            (30, self.delete_pod),
+            (30, self.kill_worker),
+        )
+        self._of_the_cluster: tuple[tuple[int, Callable[[], None]], ...] = (
             (4, self.kill_operator),
             (4, self.freeze_operator),
             (3, self.kill_agent),
             (2, self.kill_node),
             (1, self.lose_api_server),
-        ]
-        event = self._random.choices([one for _, one in events], [weight for weight, _ in events])[
-            0
-        ]
+        )
+
+    def play(self, seconds: float) -> None:
+        """Events of all kinds for so long."""
+        self._happen_for(seconds, (*self._of_jobs, *self._of_the_cluster))
+
+    def take_happened(self) -> Counter[str]:
+        """How often each event happened since the last call."""
+        happened, self._happened = self._happened, Counter()
+        return happened
+
+    def _happen_for(self, seconds: float, events: Events) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._happen(events)
+            time.sleep(self._random.uniform(0.0, 2 * self._between_seconds))
+
+    def _happen(self, events: Events) -> None:
+        """One event, with the jobs and processes that there are now."""
+        weights = [weight for weight, _ in events]
+        event = self._random.choices([one for _, one in events], weights)[0]
         # A job or pod may be gone that was there a moment ago.
         with contextlib.suppress(ApiError):
             event()
-            self.happened.append(event.__name__)
+            self._happened[event.__name__] += 1
 
     def mend(self) -> list[str]:
         """Ends every fault, and says which jobs are left to come to their end."""
@@ -68,9 +94,11 @@ class Weather:
         for name in OPERATORS:
             if name not in cluster.children:
                 cluster.spawn_operator(name)
-        there = [name for name in self._names if self._scene.job(name) is not None]
+        there = self._unfinished()
         for name in there:
-            self._suspend(name, suspend=False)
+            # Its time after the end may have passed meanwhile.
+            with contextlib.suppress(ApiError):
+                self._suspend(name, suspend=False)
             self._scene.finish(name)
         self._names.clear()
         return there
@@ -78,7 +106,7 @@ class Weather:
     # -- jobs
 
     def submit_job(self) -> None:
-        if len(self._names) >= JOBS_MAX:
+        if len(self._unfinished()) >= self._jobs_max:
             self.finish_job()
             return
         random = self._random
@@ -94,6 +122,8 @@ class Weather:
             spec["sharing"] = {"mode": "Exclusive"}
         if random.random() < 0.2:
             spec["priority"] = random.choice([-5, 5])
+        # Or there are ever more of them to list.
+        spec["ttlSecondsAfterFinished"] = random.randint(0, 20)
         self._scene.submit(name, *faults, **spec)
         self._names.append(name)
 
@@ -104,7 +134,6 @@ class Weather:
     def delete_job(self) -> None:
         if name := self._any():
             self._scene.delete(name)
-            self._names.remove(name)
 
     def suspend_job(self) -> None:
         if name := self._any():
@@ -145,25 +174,38 @@ class Weather:
         node = self._random.choice(self._scene.cluster.node_names())
         if f"agent-{node}" in self._scene.cluster.children:
             self._scene.cluster.kill_agent(node)
-            self._pause(self._random.uniform(0.0, 6.0))
+            self._jobs_go_on(self._random.uniform(0.0, 6.0))
             self._scene.cluster.start_agent(node)
 
     def kill_node(self) -> None:
         node = self._random.choice(self._scene.cluster.node_names())
         if node in self._scene.cluster.children:
             self._scene.cluster.kill_node(node)
-            self._pause(self._random.uniform(0.0, 10.0))
+            self._jobs_go_on(self._random.uniform(0.0, 10.0))
             self._scene.cluster.start_node(node)
 
     def lose_api_server(self) -> None:
         with self._scene.without_api_server():
-            self._pause(AWAY_SECONDS)
+            time.sleep(AWAY_SECONDS)
 
     # -- inside
 
+    def _jobs_go_on(self, seconds: float) -> None:
+        self._happen_for(seconds, self._of_jobs)
+
     def _any(self) -> str:
-        self._names = [name for name in self._names if self._scene.job(name) is not None]
-        return self._random.choice(self._names) if self._names else ""
+        names = self._unfinished()
+        return self._random.choice(names) if names else ""
+
+    def _unfinished(self) -> list[str]:
+        jobs = self._scene.client.get(JOBS)["items"]
+        there = {
+            job["metadata"]["name"]
+            for job in jobs
+            if job.get("status", {}).get("phase") not in FINAL
+        }
+        self._names = [name for name in self._names if name in there]
+        return self._names.copy()
 
     def _suspend(self, name: str, *, suspend: bool) -> None:
         self._scene.client.merge(f"{JOBS}/{name}", {"spec": {"suspend": suspend}})

@@ -180,6 +180,35 @@ def test_pods_that_went_are_told_until_the_gpus_were_read_again(
     assert _snapshot(cache).gone_pods == ()
 
 
+DONE: Manifest = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+
+
+@pytest.mark.parametrize("ends_by", ["event", "event of the removal", "list"])
+def test_how_a_pod_ended_is_known_although_it_is_gone(cache: Cache, ends_by: str) -> None:
+    """A kubelet writes the end and removes the pod before the next decision."""
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    if ends_by != "event of the removal":
+        done = pod_manifest(job, version=3, phase="Succeeded", state=DONE)
+        cache.apply(Kind.POD, "MODIFIED", done)
+    if ends_by == "list":
+        cache.resync(Kind.POD, [], "4")
+    else:
+        gone = pod_manifest(job, version=4, phase="Succeeded", state=DONE)
+        cache.apply(Kind.POD, "DELETED", gone)
+    (pod,) = _snapshot(cache).pods
+    assert (pod.uid, pod.exit_code, pod.finished) == ("pod-job-1-0", 0, True)
+
+
+def test_a_pod_that_went_while_it_ran_has_no_end(cache: Cache) -> None:
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=3))
+    assert _snapshot(cache).pods == ()
+
+
 def test_a_reading_is_as_old_as_its_arrival(cache: Cache) -> None:
     first = gpu_node_manifest(observed_at="2030-01-01T00:00:00Z")
     first["metadata"]["managedFields"] = [

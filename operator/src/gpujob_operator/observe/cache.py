@@ -28,6 +28,7 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.ended_pods import EndedPods
 from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
@@ -102,6 +103,7 @@ class Cache:
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone: dict[str, GonePod] = {}
+        self._ended = EndedPods()
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
@@ -159,6 +161,9 @@ class Cache:
             self.unreadable.note(kind.value, "", error)
             return False
         if event_type == "DELETED":
+            if kind is Kind.POD:
+                # With how it ended, of which no other event may tell.
+                store.upsert(manifest)
             changed = store.remove(found.uid, found.version or FOR_EVER)
         else:
             changed = store.upsert(manifest)
@@ -171,7 +176,8 @@ class Cache:
 
     def forget(self, kind: Kind, uid: str) -> None:
         """Removes an object that a write found to be gone."""
-        if self._stores[kind].remove(uid):
+        is_removed = self._stores[kind].remove(uid)
+        if self._ended.forget(uid) or is_removed:
             self._dirty.mark()
 
     def mark(self, kind: Kind) -> Mark:
@@ -192,6 +198,7 @@ class Cache:
         history = self._stores[kind].mark.history
         changed = self._stores[kind].resync(objects, resource_version, mark)
         if self._stores[kind].mark.history != history:
+            self._ended.clear()
             self._restored()
         first = kind not in self.synced
         self.synced.add(kind)
@@ -202,6 +209,7 @@ class Cache:
     def begin_another_history(self) -> None:
         """The API server's data was restored from a backup: what comes next replaces what is
         stored, however old it is. List every kind after this."""
+        self._ended.clear()
         for store in self._stores.values():
             store.begin_another_history()
 
@@ -246,7 +254,7 @@ class Cache:
         return Snapshot(
             jobs=good,
             invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
-            pods=tuple(pod.view for pod in self.pods.views if pod.view is not None),
+            pods=self._pod_views(),
             nodes=tuple(self._node_view(node) for node in self.nodes.views),
             gpu_nodes=self.gpu_nodes.views,
             queues=self.queues.views,
@@ -259,6 +267,10 @@ class Cache:
             program_faults=self._readings.program_faults.all(),
             configuration=configuration,
         )
+
+    def _pod_views(self) -> tuple[PodView, ...]:
+        there = (pod.view for pod in self.pods.views if pod.view is not None)
+        return (*there, *self._ended.undecided(self.job_of))
 
     def _matters(self, uid: str) -> bool:
         """True if the pod is a worker or counts on a managed node."""
@@ -347,6 +359,7 @@ class Cache:
             view = before.view
             self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
             self._readings.program_faults.remember(view)
+            self._ended.remember(view)
 
     def _gone_pods(self) -> tuple[GonePod, ...]:
         """Pods that ended since the agents' last readings, or shortly before."""

@@ -1,0 +1,46 @@
+"""What was recorded of the jobs that a problem names, a line a revision."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tests.harness.history import Revision
+
+JOB_NAME = re.compile(r"\bjob\d+\b")
+JOBS_TOLD_MAX = 3
+
+
+def tell(problem: str, revisions: Iterable[Revision]) -> str:
+    """The lives of the first jobs that the problem names, and of their pods."""
+    names = list(dict.fromkeys(JOB_NAME.findall(problem)))[:JOBS_TOLD_MAX]
+    lines = [_line(one) for one in revisions if _job_of(one) in names]
+    return "\n".join(lines)
+
+
+def _job_of(revision: Revision) -> str:
+    metadata = revision.object["metadata"]
+    if revision.kind == "GPUJob":
+        return metadata["name"]
+    return (metadata.get("labels") or {}).get("gpujob.dev/job", "")
+
+
+def _line(revision: Revision) -> str:
+    metadata, status = revision.object["metadata"], revision.object.get("status") or {}
+    said = _of_job(revision.object) if revision.kind == "GPUJob" else _of_pod(status)
+    going = " deleted" if "deletionTimestamp" in metadata else ""
+    return f"  {revision.version} {revision.type} {metadata['name']}{going}: {said}"
+
+
+def _of_job(job: dict[str, Any]) -> str:
+    status = job.get("status") or {}
+    suspended = " suspended" if job["spec"].get("suspend") else ""
+    attempt, stop = status.get("attempt", 0), status.get("stop")
+    conditions = [
+        f"{one['type']}={one['status']} {one['reason']}" for one in status.get("conditions", ())
+    ]
+    return f"{status.get('phase')}{suspended}, attempt {attempt}, stop {stop}, {conditions}"
+
+
+def _of_pod(status: dict[str, Any]) -> str:
+    states = [one.get("state") for one in status.get("containerStatuses", ())]
+    return f"{status.get('phase')} {states}"

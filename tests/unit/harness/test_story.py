@@ -1,0 +1,36 @@
+"""What a soak tells of a broken promise: the jobs that it names, and nobody else."""
+
+from typing import Any
+
+from tests.harness.history import Revision
+from tests.soak.story import tell
+
+
+def _job(version: int, name: str, **status: Any) -> Revision:
+    manifest = {"metadata": {"name": name}, "spec": {}, "status": status}
+    return Revision(version, "GPUJob", "MODIFIED", manifest)
+
+
+def _pod(version: int, job: str, phase: str) -> Revision:
+    metadata = {"name": f"{job}-1-0", "labels": {"gpujob.dev/job": job}, "deletionTimestamp": "now"}
+    return Revision(version, "Pod", "DELETED", {"metadata": metadata, "status": {"phase": phase}})
+
+
+REVISIONS = (
+    _job(1, "job1", phase="Running", attempt=1),
+    _job(2, "job12", phase="Pending"),
+    _pod(3, "job1", "Succeeded"),
+    _pod(4, "job12", "Failed"),
+)
+
+
+def test_the_lives_of_the_jobs_and_of_their_pods_are_told() -> None:
+    told = tell("I5 at revision 3: job1: attempt 2, the one before was done", REVISIONS).split("\n")
+    assert told == [
+        "  1 MODIFIED job1: Running, attempt 1, stop None, []",
+        "  3 DELETED job1-1-0 deleted: Succeeded []",
+    ]
+
+
+def test_a_problem_without_a_job_has_no_story() -> None:
+    assert tell("the watches catch up: not in time", REVISIONS) == ""

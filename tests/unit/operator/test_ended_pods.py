@@ -1,0 +1,78 @@
+"""How pods ended that are gone is kept until their attempt is over, and no longer."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.observe import ended_pods
+from gpujob_operator.observe.ended_pods import EndedPods
+from tests.harness.builders import make_job, make_pod, placed, with_status
+
+JOB = placed(make_job())
+DONE = replace(make_pod(JOB), phase=PodPhase.SUCCEEDED, exit_code=0)
+
+
+def _told(job: GPUJob | None, pod: PodView = DONE) -> tuple[PodView, ...]:
+    pods = EndedPods()
+    pods.remember(pod)
+    return pods.undecided(lambda _: job)
+
+
+def test_the_end_of_a_worker_of_the_attempt_is_told() -> None:
+    assert _told(JOB) == (DONE,)
+
+
+@pytest.mark.parametrize("exit_code", [0, 7])
+def test_containers_beside_the_worker_went_with_the_pod(exit_code: int) -> None:
+    """Nobody waits for the rest of a pod that is gone."""
+    running = replace(make_pod(JOB), phase=PodPhase.RUNNING, exit_code=exit_code)
+    (told,) = _told(JOB, running)
+    assert told.finished
+    assert told.exit_code == exit_code
+
+
+def test_a_pod_that_ran_until_it_was_gone_has_no_end() -> None:
+    assert _told(JOB, make_pod(JOB)) == ()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        None,
+        with_status(JOB, attempt=2),
+        with_status(JOB, placement=None),
+        with_status(JOB, phase=JobPhase.SUCCEEDED),
+    ],
+    ids=["job gone", "next attempt", "given up", "finished"],
+)
+def test_it_is_forgotten_when_its_attempt_is_over(job: GPUJob | None) -> None:
+    pods = EndedPods()
+    pods.remember(DONE)
+    assert pods.undecided(lambda _: job) == ()
+    assert pods.undecided(lambda _: JOB) == ()
+
+
+def test_it_waits_for_a_job_whose_placement_was_not_seen_yet() -> None:
+    pods = EndedPods()
+    pods.remember(DONE)
+    unplaced = with_status(JOB, attempt=0, placement=None)
+    assert pods.undecided(lambda _: unplaced) == ()
+    assert pods.undecided(lambda _: JOB) == (DONE,)
+
+
+def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_pods, "PODS_REMEMBERED_MAX", 2)
+    pods = EndedPods()
+    for uid in ("a", "b", "c"):
+        pods.remember(replace(DONE, uid=uid))
+    assert [pod.uid for pod in pods.undecided(lambda _: JOB)] == ["b", "c"]
+
+
+def test_what_a_write_found_gone_is_forgotten() -> None:
+    pods = EndedPods()
+    pods.remember(DONE)
+    assert pods.forget(DONE.uid)
+    assert not pods.forget(DONE.uid)
+    assert pods.undecided(lambda _: JOB) == ()
