@@ -18,6 +18,10 @@ JOBS_MAX = 24
 OPERATORS = ("operator", "second")
 AWAY_SECONDS = 2.0
 FROZEN_SECONDS = 4.0
+NODES = "/api/v1/nodes"
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
+# Of AWS Node Termination Handler.
+NOTICE = "aws-node-termination-handler/spot-itn"
 FAULTS_OF_WORKERS = ("1=exit:7", "1=late-exit:1", "1=late-error", "*=ignore-term", "1=user-error")
 
 
@@ -46,6 +50,7 @@ class Weather:
             (60, self.suspend_job),
             (80, self.resume_job),
             (30, self.delete_pod),
+            (20, self.evict_pod),
             (30, self.kill_worker),
         )
         self._of_the_cluster: tuple[tuple[int, Callable[[], None]], ...] = (
@@ -53,6 +58,9 @@ class Weather:
             (4, self.freeze_operator),
             (3, self.kill_agent),
             (2, self.kill_node),
+            (2, self.drain_node),
+            (2, self.announce_end_of_node),
+            (3, self.set_quota),
             (1, self.lose_api_server),
         )
 
@@ -86,7 +94,11 @@ class Weather:
             timer.join()
         self._timers.clear()
         cluster = self._scene.cluster
+        with contextlib.suppress(ApiError):
+            self._scene.client.delete(f"{QUOTAS}/few")
         for node in cluster.node_names():
+            self._patch_node(node, {"unschedulable": None})
+            self._taint(node, [])
             if node not in cluster.children:
                 cluster.start_node(node)
             elif f"agent-{node}" not in cluster.children:
@@ -147,6 +159,10 @@ class Weather:
         if pods := self._pods():
             self._scene.client.delete(pod_path(self._random.choice(pods)))
 
+    def evict_pod(self) -> None:
+        if pods := self._pods():
+            self._evict(self._random.choice(pods))
+
     def kill_worker(self) -> None:
         for pod in self._pods():
             for pid in self._scene.worker_pids(pod)[:1]:
@@ -184,6 +200,33 @@ class Weather:
             self._jobs_go_on(self._random.uniform(0.0, 10.0))
             self._scene.cluster.start_node(node)
 
+    def drain_node(self) -> None:
+        """As `kubectl drain` does; the node is taken into use again soon."""
+        node = self._random.choice(self._scene.cluster.node_names())
+        self._patch_node(node, {"unschedulable": True})
+        for pod in self._pods():
+            if pod["spec"].get("nodeName") == node:
+                self._evict(pod)
+        self._jobs_go_on(self._random.uniform(0.0, 8.0))
+        self._patch_node(node, {"unschedulable": None})
+
+    def announce_end_of_node(self) -> None:
+        """It does not come, as after a maintenance event that was called off."""
+        node = self._random.choice(self._scene.cluster.node_names())
+        self._taint(node, [{"key": NOTICE, "value": "true", "effect": "NoSchedule"}])
+        self._jobs_go_on(self._random.uniform(0.0, 8.0))
+        self._taint(node, [])
+
+    def set_quota(self) -> None:
+        """Fewer pods than there are jobs, for a while."""
+        quota = {
+            "metadata": {"name": "few"},
+            "spec": {"hard": {"pods": self._random.randint(1, 6)}},
+        }
+        self._scene.client.create(QUOTAS, quota)
+        self._jobs_go_on(self._random.uniform(0.0, 8.0))
+        self._scene.client.delete(f"{QUOTAS}/few")
+
     def lose_api_server(self) -> None:
         with self._scene.without_api_server():
             time.sleep(AWAY_SECONDS)
@@ -209,6 +252,25 @@ class Weather:
 
     def _suspend(self, name: str, *, suspend: bool) -> None:
         self._scene.client.merge(f"{JOBS}/{name}", {"spec": {"suspend": suspend}})
+
+    def _evict(self, pod: dict[str, Any]) -> None:
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod["metadata"]["name"]},
+        }
+        # Another pod may be gone meanwhile.
+        with contextlib.suppress(ApiError):
+            self._scene.client.create(f"{pod_path(pod)}/eviction", eviction)
+
+    def _taint(self, node: str, taints: list[dict[str, str]]) -> None:
+        """In place of earlier ones of ours; those of others stay."""
+        spec = self._scene.client.get(f"{NODES}/{node}")["spec"]
+        others = [taint for taint in spec.get("taints", ()) if taint["key"] != NOTICE]
+        self._patch_node(node, {"taints": [*others, *taints]})
+
+    def _patch_node(self, node: str, spec: dict[str, Any]) -> None:
+        self._scene.client.merge(f"{NODES}/{node}", {"spec": spec})
 
     def _pods(self) -> list[dict[str, Any]]:
         pods = self._scene.client.get("/api/v1/namespaces/default/pods")["items"]
