@@ -306,7 +306,7 @@ OBSERVES = (
     of_operator(
         "how a pod ended is lost when it goes at once",
         "observe/cache.py",
-        "            self._ended.remember(view)\n",
+        "            self._gone.remember(before.view)\n",
         "",
         "test_cache.py",
     ),

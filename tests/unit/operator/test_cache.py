@@ -10,8 +10,9 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.cache import GONE_SECONDS, PRUNE_SECONDS, Cache, Kind
+from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.gone_pods import GONE_SECONDS, REMOVAL_AWAITED_SECONDS
 from tests.harness.builders import make_gpu, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (
@@ -199,6 +200,36 @@ def test_how_a_pod_ended_is_known_although_it_is_gone(cache: Cache, ends_by: str
         cache.apply(Kind.POD, "DELETED", gone)
     (pod,) = _snapshot(cache).pods
     assert (pod.uid, pod.exit_code, pod.finished) == ("pod-job-1-0", 0, True)
+
+
+def test_how_a_pod_ended_is_awaited_where_a_write_found_it_gone(
+    cache: Cache, clock: FakeClock
+) -> None:
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    cache.forget(Kind.POD, "pod-job-1-0")
+    clock.advance(REMOVAL_AWAITED_SECONDS / 2)
+    cache.forget(Kind.POD, "pod-job-1-0")
+    (pod,) = _snapshot(cache).pods
+    assert not pod.ended
+    gone = pod_manifest(job, version=4, phase="Succeeded", state=DONE)
+    cache.apply(Kind.POD, "DELETED", gone)
+    (pod,) = _snapshot(cache).pods
+    assert pod.exit_code == 0
+
+
+def test_a_pod_whose_removal_no_event_tells_is_awaited_for_so_long(
+    cache: Cache, clock: FakeClock
+) -> None:
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    cache.forget(Kind.POD, "pod-job-1-0")
+    clock.advance(REMOVAL_AWAITED_SECONDS)
+    assert _snapshot(cache).pods
+    cache.forget(Kind.POD, "pod-job-1-0")
+    assert _snapshot(cache).pods == ()
 
 
 def test_a_pod_that_went_while_it_ran_has_no_end(cache: Cache) -> None:

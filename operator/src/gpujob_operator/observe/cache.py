@@ -18,7 +18,6 @@ from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import (
-    GonePod,
     InvalidJob,
     NodeView,
     PodView,
@@ -28,7 +27,7 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.ended_pods import EndedPods
+from gpujob_operator.observe.gone_pods import GonePods
 from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
@@ -63,9 +62,6 @@ _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
 _SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
 
 PRUNE_SECONDS = 10.0
-# How long deleted pods are remembered. By then an agent has read its GPUs again.
-GONE_SECONDS = 60.0
-GONE_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -102,8 +98,7 @@ class Cache:
         )
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
-        self._gone: dict[str, GonePod] = {}
-        self._ended = EndedPods()
+        self._gone = GonePods(clock)
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
@@ -175,9 +170,13 @@ class Cache:
         return lambda name, error: self.unreadable.note(kind.value, name, error)
 
     def forget(self, kind: Kind, uid: str) -> None:
-        """Removes an object that a write found to be gone."""
+        """Removes an object that a write found to be gone. Of a pod that was seen to run, the event
+        is awaited first; each further write that finds it gone asks again."""
+        pod = self.pod(uid) if kind is Kind.POD else None
+        if pod is not None and self._gone.awaits_removal(pod):
+            return
         is_removed = self._stores[kind].remove(uid)
-        if self._ended.forget(uid) or is_removed:
+        if self._gone.forget_end(uid) or is_removed:
             self._dirty.mark()
 
     def mark(self, kind: Kind) -> Mark:
@@ -198,7 +197,7 @@ class Cache:
         history = self._stores[kind].mark.history
         changed = self._stores[kind].resync(objects, resource_version, mark)
         if self._stores[kind].mark.history != history:
-            self._ended.clear()
+            self._gone.forget_ends()
             self._restored()
         first = kind not in self.synced
         self.synced.add(kind)
@@ -209,7 +208,7 @@ class Cache:
     def begin_another_history(self) -> None:
         """The API server's data was restored from a backup: what comes next replaces what is
         stored, however old it is. List every kind after this."""
-        self._ended.clear()
+        self._gone.forget_ends()
         for store in self._stores.values():
             store.begin_another_history()
 
@@ -263,14 +262,14 @@ class Cache:
             reports=reports,
             usage=self._readings.usage.usage(),
             spot_pools=self.spot.pools(),
-            gone_pods=self._gone_pods(),
+            gone_pods=self._gone.recent(),
             program_faults=self._readings.program_faults.all(),
             configuration=configuration,
         )
 
     def _pod_views(self) -> tuple[PodView, ...]:
         there = (pod.view for pod in self.pods.views if pod.view is not None)
-        return (*there, *self._ended.undecided(self.job_of))
+        return (*there, *self._gone.undecided(self.job_of))
 
     def _matters(self, uid: str) -> bool:
         """True if the pod is a worker or counts on a managed node."""
@@ -356,16 +355,8 @@ class Cache:
             use.memory_bytes += sign * pod.requests.memory_bytes
             self._node_views.pop(pod.node, None)
         if after is None and before is not None and before.view is not None:
-            view = before.view
-            self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
-            self._readings.program_faults.remember(view)
-            self._ended.remember(view)
-
-    def _gone_pods(self) -> tuple[GonePod, ...]:
-        """Pods that ended since the agents' last readings, or shortly before."""
-        since = self._clock() - timedelta(seconds=GONE_SECONDS)
-        self._gone = {uid: pod for uid, pod in self._gone.items() if pod.gone_at >= since}
-        return tuple(self._gone.values())[-GONE_MAX:]
+            self._gone.remember(before.view)
+            self._readings.program_faults.remember(before.view)
 
     def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
         views = (node.empty if node is not None else None for node in (before, after))

@@ -6,16 +6,17 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.observe import ended_pods
-from gpujob_operator.observe.ended_pods import EndedPods
+from gpujob_operator.observe import gone_pods
+from gpujob_operator.observe.gone_pods import GonePods
 from tests.harness.builders import make_job, make_pod, placed, with_status
+from tests.harness.clocks import FakeClock
 
 JOB = placed(make_job())
 DONE = replace(make_pod(JOB), phase=PodPhase.SUCCEEDED, exit_code=0)
 
 
 def _told(job: GPUJob | None, pod: PodView = DONE) -> tuple[PodView, ...]:
-    pods = EndedPods()
+    pods = GonePods(FakeClock().now)
     pods.remember(pod)
     return pods.undecided(lambda _: job)
 
@@ -48,14 +49,14 @@ def test_a_pod_that_ran_until_it_was_gone_has_no_end() -> None:
     ids=["job gone", "next attempt", "given up", "finished"],
 )
 def test_it_is_forgotten_when_its_attempt_is_over(job: GPUJob | None) -> None:
-    pods = EndedPods()
+    pods = GonePods(FakeClock().now)
     pods.remember(DONE)
     assert pods.undecided(lambda _: job) == ()
     assert pods.undecided(lambda _: JOB) == ()
 
 
 def test_it_waits_for_a_job_whose_placement_was_not_seen_yet() -> None:
-    pods = EndedPods()
+    pods = GonePods(FakeClock().now)
     pods.remember(DONE)
     unplaced = with_status(JOB, attempt=0, placement=None)
     assert pods.undecided(lambda _: unplaced) == ()
@@ -63,16 +64,16 @@ def test_it_waits_for_a_job_whose_placement_was_not_seen_yet() -> None:
 
 
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended_pods, "PODS_REMEMBERED_MAX", 2)
-    pods = EndedPods()
+    monkeypatch.setattr(gone_pods, "PODS_REMEMBERED_MAX", 2)
+    pods = GonePods(FakeClock().now)
     for uid in ("a", "b", "c"):
         pods.remember(replace(DONE, uid=uid))
     assert [pod.uid for pod in pods.undecided(lambda _: JOB)] == ["b", "c"]
 
 
 def test_what_a_write_found_gone_is_forgotten() -> None:
-    pods = EndedPods()
+    pods = GonePods(FakeClock().now)
     pods.remember(DONE)
-    assert pods.forget(DONE.uid)
-    assert not pods.forget(DONE.uid)
+    assert pods.forget_end(DONE.uid)
+    assert not pods.forget_end(DONE.uid)
     assert pods.undecided(lambda _: JOB) == ()
