@@ -54,7 +54,7 @@ simulate: setup ## Run the decision core through seeded faults in virtual time (
 	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)
 
 .PHONY: soak
-soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, 45 min)
+soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, an hour)
 	@$(VENV)/python -m tests.soak --revisions $(or $(REVISIONS),100000) --seed $(or $(SEED),0)
 
 .PHONY: mutants

@@ -1,8 +1,9 @@
-"""Worker pods that are gone: when they went, and how they ended until that is decided upon.
+"""Worker pods that are gone: when they went, and which were done until that is decided upon.
 
 A kubelet says how a pod that is being deleted ended, and removes the pod a moment later. Both may
 come between two decisions, and the second would take the first away: a job that was done within
-its grace would run once more. A new leader knows of no pod that went before it watched.
+its grace would run once more. What ended otherwise while it was deleted was interrupted, as is a
+pod of which nothing is known. A new leader knows of no pod that went before it watched.
 """
 
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.settings import EXIT_DONE
 from gpujob_operator.decide.model.snapshot import GonePod, PodPhase, PodView
 from gpujob_operator.decide.model.workers import place_of
 
@@ -29,7 +31,7 @@ class GonePods:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._gone: dict[str, GonePod] = {}
-        self._ended: OrderedDict[str, PodView] = OrderedDict()
+        self._done: OrderedDict[str, PodView] = OrderedDict()
         # Since when pods were found gone whose removal was not seen.
         self._missing: dict[str, datetime] = {}
 
@@ -37,14 +39,12 @@ class GonePods:
         """A pod that went, as it was seen last. Nothing of it runs any more."""
         self._missing.pop(pod.uid, None)
         self._gone[pod.uid] = GonePod(pod.uid, self._clock(), pod.gpus)
-        if not pod.ended:
+        if pod.exit_code != EXIT_DONE:
             return
-        if not pod.finished:
-            phase = PodPhase.FAILED if pod.exit_code else PodPhase.SUCCEEDED
-            pod = replace(pod, phase=phase)
-        self._ended[pod.uid] = pod
-        if len(self._ended) > PODS_REMEMBERED_MAX:
-            self._ended.popitem(last=False)
+        # Containers beside the worker went with the pod, whatever was seen of them.
+        self._done[pod.uid] = replace(pod, phase=PodPhase.SUCCEEDED)
+        if len(self._done) > PODS_REMEMBERED_MAX:
+            self._done.popitem(last=False)
 
     def awaits_removal(self, pod: PodView) -> bool:
         """Whether the event of the removal may still come of a pod that a write found gone."""
@@ -54,10 +54,10 @@ class GonePods:
         return (self._clock() - since).total_seconds() < REMOVAL_AWAITED_SECONDS
 
     def forget_end(self, uid: str) -> bool:
-        return self._ended.pop(uid, None) is not None
+        return self._done.pop(uid, None) is not None
 
     def forget_ends(self) -> None:
-        self._ended.clear()
+        self._done.clear()
 
     def recent(self) -> tuple[GonePod, ...]:
         """Pods that went since the agents' last readings, or shortly before."""
@@ -66,13 +66,13 @@ class GonePods:
         return tuple(self._gone.values())[-PODS_REMEMBERED_MAX:]
 
     def undecided(self, job_of: JobOf) -> tuple[PodView, ...]:
-        """Those that ended, of attempts that hold their GPUs. Forgets those of attempts that are
-        over."""
+        """Those that were done, of attempts that hold their GPUs. Forgets those of attempts that
+        are over."""
         found: list[PodView] = []
-        for pod in list(self._ended.values()):
+        for pod in list(self._done.values()):
             job = job_of(pod)
             if job is None or _is_over(pod.attempt, job):
-                del self._ended[pod.uid]
+                del self._done[pod.uid]
             elif place_of(pod, job) is not None:
                 found.append(pod)
         return tuple(found)

@@ -77,7 +77,7 @@ def test_the_worker_names_the_class_of_its_failure(kind: FailureClass) -> None:
 @pytest.mark.parametrize(
     "reason",
     ["Evicted", "OutOfcpu", "OutOfmemory", "NodeLost", "NodeShutdown", "Terminated", "Preempting",
-     "NodeAffinity", "UnexpectedAdmissionError"],
+     "DeletionByPodGC", "NodeAffinity", "UnexpectedAdmissionError"],
 )  # fmt: skip
 @pytest.mark.parametrize("exit_code", [None, 137, 143])
 def test_what_the_node_did_is_an_interruption(reason: str, exit_code: int | None) -> None:
@@ -304,6 +304,12 @@ def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
     counters = Counters(fruitless=FRUITLESS_INTERRUPTIONS_MAX)
     job = running(make_job(), counters=counters)
     assert not interrupted(job, judge(job, (), LOST), CONFIGURATION, after(60)).retry
+
+
+def test_a_pod_that_the_garbage_collector_let_fail_lost_its_node() -> None:
+    """No exit code is known of it, as of a pod that could not be started."""
+    outcome = ended(None, reason="DeletionByPodGC", message="PodGC: node no longer exists")
+    assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
 
 
 @pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "NodeLost"])

@@ -23,7 +23,8 @@ EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
-_NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
+# Kubernetes' garbage collector lets the pods of a node that is gone fail right before they go.
+_NODE_LOSSES = ("ContainerStatusUnknown", "DeletionByPodGC", "NodeLost")
 # Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
     "Evicted",
