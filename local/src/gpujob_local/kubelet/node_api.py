@@ -102,18 +102,20 @@ class NodeApi:
                     yield event["type"], event["object"]
 
 
-async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+async def patiently(call: Callable[[], Awaitable[T]], *, forbidden_is_later: bool = False) -> T:
     """Repeats a call until it answers; waits at most 2 s in between, ends by cancellation.
 
-    Refusals go through, except those that say "later" (429, 5xx).
+    Refusals go through, except those that say "later" (429, 5xx). `forbidden_is_later`: for what a
+    node may always do, because an API server knows no roles for a moment after its start.
     """
+    later = (401, 403, 429) if forbidden_is_later else (429,)
     delay = RETRY_SECONDS_MIN
     while True:
         with suppress(OSError, aiohttp.ClientError, TimeoutError):
             try:
                 return await call()
             except ApiError as error:
-                if error.code != 429 and error.code < 500:
+                if error.code not in later and error.code < 500:
                     raise
         await asyncio.sleep(delay)
         delay = min(RETRY_SECONDS_MAX, delay * 2)

@@ -227,7 +227,8 @@ class PodRunner:
             body = {"metadata": {"uid": self.uid}, "status": status}
             try:
                 answer = await patiently(
-                    lambda: self._api.request("PATCH", path, body, STRATEGIC_PATCH)
+                    lambda: self._api.request("PATCH", path, body, STRATEGIC_PATCH),
+                    forbidden_is_later=True,
                 )
             except ApiError as error:
                 sys.stderr.write(f"status of {namespace}/{name} refused: {error}\n")
@@ -253,7 +254,9 @@ class PodRunner:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         body: Json = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
         with suppress(ApiError):
-            await patiently(lambda: self._api.request("DELETE", path, body))
+            await patiently(
+                lambda: self._api.request("DELETE", path, body), forbidden_is_later=True
+            )
 
 
 def _has_run(pod: Json) -> bool:
