@@ -57,7 +57,15 @@ class _Reading:
 class History:
     """Feed it revisions in order; `violations` is what it found."""
 
-    def __init__(self, telemetry_stale_seconds: float = 30.0) -> None:
+    def __init__(
+        self, telemetry_stale_seconds: float = 30.0, *, leaders_freeze: bool = False
+    ) -> None:
+        """`leaders_freeze`: a request of a leader that stood still may arrive when another one has
+        given its attempt up. Such a pod has to be asked to go: `late` has those that were not.
+        """
+        self.late: set[str] = set()
+        self._came_late: set[str] = set()
+        self._leaders_freeze = leaders_freeze
         self.violations: list[Violation] = []
         self.jobs: dict[str, GPUJob] = {}
         self.pods: dict[str, Json] = {}
@@ -269,6 +277,8 @@ class History:
         self._workers[uid] = (job_uid, _attempt_of(pod))
         is_new = uid not in self.pods
         self.pods[uid] = pod
+        if revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:
+            self.late.discard(uid)
         if revision.type == "DELETED":
             del self.pods[uid]
         elif is_new:
@@ -298,7 +308,16 @@ class History:
 
     def _check_new_pod(self, revision: Revision, job_uid: str) -> None:
         name = revision.object["metadata"]["name"]
-        pods = [pod for pod in self.pods.values() if _job_uid(pod) == job_uid and _live(pod)]
+        if self._leaders_freeze and self._is_given_up(revision.object):
+            uid = revision.object["metadata"]["uid"]
+            self.late.add(uid)
+            self._came_late.add(uid)
+            return
+        pods = [
+            pod
+            for uid, pod in self.pods.items()
+            if _job_uid(pod) == job_uid and _live(pod) and uid not in self._came_late
+        ]
         attempts = {_attempt_of(pod) for pod in pods}
         if len(attempts) > 1:
             self._fail("I3", revision, f"{name}: live pods of attempts {sorted(attempts)}")
@@ -309,6 +328,11 @@ class History:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
         elif not _holds(job) or job.status.attempt != _attempt_of(revision.object):
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
+
+    def _is_given_up(self, pod: Json) -> bool:
+        """Its job has another attempt by now."""
+        job = self.jobs.get(_job_uid(pod))
+        return job is not None and _attempt_of(pod) < job.status.attempt
 
 
 def _job_uid(pod: Mapping[str, Any]) -> str:

@@ -151,7 +151,10 @@ class _Stream(threading.Thread):
 class Recorder:
     """`verify` raises AssertionError naming what was broken; `history` is what was folded."""
 
-    def __init__(self, plane: ControlPlane, telemetry_stale_seconds: float) -> None:
+    def __init__(
+        self, plane: ControlPlane, telemetry_stale_seconds: float, *, leaders_freeze: bool = False
+    ) -> None:
+        self._leaders_freeze = leaders_freeze
         self.history = History(telemetry_stale_seconds)
         self._client: ApiClient = plane.client()
         self._stale_seconds = telemetry_stale_seconds
@@ -178,7 +181,7 @@ class Recorder:
     def fold(self) -> History:
         """All promises over all revisions up to now."""
         self._wait(self._caught_up, "the watches catch up")
-        self.history = History(self._stale_seconds)
+        self.history = History(self._stale_seconds, leaders_freeze=self._leaders_freeze)
         for revision in self.revisions():
             self.history.fold(revision)
         return self.history
@@ -187,6 +190,7 @@ class Recorder:
         """No promise broken on any revision, none missed, and no pod is left without a live owner
         (I7)."""
         self._wait(lambda: not self.fold().orphans(), "no pod without a live owner")
+        assert not self.history.late, f"pods of attempts that were given up: {self.history.late}"
         broken = [str(violation) for violation in self.history.violations]
         assert not broken, "\n".join(broken)
         missed = [name for stream in self._streams.values() for name in stream.missed]

@@ -48,8 +48,8 @@ class Tally:
 
 def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> None:
     """Faults for so many seconds; then every job's end, quiet, and the recorder's judgement."""
-    if tally.rounds:
-        scene.recorder = Recorder(scene.cluster.control_plane, STALE_SECONDS)
+    scene.recorder.stop()
+    scene.recorder = Recorder(scene.cluster.control_plane, STALE_SECONDS, leaders_freeze=True)
     try:
         weather.play(seconds)
         _wait_for_ends(scene, weather.mend())

@@ -62,8 +62,8 @@ def impostor(type_: str = "ADDED", **metadata: Any) -> Entry:
     return "Pod", type_, item
 
 
-def fold(*entries: Entry) -> History:
-    history = History(telemetry_stale_seconds=30)
+def fold(*entries: Entry, leaders_freeze: bool = False) -> History:
+    history = History(telemetry_stale_seconds=30, leaders_freeze=leaders_freeze)
     for version, (kind, type_, item) in enumerate(entries):
         history.fold(Revision(version, kind, type_, item))
     return history
@@ -166,6 +166,24 @@ def test_a_second_live_attempt_is_seen() -> None:
     assert broken(node(), job(placed(JOB)), pod(), job(again), pod(2)) == ["I3"]
     gone = pod(type_="DELETED")
     assert broken(node(), job(placed(JOB)), pod(), gone, job(again), pod(2)) == []
+
+
+def test_a_pod_that_a_frozen_leader_asked_for_has_to_be_asked_to_go() -> None:
+    second = placed(JOB, attempt=2)
+    before = node(), job(placed(JOB)), job(second), pod(2)
+    assert broken(*before, pod()) == ["I3", "I3"]
+    frozen = fold(*before, pod(), leaders_freeze=True)
+    assert not frozen.violations
+    assert frozen.late == {"uid-job-1-0"}
+    kind, _, asked = pod()
+    asked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert not fold(*before, pod(), (kind, "MODIFIED", asked), leaders_freeze=True).late
+
+
+def test_a_pod_that_did_not_come_late_is_a_second_live_attempt_whoever_froze() -> None:
+    before = node(), job(placed(JOB)), pod(), job(placed(JOB, attempt=2))
+    (violation,) = fold(*before, pod(2), leaders_freeze=True).violations
+    assert violation.promise == "I3"
 
 
 def test_an_attempt_that_goes_back_or_jumps_is_seen() -> None:
