@@ -28,7 +28,7 @@ test: tools ## Run the tests (TESTS="tests/unit -k why" for a part)
 	  $(or $(TESTS),tests)
 
 .PHONY: coverage
-coverage: tools ## Run the tests and list the lines that none of them reaches (twice as long; TESTS=...)
+coverage: tools ## Run the tests and list the lines that none of them reaches (slower; TESTS=...)
 	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term-missing:skip-covered $(or $(TESTS),tests)
 

@@ -20,11 +20,11 @@ AWAY_SECONDS = 2.0
 FROZEN_SECONDS = 4.0
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
+QUOTA = "few"
 # Of AWS Node Termination Handler.
 NOTICE = "aws-node-termination-handler/spot-itn"
 FAULTS_OF_WORKERS = ("1=exit:7", "1=late-exit:1", "1=late-error", "*=ignore-term", "1=user-error")
-
-
+# Each with its weight.
 Events = tuple[tuple[int, Callable[[], None]], ...]
 
 
@@ -43,7 +43,7 @@ class Weather:
         self._names: list[str] = []
         self._timers: list[threading.Timer] = []
         self._happened: Counter[str] = Counter()
-        self._of_jobs: tuple[tuple[int, Callable[[], None]], ...] = (
+        self._of_jobs: Events = (
             (400, self.submit_job),
             (240, self.finish_job),
             (60, self.delete_job),
@@ -53,7 +53,7 @@ class Weather:
             (20, self.evict_pod),
             (30, self.kill_worker),
         )
-        self._of_the_cluster: tuple[tuple[int, Callable[[], None]], ...] = (
+        self._of_the_cluster: Events = (
             (4, self.kill_operator),
             (4, self.freeze_operator),
             (3, self.kill_agent),
@@ -95,7 +95,7 @@ class Weather:
         self._timers.clear()
         cluster = self._scene.cluster
         with contextlib.suppress(ApiError):
-            self._scene.client.delete(f"{QUOTAS}/few")
+            self._scene.client.delete(f"{QUOTAS}/{QUOTA}")
         for node in cluster.node_names():
             self._patch_node(node, {"unschedulable": None})
             self._taint(node, [])
@@ -220,12 +220,12 @@ class Weather:
     def set_quota(self) -> None:
         """Fewer pods than there are jobs, for a while."""
         quota = {
-            "metadata": {"name": "few"},
+            "metadata": {"name": QUOTA},
             "spec": {"hard": {"pods": self._random.randint(1, 6)}},
         }
         self._scene.client.create(QUOTAS, quota)
         self._jobs_go_on(self._random.uniform(0.0, 8.0))
-        self._scene.client.delete(f"{QUOTAS}/few")
+        self._scene.client.delete(f"{QUOTAS}/{QUOTA}")
 
     def lose_api_server(self) -> None:
         with self._scene.without_api_server():

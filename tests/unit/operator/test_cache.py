@@ -182,62 +182,69 @@ def test_pods_that_went_are_told_until_the_gpus_were_read_again(
 
 
 DONE: Manifest = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+WORKER = placed(JOB)
+UID = "pod-job-1-0"
+
+
+def _done_pod(version: int) -> Manifest:
+    return pod_manifest(WORKER, version=version, phase="Succeeded", state=DONE)
+
+
+@pytest.fixture
+def watched(cache: Cache) -> Cache:
+    """A job's worker runs."""
+    cache.apply(Kind.JOB, "ADDED", job_manifest(WORKER, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(WORKER, version=2))
+    return cache
 
 
 @pytest.mark.parametrize("ends_by", ["event", "event of the removal", "list"])
-def test_how_a_pod_ended_is_known_although_it_is_gone(cache: Cache, ends_by: str) -> None:
+def test_how_a_pod_ended_is_known_although_it_is_gone(watched: Cache, ends_by: str) -> None:
     """A kubelet writes the end and removes the pod before the next decision."""
-    job = placed(JOB)
-    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
-    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
     if ends_by != "event of the removal":
-        done = pod_manifest(job, version=3, phase="Succeeded", state=DONE)
-        cache.apply(Kind.POD, "MODIFIED", done)
+        watched.apply(Kind.POD, "MODIFIED", _done_pod(3))
     if ends_by == "list":
-        cache.resync(Kind.POD, [], "4")
+        watched.resync(Kind.POD, [], "4")
     else:
-        gone = pod_manifest(job, version=4, phase="Succeeded", state=DONE)
-        cache.apply(Kind.POD, "DELETED", gone)
-    (pod,) = _snapshot(cache).pods
-    assert (pod.uid, pod.exit_code, pod.finished) == ("pod-job-1-0", 0, True)
+        watched.apply(Kind.POD, "DELETED", _done_pod(4))
+    (pod,) = _snapshot(watched).pods
+    assert (pod.uid, pod.exit_code, pod.finished) == (UID, 0, True)
+
+
+def test_a_deletion_that_comes_too_late_takes_no_end_away(watched: Cache) -> None:
+    """It was on its way when the worker ended."""
+    watched.apply(Kind.POD, "DELETED", _done_pod(4))
+    watched.forget(Kind.POD, UID)
+    (pod,) = _snapshot(watched).pods
+    assert pod.exit_code == 0
 
 
 def test_how_a_pod_ended_is_awaited_where_a_write_found_it_gone(
-    cache: Cache, clock: FakeClock
+    watched: Cache, clock: FakeClock
 ) -> None:
-    job = placed(JOB)
-    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
-    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
-    cache.forget(Kind.POD, "pod-job-1-0")
+    watched.forget(Kind.POD, UID)
     clock.advance(REMOVAL_AWAITED_SECONDS / 2)
-    cache.forget(Kind.POD, "pod-job-1-0")
-    (pod,) = _snapshot(cache).pods
+    watched.forget(Kind.POD, UID)
+    (pod,) = _snapshot(watched).pods
     assert not pod.ended
-    gone = pod_manifest(job, version=4, phase="Succeeded", state=DONE)
-    cache.apply(Kind.POD, "DELETED", gone)
-    (pod,) = _snapshot(cache).pods
+    watched.apply(Kind.POD, "DELETED", _done_pod(4))
+    (pod,) = _snapshot(watched).pods
     assert pod.exit_code == 0
 
 
 def test_a_pod_whose_removal_no_event_tells_is_awaited_for_so_long(
-    cache: Cache, clock: FakeClock
+    watched: Cache, clock: FakeClock
 ) -> None:
-    job = placed(JOB)
-    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
-    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
-    cache.forget(Kind.POD, "pod-job-1-0")
+    watched.forget(Kind.POD, UID)
     clock.advance(REMOVAL_AWAITED_SECONDS)
-    assert _snapshot(cache).pods
-    cache.forget(Kind.POD, "pod-job-1-0")
-    assert _snapshot(cache).pods == ()
+    assert _snapshot(watched).pods
+    watched.forget(Kind.POD, UID)
+    assert _snapshot(watched).pods == ()
 
 
-def test_a_pod_that_went_while_it_ran_has_no_end(cache: Cache) -> None:
-    job = placed(JOB)
-    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
-    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
-    cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=3))
-    assert _snapshot(cache).pods == ()
+def test_a_pod_that_went_while_it_ran_has_no_end(watched: Cache) -> None:
+    watched.apply(Kind.POD, "DELETED", pod_manifest(WORKER, version=3))
+    assert _snapshot(watched).pods == ()
 
 
 def test_a_reading_is_as_old_as_its_arrival(cache: Cache) -> None:

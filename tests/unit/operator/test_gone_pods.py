@@ -68,11 +68,3 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for uid in ("a", "b", "c"):
         pods.remember(replace(DONE, uid=uid))
     assert [pod.uid for pod in pods.undecided(lambda _: JOB)] == ["b", "c"]
-
-
-def test_what_a_write_found_gone_is_forgotten() -> None:
-    pods = GonePods(FakeClock().now)
-    pods.remember(DONE)
-    assert pods.forget_end(DONE.uid)
-    assert not pods.forget_end(DONE.uid)
-    assert pods.undecided(lambda _: JOB) == ()

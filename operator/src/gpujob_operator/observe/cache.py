@@ -170,13 +170,12 @@ class Cache:
         return lambda name, error: self.unreadable.note(kind.value, name, error)
 
     def forget(self, kind: Kind, uid: str) -> None:
-        """Removes an object that a write found to be gone. Of a pod that was seen to run, the event
-        is awaited first; each further write that finds it gone asks again."""
+        """Removes an object that a write found to be gone. Of a worker's pod that was not seen to
+        end, the event is awaited first; each further write that finds it gone asks again."""
         pod = self.pod(uid) if kind is Kind.POD else None
         if pod is not None and self._gone.awaits_removal(pod):
             return
-        is_removed = self._stores[kind].remove(uid)
-        if self._gone.forget_end(uid) or is_removed:
+        if self._stores[kind].remove(uid):
             self._dirty.mark()
 
     def mark(self, kind: Kind) -> Mark:
@@ -197,7 +196,6 @@ class Cache:
         history = self._stores[kind].mark.history
         changed = self._stores[kind].resync(objects, resource_version, mark)
         if self._stores[kind].mark.history != history:
-            self._gone.forget_ends()
             self._restored()
         first = kind not in self.synced
         self.synced.add(kind)

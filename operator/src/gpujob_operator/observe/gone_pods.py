@@ -19,8 +19,8 @@ from gpujob_operator.decide.model.workers import place_of
 # How long pods are remembered as gone. By then an agent has read its GPUs again.
 GONE_SECONDS = 60.0
 PODS_REMEMBERED_MAX = 4096
-# How long the event of a running pod's removal is awaited where a write found the pod gone. It says
-# how the pod ended. A watch that works brings it within this time.
+# How long the event of a pod's removal is awaited where a write found the pod gone. It says how the
+# pod ended. A watch that works brings it within this time.
 REMOVAL_AWAITED_SECONDS = 5.0
 
 # The job whose worker the pod is, or None.
@@ -52,9 +52,6 @@ class GonePods:
             return False
         since = self._missing.setdefault(pod.uid, self._clock())
         return (self._clock() - since).total_seconds() < REMOVAL_AWAITED_SECONDS
-
-    def forget_end(self, uid: str) -> bool:
-        return self._done.pop(uid, None) is not None
 
     def forget_ends(self) -> None:
         self._done.clear()
