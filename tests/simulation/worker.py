@@ -157,10 +157,10 @@ class Worker:
         if self.ended or self._draining:
             return
         if not self._take_memory():
-            self._fail(FailureClass.OUT_OF_MEMORY)
+            self._end(1, self._failure(FailureClass.OUT_OF_MEMORY))
             return
         if self._fails_now():
-            self._fail(self._workload.failure or FailureClass.UNKNOWN)
+            self._fail()
             return
         if not self._stands_still and self._peers(self):
             self._advance()
@@ -299,7 +299,11 @@ class Worker:
         """The machine lost power, or nobody will ever hear of this process."""
         self.ended = True
 
-    def _fail(self, failure_class: FailureClass) -> None:
+    def _failure(self, failure_class: FailureClass) -> Failure:
+        return Failure(failure_class, f"failed at step {int(self._step)}")
+
+    def _fail(self) -> None:
+        """As its workload does. Too little memory of the GPU is no such failure."""
         if self._workload.failing_xid:
             error = self._clock.moment, self.pod_uid, self._workload.failing_xid
             for uuid in self.gpus:
@@ -308,7 +312,7 @@ class Worker:
             self.ended = True
             self._cluster.ended(self, {"exitCode": 137, "reason": "OOMKilled"}, "Failed")
             return
-        self._end(1, Failure(failure_class, f"failed at step {int(self._step)}"))
+        self._end(1, self._failure(self._workload.failure or FailureClass.UNKNOWN))
 
     def _end(self, exit_code: int, failure: Failure | None = None) -> None:
         if self.ended:
