@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults
@@ -113,3 +114,20 @@ def test_a_gpu_that_only_two_jobs_failed_on_takes_nothing_new() -> None:
     others = {name: gpus for name, gpus in placed.items() if name.startswith("other")}
     assert len(others) == 6
     assert not set.union(*others.values()) & placed["bad0"]
+
+
+def test_whatever_else_kills_a_job_it_runs_out_of_the_gpus_memory_as_others_do() -> None:
+    """The kernel would kill it for memory of the host, at a step that it never reaches."""
+    capped: dict[str, Any] = {"gpu": {"memory": "2Gi"}, "sharing": {"mode": "Shared"}}
+    job = Workload(4 * GIB, host_out_of_memory=True, expected="Failed")
+    simulation, _ = _simulation(Submission("job", 0.0, make_spec("job", **capped), job))
+    counted: set[str] = set()
+
+    def note(revision: Revision) -> None:
+        counted.update((revision.object.get("status") or {}).get("counters") or ())
+
+    simulation.api.recorders.append(note)
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    assert _ends(result) == {"job": "Failed"}
+    assert counted == {"outOfMemory"}
