@@ -30,14 +30,15 @@ from gpujob_api.gpujob import (
     ReservationSource,
     WorkerPlacement,
 )
-from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
+from gpujob_api.manifest import GPUJOB, metadata_from_manifest
+from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.quantities import GIB
 from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import JOBS, Kube, Manifest
 from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
-from gpujob_operator.render.patch import merge_patch
+from gpujob_operator.render.status import replacement
 
 PARALLEL = 8
 NAMESPACE = "calls"
@@ -76,18 +77,11 @@ def job_status(runs: bool) -> GPUJobStatus:
     )
 
 
-class PuttingKube(Kube):
-    """A client that also does what the product does not."""
-
-    async def put_status(self, name: str, body: Manifest) -> Manifest:
-        return await self._write("PUT", JOBS, JOBS.path(NAMESPACE, name, "status"), body)
-
-
 @dataclass(slots=True)
 class Calls:
     """Requests on many jobs by turns: what is measured, one method a kind."""
 
-    kube: PuttingKube
+    kube: Kube
     jobs: list[Manifest]
     created: int = 0
 
@@ -97,38 +91,37 @@ class Calls:
             JOBS, gpujob_manifest(f"more-{self.created:06d}", 1), NAMESPACE
         )
 
-    async def merge_patch_status(self, number: int) -> Manifest:
+    async def replace_status(self, number: int) -> Manifest:
+        """As the product writes it: the whole status, in a request of its own."""
         job = self.jobs[number % len(self.jobs)]
-        before, after = self._statuses(job)
-        body = {"metadata": self._precondition(job), "status": merge_patch(before, after)}
-        return await self._take(number, self._patch(job, body))
+        metadata = metadata_from_manifest(job["metadata"])
+        body = replacement(GPUJOB, metadata, self._next_status(job))
+        request = self.kube.replace(JOBS, metadata.name, body, NAMESPACE, subresource="status")
+        return await self._take(number, request)
 
-    async def put_status(self, number: int) -> Manifest:
+    async def merge_patch_status(self, number: int) -> Manifest:
+        """The same status as a merge patch, which has what changed alone."""
         job = self.jobs[number % len(self.jobs)]
-        _before, after = self._statuses(job)
-        metadata = {"name": job["metadata"]["name"], "namespace": NAMESPACE}
-        head = {"apiVersion": API_VERSION, "kind": "GPUJob"}
-        body = head | {"metadata": metadata | self._precondition(job), "status": after}
-        return await self._take(number, self.kube.put_status(job["metadata"]["name"], body))
+        before, after = job.get("status") or {}, self._next_status(job)
+        changed = {name: value for name, value in after.items() if before.get(name) != value}
+        gone = dict.fromkeys(before.keys() - after.keys())
+        version = {"resourceVersion": job["metadata"]["resourceVersion"]}
+        body = {"metadata": version, "status": changed | gone}
+        name = job["metadata"]["name"]
+        request = self.kube.patch(JOBS, name, body, NAMESPACE, subresource="status")
+        return await self._take(number, request)
 
     async def get(self, number: int) -> Manifest:
         name = self.jobs[number % len(self.jobs)]["metadata"]["name"]
         return await self.kube.get(JOBS, name, NAMESPACE)
 
-    def _patch(self, job: Manifest, body: Manifest) -> Awaitable[Manifest]:
-        name = job["metadata"]["name"]
-        return self.kube.patch(JOBS, name, body, NAMESPACE, subresource="status")
-
     async def _take(self, number: int, request: Awaitable[Manifest]) -> Manifest:
         answer = self.jobs[number % len(self.jobs)] = await request
         return answer
 
-    def _statuses(self, job: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _next_status(self, job: Manifest) -> dict[str, Any]:
         before = job.get("status") or {}
-        return before, encode_given(job_status(before.get("phase") != "Running"))
-
-    def _precondition(self, job: Manifest) -> dict[str, str]:
-        return {"resourceVersion": job["metadata"]["resourceVersion"]}
+        return encode_given(job_status(before.get("phase") != "Running"))
 
 
 async def timed(cluster: LocalCluster, call: Call, calls: int) -> tuple[float, float]:
@@ -149,7 +142,7 @@ async def timed(cluster: LocalCluster, call: Call, calls: int) -> tuple[float, f
 
 
 async def run(cluster: LocalCluster, calls: int, rounds: int) -> list[dict[str, Any]]:
-    kube = PuttingKube(await load_configuration(str(cluster.kubeconfig)))
+    kube = Kube(await load_configuration(str(cluster.kubeconfig)))
     try:
         head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         cluster.client().create(NAMESPACES, head)
@@ -160,8 +153,8 @@ async def run(cluster: LocalCluster, calls: int, rounds: int) -> list[dict[str, 
         made = Calls(kube, jobs)
         kinds: dict[str, Call] = {
             "create": made.create,
+            "replace status": made.replace_status,
             "merge patch of status": made.merge_patch_status,
-            "put of status": made.put_status,
             "get": made.get,
         }
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}

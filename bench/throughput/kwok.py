@@ -14,6 +14,7 @@ from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 
 NODE_CPU, NODE_MEMORY, NODE_PODS = "128", "1Ti", "250"
 LEASE_SECONDS = 40
+PODS_AT_ONCE, NODES_AT_ONCE = 64, 4
 
 _STATE = """
 {{ $now := Now }}
@@ -99,7 +100,7 @@ def stages() -> list[dict[str, Any]]:
 def kwok_command(binary: Path, kubeconfig: Path, folder: Path) -> list[str]:
     """Writes the stages into the folder. Returns the command that plays all nodes."""
     file = folder / "kwok.yaml"
-    file.write_text(yaml.safe_dump_all(stages()))
+    file.write_text(yaml.safe_dump_all([_options(), *stages()]))
     return [
         str(binary),
         f"--kubeconfig={kubeconfig}",
@@ -107,6 +108,23 @@ def kwok_command(binary: Path, kubeconfig: Path, folder: Path) -> list[str]:
         "--manage-all-nodes=true",
         f"--node-lease-duration-seconds={LEASE_SECONDS}",
     ]
+
+
+def _options() -> dict[str, Any]:
+    """Each node has a kubelet of its own: kwok's four writes at a time for all of them would make
+    pods run for seconds that end at once.
+    """
+    parallel = {"podPlayStageParallelism": PODS_AT_ONCE, "nodePlayStageParallelism": NODES_AT_ONCE}
+    return {
+        "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+        "kind": "KwokConfiguration",
+        "options": {
+            **parallel,
+            "nodeLeaseParallelism": NODES_AT_ONCE,
+            "nodeLeaseDurationSeconds": LEASE_SECONDS,
+            "enableCRDs": [],
+        },
+    }
 
 
 def node_manifest(name: str, gpus: int) -> dict[str, Any]:

@@ -192,14 +192,21 @@ class FakeKube(Kube):
         )
 
     async def replace(
-        self, kind: ResourceType, name: str, body: Manifest, namespace: str = ""
+        self,
+        kind: ResourceType,
+        name: str,
+        body: Manifest,
+        namespace: str = "",
+        *,
+        subresource: str = "",
     ) -> Manifest:
-        call = Call("replace", kind.plural, name, namespace)
+        call = Call("replace", kind.plural, name, namespace, subresource)
         self._enter(call)
         known = self._require(kind, name, namespace)
         self._check_version(known, body["metadata"].get("resourceVersion"))
         key = self._key(kind, name, namespace)
-        return self._leave(call, self._store(kind, key, copy.deepcopy(body), "MODIFIED"))
+        changed = known | {"status": body["status"]} if subresource == "status" else body
+        return self._leave(call, self._store(kind, key, copy.deepcopy(changed), "MODIFIED"))
 
     async def delete(
         self,

@@ -180,8 +180,9 @@ ACTS = (
     of_operator(
         "a status is written over whatever is there",
         "act/writer.py",
-        "                body = status_patch(item)\n",
-        "                body = {'status': status_patch(item)['status']}\n",
+        "        name, namespace = noun.metadata.name, noun.metadata.namespace\n        try:\n",
+        "        name, namespace = noun.metadata.name, noun.metadata.namespace\n"
+        "        body['metadata'].pop('resourceVersion')\n        try:\n",
         *_EXECUTOR,
     ),
     of_operator(

@@ -209,6 +209,25 @@ class ApiServer:
         after = cast(Manifest, _merged(before, change))
         if after == before:
             return before
+        return self._change(kind, before, after, by, spec=spec)
+
+    def replace_status(
+        self, kind: AnyKind, namespace: str, name: str, body: Mapping[str, Any], by: str
+    ) -> Manifest:
+        """The status of a request that went through text; the rest stays as it is stored."""
+        before = self.get(kind, namespace, name)
+        for field in ("resourceVersion", "uid"):
+            wanted = body["metadata"].get(field)
+            if wanted not in (None, before["metadata"][field]):
+                raise Conflict(409, "Conflict", f"{name}: {field} {wanted}")
+        after = {**before, "status": body["status"]}
+        if after == before:
+            return before
+        return self._change(kind, before, after, by, spec=False)
+
+    def _change(
+        self, kind: AnyKind, before: Manifest, after: Manifest, by: str, *, spec: bool
+    ) -> Manifest:
         if kind is Kind.GPU_NODE:
             after["metadata"] = {**after["metadata"], "managedFields": [self._field_owner(by)]}
         if spec and after.get("spec") != before.get("spec"):

@@ -254,6 +254,8 @@ class Connection:
                 spec = subresource != "status"
                 return self.api.patch(kind, *key, body, self._name, spec=spec, parsed=True)
             case "replace":
+                if subresource == "status":
+                    return self.api.replace_status(kind, *key, body, self._name)
                 return self.api.replace(kind, *key, body, self._name)
             case _:
                 return self._delete(request, body)

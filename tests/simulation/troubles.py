@@ -68,8 +68,8 @@ class Trouble:
         if self.kind in (TroubleKind.QUOTA, TroubleKind.WEBHOOK, TroubleKind.SLOW):
             return creates
         if self.kind is TroubleKind.TOO_LARGE:
-            return request.verb == "patch" and request.kind is Kind.JOB
-        return creates or (request.verb == "patch" and request.kind is Kind.JOB)
+            return request.verb == "replace" and request.kind is Kind.JOB
+        return creates or (request.verb == "replace" and request.kind is Kind.JOB)
 
 
 class Troubles:

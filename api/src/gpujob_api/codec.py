@@ -168,6 +168,11 @@ def _bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
     return hint, ()
 
 
+def bare_type(hint: Any) -> Any:
+    """The type of a field's value, without bounds, where there is a value."""
+    return _bounds(_inner(hint))[0]
+
+
 @cache
 def _fitter(hint: Any) -> Callable[[Any], Any] | None:
     """Shortens what may be shortened; None where nothing may be."""

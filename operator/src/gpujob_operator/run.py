@@ -283,6 +283,7 @@ class Operator:
             clock=self._clock.now,
             may_act=lambda: leadership.leads and self._fresh,
             version=lambda kind, uid: self._cache.version(_KINDS[kind], uid),
+            unknown=lambda kind, uid: self._cache.unknown_fields(_KINDS[kind], uid),
         )
         runner = ItemRunner(
             writer,

@@ -46,7 +46,7 @@ WRITES_OF_A_LIFE: set[Right] = {
     ("", "services", "create"),
     ("authentication.k8s.io", "tokenreviews", "create"),
     (OURS_GROUP, "gpuprofiles", "create"),
-    (OURS_GROUP, "gpuprofiles/status", "patch"),
+    (OURS_GROUP, "gpuprofiles/status", "update"),
     (OURS_GROUP, "gpujobs", "delete"),
     (OURS_GROUP, "gpuprofiles", "delete"),
 }
@@ -166,8 +166,8 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     taken = Taken(stage, operator)
     queue, jobs, pods = "gpuqueues/status", "gpujobs/status", "pods"
 
-    taken.from_it(OURS_GROUP, queue, "patch", lambda: create_queue(stage, f"queue-{stage.node}"))
-    taken.from_it(OURS_GROUP, jobs, "patch", lambda: shared_job(stage, "unsaid"))
+    taken.from_it(OURS_GROUP, queue, "update", lambda: create_queue(stage, f"queue-{stage.node}"))
+    taken.from_it(OURS_GROUP, jobs, "update", lambda: shared_job(stage, "unsaid"))
     taken.from_it(
         *("", pods, "create"),
         lambda: shared_job(stage, "podless"),
@@ -211,7 +211,7 @@ def test_what_it_may_not_write_of_a_jobs_life(stage: Stage) -> None:
     run_pod_of(stage, "taught", ttlSecondsAfterFinished=0)
     measure(stage, "taught")
     taken.from_it(
-        *(OURS_GROUP, "gpuprofiles/status", "patch"), lambda: report(stage, reports, "taught")
+        *(OURS_GROUP, "gpuprofiles/status", "update"), lambda: report(stage, reports, "taught")
     )
     taken.from_it(OURS_GROUP, "gpujobs", "delete", lambda: stage.end_pod("taught-1-0", 0, FINISHED))
     stage.wait(

@@ -48,7 +48,7 @@ async def test_items_of_a_job_are_written_in_order(bench: ExecutorBench) -> None
     job = bench.job()
     results = await bench.run(status_item(job, EventNote("Started", "now")), create_item(job))
     assert results == {WriteResult.DONE: 2}
-    assert bench.verbs() == [("patch", "job"), ("create", "job-1-0")]
+    assert bench.verbs() == [("replace", "job"), ("create", "job-1-0")]
     assert bench.written == [("gpujobs", "job"), ("pods", "job-1-0")]
     assert bench.notes == ["job: Started"]
     assert bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Running"
@@ -124,7 +124,7 @@ async def test_a_lost_answer_to_a_status_is_a_conflict_that_refreshes_the_cache(
     bench: ExecutorBench,
 ) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=1, after_effect=True)
+    bench.kube.fail("replace", "gpujobs", times=1, after_effect=True)
     assert await bench.run(status_item(job), create_item(job)) == {WriteResult.CONFLICT: 1}
     assert bench.written == [("gpujobs", "job")]
 
@@ -211,14 +211,14 @@ async def test_deleting_what_is_gone_or_replaced_is_success(bench: ExecutorBench
 
 async def test_passing_trouble_is_retried_with_growing_pauses(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=ATTEMPTS_MAX - 1)
+    bench.kube.fail("replace", "gpujobs", times=ATTEMPTS_MAX - 1)
     assert await bench.run(status_item(job)) == {WriteResult.DONE: 1}
     assert bench.clock.slept == pytest.approx([0.1, 0.2, 0.4])
 
 
 async def test_lasting_trouble_is_given_up_for_a_while(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=99)
+    bench.kube.fail("replace", "gpujobs", times=99)
     assert await bench.run(status_item(job), create_item(job)) == {WriteResult.FAILED: 1}
     assert bench.submit(status_item(job)).backing_off == 1
     assert len(bench.kube.writes()) == ATTEMPTS_MAX
@@ -227,8 +227,8 @@ async def test_lasting_trouble_is_given_up_for_a_while(bench: ExecutorBench) -> 
 
 async def test_the_servers_retry_after_is_kept_within_bounds(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", Throttled("slow down", 3.0))
-    bench.kube.fail("patch", "gpujobs", Throttled("slow down", 3600.0))
+    bench.kube.fail("replace", "gpujobs", Throttled("slow down", 3.0))
+    bench.kube.fail("replace", "gpujobs", Throttled("slow down", 3600.0))
     assert await bench.run(status_item(job)) == {WriteResult.DONE: 1}
     assert bench.clock.slept == pytest.approx([3.1, 10.2])
 
@@ -244,7 +244,7 @@ async def test_a_lease_lost_on_the_way_stops_the_rest(bench: ExecutorBench) -> N
     job = bench.job()
 
     def lose(call: Call) -> None:
-        bench.leads = call.verb != "patch"
+        bench.leads = call.verb != "replace"
 
     bench.kube.before = lose
     results = await bench.run(status_item(job), create_item(job))
@@ -253,7 +253,7 @@ async def test_a_lease_lost_on_the_way_stops_the_rest(bench: ExecutorBench) -> N
 
 async def test_a_lease_lost_during_a_retry_stops_it(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=99)
+    bench.kube.fail("replace", "gpujobs", times=99)
 
     def lose(call: Call) -> None:
         bench.leads = False

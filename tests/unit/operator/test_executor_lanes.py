@@ -35,8 +35,8 @@ def bench() -> ExecutorBench:
 async def test_a_write_that_is_never_answered_is_asked_after_by_name(bench: ExecutorBench) -> None:
     """I1: the GPUs may be taken already, so the object is read until the API server answers."""
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=1, after_effect=True)
-    bench.kube.fail("patch", "gpujobs", times=ATTEMPTS_MAX - 1)
+    bench.kube.fail("replace", "gpujobs", times=1, after_effect=True)
+    bench.kube.fail("replace", "gpujobs", times=ATTEMPTS_MAX - 1)
     bench.kube.fail("get", "gpujobs", times=20)
     assert await bench.run(status_item(job)) == {WriteResult.CONFLICT: 1}
     assert bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Running"
@@ -48,7 +48,7 @@ async def test_a_write_that_is_never_answered_is_asked_after_by_name(bench: Exec
 async def test_a_status_that_was_not_written_is_looked_for_twice(bench: ExecutorBench) -> None:
     """A request may still be under way when its caller has given up."""
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=ATTEMPTS_MAX)
+    bench.kube.fail("replace", "gpujobs", times=ATTEMPTS_MAX)
     assert await bench.run(status_item(job)) == {WriteResult.FAILED: 1}
     assert [call.verb for call in bench.kube.calls[-2:]] == ["get", "get"]
     assert bench.clock.slept[-1] == LATE_SECONDS
@@ -79,12 +79,12 @@ async def test_doubt_about_one_object_is_nobody_elses(bench: ExecutorBench) -> N
         await gate.wait()
         raise Unavailable(0, "TimeoutError", "")
 
-    original = bench.kube.patch
+    original = bench.kube.replace
 
-    async def patch(kind: ResourceType, name: str, *args: Any, **options: Any) -> Manifest:
+    async def replace(kind: ResourceType, name: str, *args: Any, **options: Any) -> Manifest:
         return await (never_answered if name == "lost" else original)(kind, name, *args, **options)
 
-    bench.kube.patch = patch
+    bench.kube.replace = replace
     bench.submit(status_item(lost))
     bench.submit(status_item(other))
     await eventually(lambda: bench.executor.lanes == 1)
@@ -97,7 +97,7 @@ async def test_doubt_about_one_object_is_nobody_elses(bench: ExecutorBench) -> N
 
 async def test_doubt_ends_with_the_lead(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", times=99)
+    bench.kube.fail("replace", "gpujobs", times=99)
     bench.kube.fail("get", "gpujobs", times=99)
 
     def lose(call: Call) -> None:
@@ -151,7 +151,7 @@ async def test_a_refused_pod_does_not_hold_back_the_jobsstatus_item(bench: Execu
 
 async def test_what_comes_after_a_refused_status_waits_with_it(bench: ExecutorBench) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", Forbidden(403, "Forbidden", "no"))
+    bench.kube.fail("replace", "gpujobs", Forbidden(403, "Forbidden", "no"))
     await bench.run(status_item(job))
     assert bench.submit(status_item(job), create_item(job)).started == 0
 

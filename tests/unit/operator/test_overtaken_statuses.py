@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.act.executor import Submission
 from gpujob_operator.act.kube import JOBS, Manifest
+from gpujob_operator.act.urgency import UNTOLD_SECONDS
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.model.plan import EventNote, WriteStatus
+from gpujob_operator.decide.model.plan import EventNote, PlanItem, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from tests.harness.builders import after, with_status
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item
+from tests.harness.waiting import eventually
 
 
 class _Bench:
@@ -21,12 +24,12 @@ class _Bench:
     def __init__(self) -> None:
         self.bench = ExecutorBench(slots=1)
         self.gate = asyncio.Event()
-        self._patch = self.bench.kube.patch
-        self.bench.kube.patch = self._gated
+        self._replace = self.bench.kube.replace
+        self.bench.kube.replace = self._gated
 
     async def _gated(self, *arguments: Any, **options: Any) -> Manifest:
         await self.gate.wait()
-        return await self._patch(*arguments, **options)
+        return await self._replace(*arguments, **options)
 
     async def occupy(self) -> None:
         self.bench.submit(status_item(self.bench.job("first")))
@@ -70,6 +73,71 @@ async def test_an_end_takes_the_place_of_the_start(slow: _Bench) -> None:
     assert slow.bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Succeeded"
     assert slow.bench.notes == ["job: Running", "job: Succeeded"]
     assert slow.overtaken() == 1
+
+
+async def test_an_end_does_not_wait_as_long_as_the_start_would(slow: _Bench) -> None:
+    """GPUs are free at the end, and somebody waits for them."""
+    job, other = slow.bench.job(), slow.bench.job("other")
+    await slow.occupy()
+    slow.bench.submit(status_item(job))
+    await asyncio.sleep(0)
+    slow.bench.submit(slow.ended(job))
+    slow.bench.submit(slow.ended(other))
+    await asyncio.sleep(0)
+    assert await slow.let_go() == {WriteResult.DONE: 3}
+    assert [name for _, name in slow.bench.verbs()] == ["first", "job", "other"]
+
+
+class _Young:
+    """A job that was placed this moment, and is said to run in so many seconds."""
+
+    def __init__(self, seconds: float = UNTOLD_SECONDS) -> None:
+        self.bench = ExecutorBench()
+        self.job = with_status(self.bench.job(), attempt_started_at=after(0))
+        item = status_item(self.job)
+        status = replace(item.status, observed_at=after(UNTOLD_SECONDS - seconds))
+        self.runs = WriteStatus(self.job, status)
+
+    async def submit(self, *items: PlanItem) -> Submission:
+        submission = self.bench.submit(*items)
+        await asyncio.sleep(0)
+        return submission
+
+    def ended(self) -> WriteStatus:
+        seen = self.bench.executor.assume(Snapshot(jobs=(self.job,))).jobs[0]
+        status = with_status(seen, phase=JobPhase.SUCCEEDED, finished_at=after(1)).status
+        return WriteStatus(seen, status)
+
+    async def verbs(self) -> list[str]:
+        """What was written, at the latest when the process stops."""
+        await self.bench.executor.drain(5)
+        return [call.verb for call in self.bench.kube.writes()]
+
+
+async def test_of_an_attempt_that_ends_at_once_the_end_alone_is_written() -> None:
+    young = _Young()
+    await young.submit(young.runs)
+    assert not young.bench.kube.writes()
+    assert (await young.submit(young.ended())).overtaking == 1
+    assert await young.verbs() == ["replace"]
+    stored = young.bench.kube.stored(JOBS, "job", "team")
+    assert stored["status"]["phase"] == "Succeeded"
+
+
+async def test_an_attempt_that_goes_on_is_said_to_run() -> None:
+    young = _Young(seconds=0.05)
+    await young.submit(young.runs)
+    assert not young.bench.kube.writes()
+    assert await young.verbs() == ["replace"]
+    assert young.bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Running"
+
+
+async def test_what_waits_for_the_lane_does_not_wait_for_that() -> None:
+    young = _Young(seconds=3600)
+    await young.submit(young.runs)
+    assert (await young.submit(young.ended(), create_item(young.job))).held_back == 2
+    await eventually(lambda: young.bench.executor.lanes == 0)
+    assert await young.verbs() == ["replace"]
 
 
 async def test_the_newest_of_many_is_sent(slow: _Bench) -> None:

@@ -58,7 +58,7 @@ async def test_an_attempt_whose_placement_is_being_written_is_own(bench: Executo
 @pytest.mark.parametrize("error", [Conflict(409, "Conflict", "x"), Unavailable(503, "x", "y")])
 async def test_a_placement_that_did_not_take_effect(bench: ExecutorBench, error: ApiError) -> None:
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", error, times=4)
+    bench.kube.fail("replace", "gpujobs", error, times=4)
     results = await bench.run(placing(job))
     assert WriteResult.DONE not in results
     assert told(bench, job) == (BY_ANOTHER,)
@@ -67,7 +67,7 @@ async def test_a_placement_that_did_not_take_effect(bench: ExecutorBench, error:
 async def test_a_conflict_after_a_lost_answer_is_with_the_own_request(bench: ExecutorBench) -> None:
     """The first request took effect, and its repetition is refused."""
     job = bench.job()
-    bench.kube.fail("patch", "gpujobs", after_effect=True)
+    bench.kube.fail("replace", "gpujobs", after_effect=True)
     assert await bench.run(placing(job)) == {WriteResult.CONFLICT: 1}
     assert told(bench, job) == ()
 

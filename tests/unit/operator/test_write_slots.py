@@ -11,7 +11,7 @@ from gpujob_operator.act.backoff import (
     OBJECTS_MAX,
     Backoff,
 )
-from gpujob_operator.act.slots import PATIENT_SECONDS, SLOW_SECONDS, WriteSlots
+from gpujob_operator.act.slots import PATIENT_SECONDS, SLOW_SECONDS, Deferral, WriteSlots
 from tests.harness.clocks import FakeClock
 
 
@@ -26,13 +26,14 @@ class _Bench:
             of_a_namespace=of_a_namespace,
             of_slow_ones=of_slow_ones,
         )
+        self.deferral = Deferral()
         self.inside: Counter[str] = Counter()
         self.served: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
     async def write(self, namespace: str, patient: bool = False) -> None:
-        async with self.slots.held(namespace, patient=patient):
+        async with self.slots.held(namespace, deferral=self.deferral if patient else None):
             self.inside[namespace] += 1
             self.served.append(namespace)
             await self.gates[namespace].wait()
@@ -135,12 +136,26 @@ async def test_no_patient_write_waits_for_ever() -> None:
     assert await served_after(PATIENT_SECONDS) == ["patient", "a", "b"]
 
 
+async def test_a_deferred_write_may_become_urgent_while_it_waits() -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    await bench.start("first", 1)
+    await bench.start_patient("patient")
+    bench.deferral.hurry()
+    bench.gates["a"] = asyncio.Event()
+    bench.gates["a"].set()
+    await bench.start("a", 1)
+    await bench.let_go("first")
+    bench.deferral.hurry()
+    await bench.end()
+    assert bench.served[1:] == ["patient", "a"]
+
+
 async def test_patient_and_urgent_writes_of_one_namespace() -> None:
     bench = _Bench(total=1, of_a_namespace=1)
     order: list[bool] = []
 
     async def write(patient: bool) -> None:
-        async with bench.slots.held("team", patient=patient):
+        async with bench.slots.held("team", deferral=Deferral() if patient else None):
             order.append(patient)
             await asyncio.sleep(0)
 

@@ -91,6 +91,11 @@ class _Lane:
     task: asyncio.Task[None] | None = None
     assumed: _Assumed | None = None
 
+    def hurry(self) -> None:
+        """Items of a later plan wait for the end of the lane."""
+        if self.sending is not None:
+            self.sending.hurry()
+
 
 class Executor:
     def __init__(
@@ -127,7 +132,9 @@ class Executor:
             if key in self._lanes:
                 overtakes = self._overtakes(self._lanes[key], items)
                 overtaking += overtakes
-                held_back += 0 if overtakes else len(items)
+                if not overtakes:
+                    held_back += len(items)
+                    self._lanes[key].hurry()
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
@@ -203,7 +210,8 @@ class Executor:
         item = in_place_of(assumed.item, assumed.status, items[0])
         if item is None:
             return False
-        sending.item, lane.items, lane.assumed = item, [item], _assumed(item)
+        sending.take_the_place(item)
+        lane.items, lane.assumed = [item], _assumed(item)
         self._metrics.overtaken_writes.inc()
         return True
 

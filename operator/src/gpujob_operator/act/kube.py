@@ -15,6 +15,17 @@ from kubernetes.aio import client
 
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
 from gpujob_api.meta import GROUP, VERSION
+from gpujob_operator.act.api_errors import AlreadyExists as AlreadyExists
+from gpujob_operator.act.api_errors import ApiError as ApiError
+from gpujob_operator.act.api_errors import Conflict as Conflict
+from gpujob_operator.act.api_errors import Forbidden as Forbidden
+from gpujob_operator.act.api_errors import Gone as Gone
+from gpujob_operator.act.api_errors import NotFound as NotFound
+from gpujob_operator.act.api_errors import Refused as Refused
+from gpujob_operator.act.api_errors import Silent as Silent
+from gpujob_operator.act.api_errors import Throttled as Throttled
+from gpujob_operator.act.api_errors import TooLarge as TooLarge
+from gpujob_operator.act.api_errors import Unavailable as Unavailable
 from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
 Manifest = dict[str, Any]
@@ -26,63 +37,6 @@ LIST_PAGE_OBJECTS = 500
 CHUNK_BYTES = 256 * 1024
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
-
-
-class ApiError(Exception):
-    """A failed request to the API server. `status` is 0 if there was no answer."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-
-class NotFound(ApiError):  # noqa: N818 - the API's own word
-    pass
-
-
-class Conflict(ApiError):  # noqa: N818 - the API's own word
-    """The object changed since it was read (a precondition did not hold)."""
-
-
-class AlreadyExists(ApiError):  # noqa: N818 - the API's own word
-    pass
-
-
-class Gone(ApiError):  # noqa: N818 - the API's own word
-    """The resourceVersion to continue from is too old: list again."""
-
-
-class Forbidden(ApiError):  # noqa: N818 - the API's own word
-    pass
-
-
-class Throttled(ApiError):  # noqa: N818 - the API's own word
-    def __init__(self, message: str, retry_after_seconds: float | None) -> None:
-        super().__init__(429, "TooManyRequests", message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class Refused(ApiError):  # noqa: N818 - an answer, not a fault
-    """A definite answer of 500: nothing was written. Repeating the write fails again until the
-    cause that the message names is fixed (an admission webhook, the size of the object).
-    """
-
-
-class Unavailable(ApiError):  # noqa: N818 - the API's own word
-    """5xx, a refused or broken connection, or a timeout. The write may have taken effect."""
-
-
-class Silent(Unavailable):
-    """Nothing came on a connection for too long."""
-
-
-class TooLarge(ApiError):  # noqa: N818 - the API's own word
-    """The answer is larger than the limit that is kept in memory at once."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(0, "TooLarge", message)
 
 
 # Messages of a 500 for a request that was not stored. Admission runs before storage, and an object
@@ -219,9 +173,18 @@ class Kube:
         return await self._write("PATCH", kind, path, body, content_type=MERGE_PATCH)
 
     async def replace(
-        self, kind: ResourceType, name: str, body: Manifest, namespace: str = ""
+        self,
+        kind: ResourceType,
+        name: str,
+        body: Manifest,
+        namespace: str = "",
+        *,
+        subresource: str = "",
     ) -> Manifest:
-        return await self._write("PUT", kind, kind.path(namespace, name), body)
+        """The whole object, or with `subresource` that part; `metadata.resourceVersion` in the
+        body is a precondition.
+        """
+        return await self._write("PUT", kind, kind.path(namespace, name, subresource), body)
 
     async def delete(
         self,

@@ -6,7 +6,8 @@ example because an admission webhook hangs) together get half of them. Waiting w
 round-robin by namespace, and in order of arrival within a namespace.
 
 A patient write only tells what may be read a little later. Patient writes are served after all
-others. One that has waited for `PATIENT_SECONDS` is served first, so that none waits for ever.
+others. One that has waited for `PATIENT_SECONDS` is served first, so that none waits for ever. It
+may become urgent while it waits (`Deferral.hurry`).
 """
 
 import asyncio
@@ -20,7 +21,8 @@ NAMESPACE_SLOTS = 16
 SLOW_SLOTS = 32
 # A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
-PATIENT_SECONDS = 3.0
+# In a burst, what waits is a user who looks at a job whose GPUs are assigned already.
+PATIENT_SECONDS = 10.0
 NAMESPACES_MAX = 1000
 
 
@@ -30,6 +32,15 @@ class _Turn:
 
     granted: asyncio.Future[None]
     since: float
+
+
+@dataclass(slots=True)
+class Deferral:
+    """That of one write, for `WriteSlots.held`, which says how to end it: `hurry` makes the write
+    urgent from then on. Without effect once the write has its slot.
+    """
+
+    hurry: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -74,10 +85,12 @@ class WriteSlots:
         return len(self._namespaces)
 
     @asynccontextmanager
-    async def held(self, namespace: str, *, patient: bool = False) -> AsyncGenerator[None]:
+    async def held(
+        self, namespace: str, *, deferral: Deferral | None = None
+    ) -> AsyncGenerator[None]:
         """Holds one slot for one request. Waits for the namespace's turn."""
         entry = self._namespaces.setdefault(namespace, _Namespace())
-        await self._acquire(entry, entry.patient if patient else entry.urgent)
+        await self._acquire(entry, deferral)
         started = self._monotonic()
         try:
             yield
@@ -85,20 +98,31 @@ class WriteSlots:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
             self._release(namespace, entry)
 
-    async def _acquire(self, entry: _Namespace, queue: deque[_Turn]) -> None:
+    async def _acquire(self, entry: _Namespace, deferral: Deferral | None) -> None:
         turn = _Turn(asyncio.get_running_loop().create_future(), self._monotonic())
-        queue.append(turn)
+        if deferral is None:
+            entry.urgent.append(turn)
+        else:
+            entry.patient.append(turn)
+            deferral.hurry = lambda: self._hurry(entry, turn)
         self._grant()
         try:
             await turn.granted
         except asyncio.CancelledError:
             if turn.granted.cancelled():
-                with suppress(ValueError):
-                    queue.remove(turn)
+                for queue in (entry.urgent, entry.patient):
+                    with suppress(ValueError):
+                        queue.remove(turn)
             else:
                 # The slot was granted at the same time as the cancellation.
                 self._give_back(entry)
             raise
+
+    def _hurry(self, entry: _Namespace, turn: _Turn) -> None:
+        if turn in entry.patient:
+            entry.patient.remove(turn)
+            entry.urgent.append(turn)
+            self._grant()
 
     def _release(self, namespace: str, entry: _Namespace) -> None:
         self._give_back(entry)

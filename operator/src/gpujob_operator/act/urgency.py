@@ -1,6 +1,6 @@
 """Which writes can wait a little where slots are short: those that only tell what is so already.
 
-A placement, a stop, an end and all that creates or deletes goes first, because GPUs or people wait
+A placement, a stop, an end and all that creates or deletes goes before, because GPUs or people wait
 for it. A status that waits and is older than the next one need not be written at all.
 """
 
@@ -13,6 +13,8 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 
+# An attempt is not said to run before it has this age.
+UNTOLD_SECONDS = 2.0
 _BEGAN_TO_RUN = (JobPhase.STARTING, JobPhase.RUNNING)
 
 
@@ -25,6 +27,18 @@ def only_tells(item: PlanItem) -> bool:
             return True
         case _:
             return False
+
+
+def untold_seconds(item: PlanItem) -> float:
+    """How long it waits to be said that an attempt runs which was placed just now. An attempt that
+    ends before has one write fewer: that of its end takes the place.
+    """
+    if not isinstance(item, WriteStatus) or not only_tells(item):
+        return 0.0
+    began, decided = item.status.attempt_started_at, item.status.observed_at
+    if (item.job.status.phase, item.status.phase) != _BEGAN_TO_RUN or not began or not decided:
+        return 0.0
+    return max(0.0, UNTOLD_SECONDS - (decided - began).total_seconds())
 
 
 def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> WriteStatus | None:

@@ -49,9 +49,9 @@ from gpujob_operator.decide.model.workers import was_created_for, worker_name
 from gpujob_operator.logs import Log
 from gpujob_operator.read.shapes import version_number
 from gpujob_operator.render.pod import worker_pod
-from gpujob_operator.render.profile import profile_manifest, profile_status_patch
+from gpujob_operator.render.profile import profile_manifest, profile_status
 from gpujob_operator.render.service import gang_service
-from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
+from gpujob_operator.render.status import job_status, queue_status, rejection
 
 log = Log(__name__)
 
@@ -107,6 +107,7 @@ class Writer:
         clock: Callable[[], datetime],
         may_act: Callable[[], bool],
         version: Callable[[ResourceType, str], int] = lambda kind, uid: 0,
+        unknown: Callable[[ResourceType, str], Manifest] = lambda kind, uid: {},
     ) -> None:
         self._kube = kube
         self._feedback = feedback
@@ -115,6 +116,9 @@ class Writer:
         self.may_act = may_act
         # The resourceVersion of an object, by UID, in the newest snapshot; 0: unknown.
         self._version = version
+        # The fields of an object's status that this version does not know, by UID; of a job that
+        # cannot be read all of them.
+        self._unknown = unknown
 
     def pinned(self, item: PlanItem) -> PlanItem:
         """The item with the state of the cluster for which it was decided. Call it before anything
@@ -131,16 +135,16 @@ class Writer:
         """
         match item:
             case WriteStatus():
-                body = status_patch(item)
-                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
+                body = job_status(item, self._unknown(JOBS, item.job.metadata.uid))
+                await self._write_status(JOBS, item.job, body)
                 for note in item.events:
                     self._feedback.noted(item.job.metadata, note)
             case RejectJob():
-                body = rejection_patch(item, self._clock())
-                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
+                stored = self._unknown(JOBS, item.job.metadata.uid)
+                await self._write_status(JOBS, item.job, rejection(item, stored, self._clock()))
             case WriteQueueStatus():
-                body = queue_patch(item)
-                await self._patch_status(QUEUES, "", item.queue, body)
+                body = queue_status(item, self._unknown(QUEUES, item.queue.metadata.uid))
+                await self._write_status(QUEUES, item.queue, body)
             case CreatePod():
                 await self._create_pod(item)
             case DeletePod():
@@ -218,12 +222,10 @@ class Writer:
             case CreatePod() | DeletePod():
                 return
 
-    async def _patch_status(
-        self, kind: ResourceType, namespace: str, noun: _HasMetadata, body: Manifest
-    ) -> None:
-        name = noun.metadata.name
+    async def _write_status(self, kind: ResourceType, noun: _HasMetadata, body: Manifest) -> None:
+        name, namespace = noun.metadata.name, noun.metadata.namespace
         try:
-            answer = await self._as_leader().patch(
+            answer = await self._as_leader().replace(
                 kind, name, body, namespace, subresource="status"
             )
         except Conflict:
@@ -335,8 +337,8 @@ class Writer:
     async def _save_profile(self, item: SaveProfile) -> None:
         metadata = item.profile.metadata
         version = metadata.resource_version or await self._create_profile(item)
-        body = profile_status_patch(item, version)
-        await self._patch_status(PROFILES, metadata.namespace, item.profile, body)
+        body = profile_status(item, version, self._unknown(PROFILES, metadata.uid))
+        await self._write_status(PROFILES, item.profile, body)
 
     async def _create_profile(self, item: SaveProfile) -> str:
         manifest = profile_manifest(item)
@@ -366,7 +368,7 @@ def target_of(item: PlanItem) -> Target:
     namespace = namespace_of(item)
     match item:
         case WriteStatus() | RejectJob():
-            return "patch", JOBS.plural, namespace, item.job.metadata.name
+            return "update", JOBS.plural, namespace, item.job.metadata.name
         case CreatePod():
             return "create", PODS.plural, namespace, _pod_name(item)
         case DeleteJob():
@@ -374,11 +376,11 @@ def target_of(item: PlanItem) -> Target:
         case DeletePod():
             return "delete", PODS.plural, namespace, item.pod.name
         case SaveProfile():
-            return "patch", PROFILES.plural, namespace, item.profile.metadata.name
+            return "update", PROFILES.plural, namespace, item.profile.metadata.name
         case DeleteProfile():
             return "delete", PROFILES.plural, namespace, item.profile.metadata.name
         case WriteQueueStatus():
-            return "patch", QUEUES.plural, "", item.queue.metadata.name
+            return "update", QUEUES.plural, "", item.queue.metadata.name
 
 
 def _pod_name(item: CreatePod) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpunode import GPUNode, GPUNodeStatus
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileStatus
+from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.configuration import Configuration
@@ -32,6 +34,7 @@ from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
+from gpujob_operator.observe.unknown_fields import UnknownFields
 from gpujob_operator.observe.unreadable import Unreadable
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.read.nouns import read_job
@@ -62,6 +65,8 @@ _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
 _SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
 
 PRUNE_SECONDS = 10.0
+
+_NounT = TypeVar("_NounT", bound=GPUJob | InvalidJob | GPUQueue | GPUProfile)
 
 
 @dataclass(slots=True)
@@ -102,19 +107,20 @@ class Cache:
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
-        self.jobs: Store[GPUJob | InvalidJob] = Store(
-            read_job, _same_noun, ignored=self._ignored(Kind.JOB)
-        )
+        self._unknown = {
+            Kind.JOB: UnknownFields(GPUJobStatus),
+            Kind.QUEUE: UnknownFields(GPUQueueStatus),
+            Kind.PROFILE: UnknownFields(GPUProfileStatus),
+        }
+        self.jobs = self._nouns(Kind.JOB, read_job)
         self.gpu_nodes = Store(
             self._readings.read,
             _same_noun,
             self._gpu_node_changed,
             ignored=self._ignored(Kind.GPU_NODE),
         )
-        self.queues = Store(gpuqueue_from_manifest, _same_noun, ignored=self._ignored(Kind.QUEUE))
-        self.profiles = Store(
-            gpuprofile_from_manifest, _same_noun, ignored=self._ignored(Kind.PROFILE)
-        )
+        self.queues = self._nouns(Kind.QUEUE, gpuqueue_from_manifest)
+        self.profiles = self._nouns(Kind.PROFILE, gpuprofile_from_manifest)
         self.pods = Store(
             self._read_pod,
             changed=self._pod_changed,
@@ -165,6 +171,20 @@ class Cache:
         if changed and (kind is not Kind.POD or self._matters(found.uid)):
             self._dirty.mark(urgent=kind not in _SOFT)
         return changed
+
+    def unknown_fields(self, kind: Kind, uid: str) -> dict[str, Any]:
+        """The fields of the object's status that this version does not know."""
+        return self._unknown[kind].of(uid)
+
+    def _nouns(self, kind: Kind, parse: Callable[[Mapping[str, Any]], _NounT]) -> Store[_NounT]:
+        """A store of a kind whose status the operator writes."""
+        unknown = self._unknown[kind]
+
+        def changed(before: _NounT | None, after: _NounT | None) -> None:
+            if before is not None and after is None:
+                unknown.forget(before.metadata.uid)
+
+        return Store(unknown.noting(parse), _same_noun, changed, self._ignored(kind))
 
     def _ignored(self, kind: Kind) -> Callable[[str, Exception], None]:
         return lambda name, error: self.unreadable.note(kind.value, name, error)

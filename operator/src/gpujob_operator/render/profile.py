@@ -1,10 +1,16 @@
 """Renders GPUProfiles: the spec once, the status after every new measurement."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpujob_api.codec import encode
+from gpujob_api.gpuprofile import GPUProfileStatus
+from gpujob_api.manifest import GPUPROFILE
 from gpujob_api.meta import API_VERSION
+from gpujob_api.unknown_fields import with_unknown_fields
 from gpujob_operator.decide.model.plan import SaveProfile
+from gpujob_operator.render.status import replacement
 
 
 def profile_manifest(save: SaveProfile) -> dict[str, Any]:
@@ -12,16 +18,19 @@ def profile_manifest(save: SaveProfile) -> dict[str, Any]:
     metadata = save.profile.metadata
     return {
         "apiVersion": API_VERSION,
-        "kind": "GPUProfile",
+        "kind": GPUPROFILE.kind,
         "metadata": {"name": metadata.name, "namespace": metadata.namespace},
         "spec": encode(save.profile.spec),
         "status": encode(save.profile.status),
     }
 
 
-def profile_status_patch(save: SaveProfile, resource_version: str) -> dict[str, Any]:
-    """The status patch, valid only at this resourceVersion."""
-    return {
-        "metadata": {"resourceVersion": resource_version},
-        "status": encode(save.profile.status),
-    }
+def profile_status(
+    save: SaveProfile, resource_version: str, unknown: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The profile with the status, valid only at this resourceVersion. `unknown` are the fields of
+    the stored status that this version does not know: they stay.
+    """
+    metadata = replace(save.profile.metadata, resource_version=resource_version)
+    status = with_unknown_fields(GPUProfileStatus, encode(save.profile.status), unknown)
+    return replacement(GPUPROFILE, metadata, status)

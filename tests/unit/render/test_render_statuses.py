@@ -1,12 +1,9 @@
-"""Patches, events and profiles: small, with preconditions, and true to what was decided."""
+"""Statuses, events and profiles: small, with preconditions, and true to what was decided."""
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpujob_api.codec import decode, encode
 from gpujob_api.gpujob import Counters, GPUJobStatus, JobPhase
@@ -15,6 +12,7 @@ from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.summary import Summary
+from gpujob_api.unknown_fields import unknown_fields
 from gpujob_operator.decide.model.plan import (
     EventNote,
     RejectJob,
@@ -25,9 +23,8 @@ from gpujob_operator.decide.model.plan import (
 from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.render.event import event
-from gpujob_operator.render.patch import merge_patch
-from gpujob_operator.render.profile import profile_manifest, profile_status_patch
-from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
+from gpujob_operator.render.profile import profile_manifest, profile_status
+from gpujob_operator.render.status import job_status, queue_status, rejection
 from tests.harness.builders import (
     T0,
     make_gpu,
@@ -39,50 +36,46 @@ from tests.harness.builders import (
     running,
 )
 
-_LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
-_PLAIN = st.booleans() | st.integers() | st.text(max_size=3) | st.lists(_LEAF, max_size=2)
-_OBJECTS = st.recursive(
-    st.dictionaries(st.text(max_size=2), _PLAIN, max_size=4),
-    lambda inner: st.dictionaries(st.text(max_size=2), _PLAIN | inner, max_size=4),
-    max_leaves=8,
-)
+NEWER = {"forecast": {"seconds": 5}, "placement": {"rack": "r7"}}
 
 
-def apply(before: Any, patch: Any) -> Any:
-    """JSON merge patch as RFC 7386 defines it, written from its pseudo code's meaning."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(before) if isinstance(before, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = apply(result.get(name), value)
-    return result
-
-
-@given(_OBJECTS, _OBJECTS)
-def test_applying_a_merge_patch_gives_the_wanted_object(before: Any, after: Any) -> None:
-    assert apply(before, merge_patch(before, after)) == after
-
-
-@given(_OBJECTS)
-def test_no_change_is_an_empty_patch(value: Any) -> None:
-    assert merge_patch(value, value) == {}
-
-
-def test_a_status_patch_names_its_precondition_and_only_what_changed() -> None:
+def test_a_status_is_whole_and_names_its_preconditions() -> None:
     """I3: a write rests on the resourceVersion that the decision saw."""
     job = placed(make_job(), observed_at=T0)
-    after = replace(job.status, phase=JobPhase.RUNNING, placement=None)
-    body = status_patch(WriteStatus(job, after))
-    assert body["metadata"] == {"resourceVersion": "1"}
-    assert body["status"] == {"phase": "Running", "placement": None}
+    after = replace(job.status, phase=JobPhase.RUNNING)
+    body = job_status(WriteStatus(job, after), {})
+    assert body["metadata"] == {
+        "name": job.metadata.name,
+        "namespace": job.metadata.namespace,
+        "uid": job.metadata.uid,
+        "resourceVersion": "1",
+    }
+    assert (body["apiVersion"], body["kind"]) == ("gpujob.dev/v1alpha1", "GPUJob")
+    assert decode(GPUJobStatus, body["status"]) == after
+
+
+def test_what_a_newer_version_wrote_stays() -> None:
+    job = placed(make_job(), observed_at=T0)
+    stored = encode(job.status)
+    stored["forecast"] = NEWER["forecast"]
+    stored["placement"]["rack"] = "r7"
+    assert unknown_fields(GPUJobStatus, stored) == NEWER
+    body = job_status(WriteStatus(job, job.status), NEWER)["status"]
+    assert (body["forecast"], body["placement"]["rack"]) == ({"seconds": 5}, "r7")
+    assert decode(GPUJobStatus, body) == job.status
+
+
+def test_what_is_gone_takes_its_unknown_fields_along() -> None:
+    job = placed(make_job(), observed_at=T0)
+    after = replace(job.status, placement=None)
+    body = job_status(WriteStatus(job, after), NEWER)["status"]
+    assert "placement" not in body
+    assert body["forecast"] == NEWER["forecast"]
 
 
 def test_the_first_status_leaves_out_what_is_at_its_default() -> None:
     job = make_job()
-    body = status_patch(WriteStatus(job, replace(job.status, observed_at=T0)))
+    body = job_status(WriteStatus(job, replace(job.status, observed_at=T0)), {})
     assert body["status"].keys() == {"phase", "attempt", "observedAt"}
     assert body["status"]["phase"] == "Pending"
     assert decode(GPUJobStatus, body["status"]) == replace(job.status, observed_at=T0)
@@ -103,20 +96,11 @@ def statuses() -> list[GPUJobStatus]:
     ]
 
 
-@pytest.mark.parametrize("before", statuses())
-@pytest.mark.parametrize("after", statuses())
-@pytest.mark.parametrize("in_full", [False, True])
-def test_what_is_left_out_reads_as_it_was_decided(
-    before: GPUJobStatus, after: GPUJobStatus, *, in_full: bool
-) -> None:
-    """Whether the status was written with its defaults, as earlier, or without."""
-    job = replace(make_job(), status=before)
-    first = status_patch(WriteStatus(make_job(), before))["status"]
-    stored = encode(before) if in_full else apply({}, first)
-    patch = status_patch(WriteStatus(job, after))["status"]
-    found = apply(stored, patch)
-    assert decode(GPUJobStatus, found) == after
-    assert (found["phase"], found["attempt"]) == (after.phase.value, after.attempt)
+@pytest.mark.parametrize("status", statuses())
+def test_what_is_left_out_reads_as_it_was_decided(status: GPUJobStatus) -> None:
+    found = job_status(WriteStatus(make_job(), status), {})["status"]
+    assert decode(GPUJobStatus, found) == status
+    assert (found["phase"], found["attempt"]) == (status.phase.value, status.attempt)
 
 
 # Of a job of one worker without a checkpoint claim: it is decoded and encoded by the API server
@@ -129,7 +113,7 @@ def test_a_simple_jobs_first_status_is_small() -> None:
     snapshot = make_snapshot(job, gpus=[make_gpu("GPU-0")])
     (item,) = plan(snapshot, T0).items
     assert isinstance(item, WriteStatus)
-    body = status_patch(item)["status"]
+    body = job_status(item, {})["status"]
     assert not {"counters", "explain", "startRefusals", "measurement"} & body.keys()
     assert None not in body.values()
     assert len(json.dumps(body, separators=(",", ":"))) <= SIMPLE_STATUS_BYTES_MAX
@@ -140,19 +124,21 @@ def test_a_rejection_names_the_field() -> None:
     job = InvalidJob(
         Metadata("bad", "ns", "uid", "7", 2), "spec.workers", "must be at least 1; got 0"
     )
-    body = rejection_patch(RejectJob(job), T0)
+    body = rejection(RejectJob(job), {"attempt": 3, "observedGeneration": 1}, T0)
     (condition,) = body["status"]["conditions"]
     assert condition["type"] == "Accepted"
     assert condition["status"] == "False"
     assert condition["message"] == "spec.workers: must be at least 1; got 0"
     assert body["status"]["observedGeneration"] == 2
+    assert body["status"]["attempt"] == 3, "what cannot be read stays"
     assert "phase" not in body["status"]
 
 
-def test_queue_patches_carry_what_changed() -> None:
+def test_a_queues_status_is_whole() -> None:
     queue = make_queue("research")
-    body = queue_patch(WriteQueueStatus(queue, GPUQueueStatus(pending_jobs=3)))
-    assert body["status"] == {"pendingJobs": 3}
+    body = queue_status(WriteQueueStatus(queue, GPUQueueStatus(pending_jobs=3)), {"newer": 1})
+    assert body["status"] == {**encode(GPUQueueStatus(pending_jobs=3)), "newer": 1}
+    assert "namespace" not in body["metadata"]
 
 
 def test_an_event_is_named_by_its_content() -> None:
@@ -165,11 +151,13 @@ def test_an_event_is_named_by_its_content() -> None:
     assert len(event(job.metadata, EventNote("X", "y" * 5000), T0)["message"]) <= 1024
 
 
-def test_profiles_are_created_whole_and_patched_by_version() -> None:
+def test_profiles_are_created_whole_and_their_statuses_replaced_by_version() -> None:
     profile = GPUProfile(
         Metadata("workload-x", "ns", "uid", "5"), GPUProfileSpec("x", "image:1"), GPUProfileStatus()
     )
     manifest = profile_manifest(SaveProfile(profile))
     assert manifest["spec"] == encode(profile.spec)
     assert manifest["metadata"] == {"name": "workload-x", "namespace": "ns"}
-    assert profile_status_patch(SaveProfile(profile), "9")["metadata"]["resourceVersion"] == "9"
+    body = profile_status(SaveProfile(profile), "9", {})
+    assert body["metadata"]["resourceVersion"] == "9"
+    assert body["status"] == encode(profile.status)

@@ -1,0 +1,54 @@
+"""The fields of an object that this version does not know, so that a write of it loses none."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+from gpujob_api.codec import bare_type, bounded_fields
+
+
+def unknown_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object, and of objects in it, that the noun does not have: those of a newer
+    version. What is in lists is not looked at.
+    """
+    found: dict[str, Any] = {}
+    nested = _nested(kind)
+    for name, value in data.items():
+        if name not in nested:
+            found[name] = value
+            continue
+        inner = nested[name]
+        if inner is not None and isinstance(value, Mapping):
+            unknown = unknown_fields(inner, cast("Mapping[str, Any]", value))
+            if unknown:
+                found[name] = unknown
+    return found
+
+
+def with_unknown_fields(
+    kind: type, data: Mapping[str, Any], unknown: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `encode` wrote, with what `unknown_fields` found in the state before. An object that is
+    no longer there takes its unknown fields along.
+    """
+    joined, nested = dict(data), _nested(kind)
+    for name, value in unknown.items():
+        inner = nested.get(name)
+        if inner is None:
+            joined[name] = value
+        elif name in data:
+            joined[name] = with_unknown_fields(inner, data[name], value)
+    return joined
+
+
+@cache
+def _nested(kind: type) -> dict[str, type | None]:
+    """By JSON name: the type of a field that is an object with fields of its own, else None."""
+    return {name: _plain_object(hint) for name, (_, hint) in bounded_fields(kind).items()}
+
+
+def _plain_object(hint: Any) -> type | None:
+    bare = bare_type(hint)
+    plain = dataclasses.is_dataclass(bare) and not hasattr(bare, "from_json")
+    return cast("type", bare) if plain else None

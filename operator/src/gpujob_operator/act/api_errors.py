@@ -1,0 +1,58 @@
+"""What a request to the API server may fail with."""
+
+
+class ApiError(Exception):
+    """A failed request to the API server. `status` is 0 if there was no answer."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class NotFound(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Conflict(ApiError):  # noqa: N818 - the API's own word
+    """The object changed since it was read (a precondition did not hold)."""
+
+
+class AlreadyExists(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Gone(ApiError):  # noqa: N818 - the API's own word
+    """The resourceVersion to continue from is too old: list again."""
+
+
+class Forbidden(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Throttled(ApiError):  # noqa: N818 - the API's own word
+    def __init__(self, message: str, retry_after_seconds: float | None) -> None:
+        super().__init__(429, "TooManyRequests", message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Refused(ApiError):  # noqa: N818 - an answer, not a fault
+    """A definite answer of 500: nothing was written. Repeating the write fails again until the
+    cause that the message names is fixed (an admission webhook, the size of the object).
+    """
+
+
+class Unavailable(ApiError):  # noqa: N818 - the API's own word
+    """5xx, a refused or broken connection, or a timeout. The write may have taken effect."""
+
+
+class Silent(Unavailable):
+    """Nothing came on a connection for too long."""
+
+
+class TooLarge(ApiError):  # noqa: N818 - the API's own word
+    """The answer is larger than the limit that is kept in memory at once."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "TooLarge", message)

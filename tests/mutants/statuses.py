@@ -1,0 +1,22 @@
+"""Mutants of how statuses wait and overtake each other."""
+
+from tests.mutants.shell import of_operator
+
+_STATUSES = ("test_overtaken_statuses.py",)
+
+STATUSES = (
+    of_operator(
+        "an end waits as long as the start that it overtakes",
+        "act/item_runner.py",
+        "        if not only_tells(item):\n            self.hurry()\n",
+        "",
+        *_STATUSES,
+    ),
+    of_operator(
+        "each attempt is said to run at once",
+        "act/item_runner.py",
+        "while (seconds := untold_seconds(self.item))",
+        "while (seconds := 0.0)",
+        *_STATUSES,
+    ),
+)
