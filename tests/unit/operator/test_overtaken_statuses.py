@@ -89,13 +89,14 @@ async def test_an_end_does_not_wait_as_long_as_the_start_would(slow: _Bench) -> 
 
 
 class _Young:
-    """A job that was placed this moment, and is said to run in so many seconds."""
+    """A job that runs since this moment, and is said to run in so many seconds."""
 
     def __init__(self, seconds: float = UNTOLD_SECONDS) -> None:
         self.bench = ExecutorBench()
-        self.job = with_status(self.bench.job(), attempt_started_at=after(0))
+        self.job = self.bench.job()
         item = status_item(self.job)
-        status = replace(item.status, observed_at=after(UNTOLD_SECONDS - seconds))
+        now = after(UNTOLD_SECONDS - seconds)
+        status = replace(item.status, started_at=after(0), observed_at=now)
         self.runs = WriteStatus(self.job, status)
 
     async def submit(self, *items: PlanItem) -> Submission:

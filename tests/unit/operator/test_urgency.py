@@ -126,14 +126,14 @@ def test_what_something_waits_for_is_not_overtaken(name: str) -> None:
 
 
 def said_to_run(at: float, **changes: Any) -> WriteStatus:
-    """Of an attempt that was placed so long before."""
-    job = with_status(placed(make_job()), attempt_started_at=after(0))
-    return to(job, phase=JobPhase.RUNNING, observed_at=after(at), **changes)
+    """Of an attempt that was seen to run so long before."""
+    seen = {"phase": JobPhase.RUNNING, "started_at": after(0)}
+    return to(STARTING, **seen, observed_at=after(at), **changes)
 
 
 def test_a_young_attempt_is_not_said_to_run_yet() -> None:
     assert untold_seconds(said_to_run(0.0)) == UNTOLD_SECONDS
-    assert untold_seconds(said_to_run(1.5)) == pytest.approx(UNTOLD_SECONDS - 1.5)
+    assert untold_seconds(said_to_run(0.25)) == pytest.approx(UNTOLD_SECONDS - 0.25)
     assert untold_seconds(said_to_run(UNTOLD_SECONDS)) == 0
     assert untold_seconds(said_to_run(100.0)) == 0
 
@@ -143,12 +143,8 @@ def test_a_young_attempt_is_not_said_to_run_yet() -> None:
     [
         said_to_run(0.0, reservation=reserve(2 * GIB)),
         said_to_run(0.0, stop=StopReason("Suspended", "", after(30))),
-        to(RUNNING, observed_at=after(0), attempt_started_at=after(0)),
-        to(
-            with_status(STARTING, attempt_started_at=None),
-            phase=JobPhase.RUNNING,
-            observed_at=after(0),
-        ),
+        to(RUNNING, observed_at=after(0), started_at=after(0)),
+        to(STARTING, phase=JobPhase.RUNNING, observed_at=after(0)),
         CreatePod(STARTING, 0, Settings()),
     ],
     ids=["reservation", "stop", "figures", "age unknown", "pod"],

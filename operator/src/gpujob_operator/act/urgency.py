@@ -13,8 +13,8 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 
-# An attempt is not said to run before it has this age.
-UNTOLD_SECONDS = 2.0
+# An attempt is said to run once it has run for so long.
+UNTOLD_SECONDS = 1.0
 _BEGAN_TO_RUN = (JobPhase.STARTING, JobPhase.RUNNING)
 
 
@@ -30,12 +30,12 @@ def only_tells(item: PlanItem) -> bool:
 
 
 def untold_seconds(item: PlanItem) -> float:
-    """How long it waits to be said that an attempt runs which was placed just now. An attempt that
-    ends before has one write fewer: that of its end takes the place.
+    """How long it waits to be said that an attempt runs which began to run just now. An attempt
+    that ends before has one write fewer: that of its end takes the place.
     """
     if not isinstance(item, WriteStatus) or not only_tells(item):
         return 0.0
-    began, decided = item.status.attempt_started_at, item.status.observed_at
+    began, decided = item.status.started_at, item.status.observed_at
     if (item.job.status.phase, item.status.phase) != _BEGAN_TO_RUN or not began or not decided:
         return 0.0
     return max(0.0, UNTOLD_SECONDS - (decided - began).total_seconds())
