@@ -351,7 +351,7 @@ def test_with_namespaces_to_watch_the_operator_writes_in_those_alone() -> None:
     objects = render(WATCHED)
     everywhere = granted(named(objects, "ClusterRole", "operator")["rules"])
     writes = {(resource, verb) for _group, resource, verb in everywhere if verb not in READ}
-    assert writes == {("gpuqueues/status", "patch"), ("tokenreviews", "create")}
+    assert writes == {("gpuqueues/status", "update"), ("tokenreviews", "create")}
     roles = [one for one in of_kind(objects, "Role") if "-operator-jobs" in one["metadata"]["name"]]
     assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
     there = granted(roles[0]["rules"])
