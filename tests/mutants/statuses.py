@@ -12,11 +12,4 @@ STATUSES = (
         "",
         *_STATUSES,
     ),
-    of_operator(
-        "each attempt is said to run at once",
-        "act/item_runner.py",
-        "while (seconds := untold_seconds(self.item))",
-        "while (seconds := 0.0)",
-        *_STATUSES,
-    ),
 )

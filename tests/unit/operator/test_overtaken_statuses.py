@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.executor import Submission
 from gpujob_operator.act.kube import JOBS, Manifest
-from gpujob_operator.act.urgency import UNTOLD_SECONDS
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.model.plan import EventNote, PlanItem, WriteStatus
+from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from tests.harness.builders import after, with_status
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item
-from tests.harness.waiting import eventually
 
 
 class _Bench:
@@ -86,59 +83,6 @@ async def test_an_end_does_not_wait_as_long_as_the_start_would(slow: _Bench) -> 
     await asyncio.sleep(0)
     assert await slow.let_go() == {WriteResult.DONE: 3}
     assert [name for _, name in slow.bench.verbs()] == ["first", "job", "other"]
-
-
-class _Young:
-    """A job that runs since this moment, and is said to run in so many seconds."""
-
-    def __init__(self, seconds: float = UNTOLD_SECONDS) -> None:
-        self.bench = ExecutorBench()
-        self.job = self.bench.job()
-        item = status_item(self.job)
-        now = after(UNTOLD_SECONDS - seconds)
-        status = replace(item.status, started_at=after(0), observed_at=now)
-        self.runs = WriteStatus(self.job, status)
-
-    async def submit(self, *items: PlanItem) -> Submission:
-        submission = self.bench.submit(*items)
-        await asyncio.sleep(0)
-        return submission
-
-    def ended(self) -> WriteStatus:
-        seen = self.bench.executor.assume(Snapshot(jobs=(self.job,))).jobs[0]
-        status = with_status(seen, phase=JobPhase.SUCCEEDED, finished_at=after(1)).status
-        return WriteStatus(seen, status)
-
-    async def verbs(self) -> list[str]:
-        """What was written, at the latest when the process stops."""
-        await self.bench.executor.drain(5)
-        return [call.verb for call in self.bench.kube.writes()]
-
-
-async def test_of_an_attempt_that_ends_at_once_the_end_alone_is_written() -> None:
-    young = _Young()
-    await young.submit(young.runs)
-    assert not young.bench.kube.writes()
-    assert (await young.submit(young.ended())).overtaking == 1
-    assert await young.verbs() == ["replace"]
-    stored = young.bench.kube.stored(JOBS, "job", "team")
-    assert stored["status"]["phase"] == "Succeeded"
-
-
-async def test_an_attempt_that_goes_on_is_said_to_run() -> None:
-    young = _Young(seconds=0.05)
-    await young.submit(young.runs)
-    assert not young.bench.kube.writes()
-    assert await young.verbs() == ["replace"]
-    assert young.bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Running"
-
-
-async def test_what_waits_for_the_lane_does_not_wait_for_that() -> None:
-    young = _Young(seconds=3600)
-    await young.submit(young.runs)
-    assert (await young.submit(young.ended(), create_item(young.job))).held_back == 2
-    await eventually(lambda: young.bench.executor.lanes == 0)
-    assert await young.verbs() == ["replace"]
 
 
 async def test_the_newest_of_many_is_sent(slow: _Bench) -> None:

@@ -10,7 +10,7 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
-from gpujob_operator.act.urgency import UNTOLD_SECONDS, in_place_of, only_tells, untold_seconds
+from gpujob_operator.act.urgency import in_place_of, only_tells
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
@@ -123,31 +123,3 @@ def test_what_something_waits_for_is_not_overtaken(name: str) -> None:
     older = CANNOT_WAIT[name]
     assert isinstance(older, WriteStatus)
     assert overtaken(decided_on(older, observed_at=after(99)), older) is None
-
-
-def said_to_run(at: float, **changes: Any) -> WriteStatus:
-    """Of an attempt that was seen to run so long before."""
-    seen = {"phase": JobPhase.RUNNING, "started_at": after(0)}
-    return to(STARTING, **seen, observed_at=after(at), **changes)
-
-
-def test_a_young_attempt_is_not_said_to_run_yet() -> None:
-    assert untold_seconds(said_to_run(0.0)) == UNTOLD_SECONDS
-    assert untold_seconds(said_to_run(0.25)) == pytest.approx(UNTOLD_SECONDS - 0.25)
-    assert untold_seconds(said_to_run(UNTOLD_SECONDS)) == 0
-    assert untold_seconds(said_to_run(100.0)) == 0
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        said_to_run(0.0, reservation=reserve(2 * GIB)),
-        said_to_run(0.0, stop=StopReason("Suspended", "", after(30))),
-        to(RUNNING, observed_at=after(0), started_at=after(0)),
-        to(STARTING, phase=JobPhase.RUNNING, observed_at=after(0)),
-        CreatePod(STARTING, 0, Settings()),
-    ],
-    ids=["reservation", "stop", "figures", "age unknown", "pod"],
-)
-def test_everything_else_is_sent_at_once(item: PlanItem) -> None:
-    assert untold_seconds(item) == 0

@@ -6,11 +6,9 @@ back-off. A write without an answer may have taken effect: the object is read by
 server answers. Only the caller waits for that.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.backoff import Backoff, Target
@@ -27,7 +25,7 @@ from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import Deferral, WriteSlots
 from gpujob_operator.act.trials import Trials
-from gpujob_operator.act.urgency import only_tells, untold_seconds
+from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
     Writer,
@@ -57,23 +55,13 @@ class Sending:
     item: PlanItem
     sent: bool = False
     _deferral: Deferral | None = None
-    _awaited: asyncio.Event = field(default_factory=asyncio.Event)
+    _awaited: bool = False
 
     def deferral(self) -> Deferral | None:
         """That of the next request; None: it is urgent."""
-        urgent = self._awaited.is_set() or not only_tells(self.item)
+        urgent = self._awaited or not only_tells(self.item)
         self._deferral = None if urgent else Deferral()
         return self._deferral
-
-    async def until_due(self) -> None:
-        """Waits while the item may be overtaken by one that makes it needless."""
-        while (seconds := untold_seconds(self.item)) and not self._awaited.is_set():
-            item = self.item
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._awaited.wait()
-            if self.item is item:
-                return
 
     def take_the_place(self, item: WriteStatus) -> None:
         """Sends this item instead, and at once where something waits for it."""
@@ -83,7 +71,7 @@ class Sending:
 
     def hurry(self) -> None:
         """Something waits for the item: it is sent as soon as there is a slot."""
-        self._awaited.set()
+        self._awaited = True
         if self._deferral is not None:
             self._deferral.hurry()
 
@@ -264,8 +252,6 @@ class ItemRunner:
                 self._trials.forget(item.job)
 
     async def _request(self, sending: Sending, call: Callable[[], Awaitable[object]]) -> None:
-        if not sending.sent:
-            await sending.until_due()
         async with self._slots.held(namespace_of(sending.item), deferral=sending.deferral()):
             sending.sent = True
             try:

@@ -13,8 +13,6 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 
-# An attempt is said to run once it has run for so long.
-UNTOLD_SECONDS = 1.0
 _BEGAN_TO_RUN = (JobPhase.STARTING, JobPhase.RUNNING)
 
 
@@ -27,18 +25,6 @@ def only_tells(item: PlanItem) -> bool:
             return True
         case _:
             return False
-
-
-def untold_seconds(item: PlanItem) -> float:
-    """How long it waits to be said that an attempt runs which began to run just now. An attempt
-    that ends before has one write fewer: that of its end takes the place.
-    """
-    if not isinstance(item, WriteStatus) or not only_tells(item):
-        return 0.0
-    began, decided = item.status.started_at, item.status.observed_at
-    if (item.job.status.phase, item.status.phase) != _BEGAN_TO_RUN or not began or not decided:
-        return 0.0
-    return max(0.0, UNTOLD_SECONDS - (decided - began).total_seconds())
 
 
 def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> WriteStatus | None:
