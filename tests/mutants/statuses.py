@@ -12,4 +12,11 @@ STATUSES = (
         "",
         *_STATUSES,
     ),
+    of_operator(
+        "what later items wait for stays patient",
+        "act/executor.py",
+        "                    self._lanes[key].hurry()\n",
+        "",
+        *_STATUSES,
+    ),
 )

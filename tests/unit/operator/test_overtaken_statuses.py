@@ -85,6 +85,18 @@ async def test_an_end_does_not_wait_as_long_as_the_start_would(slow: _Bench) -> 
     assert [name for _, name in slow.bench.verbs()] == ["first", "job", "other"]
 
 
+async def test_a_status_that_later_items_wait_for_is_urgent(slow: _Bench) -> None:
+    job, other = slow.bench.job(), slow.bench.job("other")
+    await slow.occupy()
+    slow.bench.submit(status_item(job))
+    await asyncio.sleep(0)
+    assert slow.bench.submit(slow.ended(job), create_item(job)).held_back == 2
+    slow.bench.submit(slow.ended(other))
+    await asyncio.sleep(0)
+    assert await slow.let_go() == {WriteResult.DONE: 3}
+    assert [name for _, name in slow.bench.verbs()] == ["first", "job", "other"]
+
+
 async def test_the_newest_of_many_is_sent(slow: _Bench) -> None:
     job = slow.bench.job()
     await slow.occupy()

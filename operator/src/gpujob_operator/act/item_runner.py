@@ -289,9 +289,7 @@ class ItemRunner:
         async def ask() -> None:
             found.append(await self._writer.confirm(item))
 
-        asked = Sending(item)
-        asked.hurry()
-        await self._request(asked, ask)
+        await self._request(Sending(item), ask)
         return found[0]
 
     def _back_off(self, target: Target, item: PlanItem, result: WriteResult) -> None:

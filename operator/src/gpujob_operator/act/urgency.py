@@ -1,6 +1,6 @@
 """Which writes can wait a little where slots are short: those that only tell what is so already.
 
-A placement, a stop, an end and all that creates or deletes goes before, because GPUs or people wait
+A placement, a stop, an end and all that creates or deletes goes first, because GPUs or people wait
 for it. A status that waits and is older than the next one need not be written at all.
 """
 
