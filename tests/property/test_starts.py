@@ -92,11 +92,12 @@ def tenants(draw: st.DrawFn) -> GPUJob:
         draw(st.sampled_from((ReservationSource.MEASURED,) * 3 + (ReservationSource.WHOLE_GPU,))),
         utilization_percent=draw(st.integers(0, 90)),
     )
+    namespace = draw(st.sampled_from((NAMESPACE, "others")))
+    # A UID never comes back in another namespace.
+    uid = f"uid-{name}-of-{namespace}"
+    queue = draw(st.sampled_from(("default", "a", "b")))
     job = running(
-        of(
-            make_job(name, queue=draw(st.sampled_from(("default", "a", "b")))),
-            draw(st.sampled_from((NAMESPACE, "others"))),
-        ),
+        of(make_job(name, uid=uid, queue=queue), namespace),
         (f"n{node}", (f"GPU-{node}{gpu}",)),
         held=held,
         at=-draw(st.integers(0, 200)),
