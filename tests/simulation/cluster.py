@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
 from gpujob_api.meta import LABEL_SPOT, TAINT_RECLAIM
+from gpujob_api.settings import EXIT_DONE
 from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.agents import Agents
@@ -52,6 +53,9 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         # Whether the garbage collector does its work.
         self.collects = True
+        # Workers that took their last step, whatever became of their pods: the job's UID, the
+        # attempt and the rank.
+        self.done: set[tuple[str, int, int]] = set()
         self._start_worker = start_worker
         self._starts = PodStarts(clock, api, workload_of)
         self.agents = Agents(clock, api, self.machines, shells, connection_breaks)
@@ -194,6 +198,8 @@ class Cluster:
         """The kubelet reports the end of a process, when it is connected again at the latest."""
         machine = worker.machine
         machine.workers.pop(worker.pod_uid, None)
+        if status["exitCode"] == EXIT_DONE:
+            self.done.add((worker.job_uid, worker.attempt, worker.rank))
         if machine.gone or not machine.powered:
             return
         if not machine.connected:

@@ -32,7 +32,7 @@ from tests.simulation.job_facts import end_of, key_of
 from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.orphans import Orphans
-from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
+from tests.simulation.pods import FINAL, is_live
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
 from tests.simulation.quotas import PodQuotas
@@ -249,13 +249,11 @@ class Simulation:
             for other in machine.workers.values()
             if other.job_uid == worker.job_uid and other.attempt == worker.attempt
         }
+        # What it does not wait for: the last steps of others are taken.
         done = {
-            int(pod["metadata"]["labels"]["gpujob.dev/rank"])
-            for pod in self.api.list(Kind.POD)
-            if not is_foreign(pod)
-            and (worker_ended(pod) or {}).get("exitCode") == 0
-            and pod["metadata"]["labels"]["gpujob.dev/job-uid"] == worker.job_uid
-            and pod["metadata"]["labels"]["gpujob.dev/attempt"] == str(worker.attempt)
+            rank
+            for job_uid, attempt, rank in self.cluster.done
+            if (job_uid, attempt) == (worker.job_uid, worker.attempt)
         }
         return len(running | done) == wanted
 
