@@ -23,7 +23,6 @@ from gpujob_api.quantities import GIB, format_count
 from gpujob_api.report import Failure, Report, Timing, WorkerPhase
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHED_SLOWDOWNS
-from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Manifest
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
@@ -135,9 +134,10 @@ class Sweep(Simulation):
         return worker
 
     def _note(self, worker: Worker, tunes: bool) -> None:
-        job = self.api.find(Kind.JOB, worker.job_uid)
+        job = self.recorder.job_now(worker.job_uid)
         assert job is not None, "a worker has a job"
-        packed = job["status"]["reservation"]["source"] == ReservationSource.PROFILE.value
+        held = job.status.reservation
+        packed = held is not None and held.source is ReservationSource.PROFILE
         self.counts.packed_at_once += packed
         self.counts.measured_alone += not packed
         self.counts.tuned_anew += tunes

@@ -37,7 +37,7 @@ from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import JOBS, Kube, Manifest
-from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
+from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
 from gpujob_operator.render.status import replacement
 
 PARALLEL = 8

@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 
 NODE_CPU, NODE_MEMORY, NODE_PODS = "128", "1Ti", "250"
 LEASE_SECONDS = 40
-PODS_AT_ONCE, NODES_AT_ONCE = 64, 4
+PODS_AT_ONCE, NODES_AT_ONCE = 16, 4
 
 _STATE = """
 {{ $now := Now }}
@@ -112,7 +112,8 @@ def kwok_command(binary: Path, kubeconfig: Path, folder: Path) -> list[str]:
 
 def _options() -> dict[str, Any]:
     """Each node has a kubelet of its own: kwok's four writes at a time for all of them would make
-    pods run for seconds that end at once.
+    pods run for seconds that end at once. With 64 the API server, which buffers few events for a
+    watch while it is young, closed that of kwok, which listed pods again and played them twice.
     """
     parallel = {"podPlayStageParallelism": PODS_AT_ONCE, "nodePlayStageParallelism": NODES_AT_ONCE}
     return {

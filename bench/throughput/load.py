@@ -21,7 +21,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
-from gpujob_operator.run import background
+from gpujob_operator.supervision import background
 
 BATCH_JOBS = ResourceType("batch", "v1", "jobs", namespaced=True)
 PARALLEL_CREATES = 64

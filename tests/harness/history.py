@@ -13,6 +13,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopRe
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
+from tests.harness.recorded import RecordedJobs
 
 Json = dict[str, Any]
 FINAL = ("Succeeded", "Failed")
@@ -67,7 +68,9 @@ class History:
         self._came_late: set[str] = set()
         self._leaders_freeze = leaders_freeze
         self.violations: list[Violation] = []
+        # As their pods record them, until their statuses do.
         self.jobs: dict[str, GPUJob] = {}
+        self._recorded = RecordedJobs()
         self.pods: dict[str, Json] = {}
         # The pods that only look like workers.
         self.impostors: dict[str, Json] = {}
@@ -140,11 +143,16 @@ class History:
         uid = revision.object["metadata"]["uid"]
         if revision.type == "DELETED":
             self.jobs.pop(uid, None)
+            self._recorded.job_gone(uid)
             return
-        job = gpujob_from_manifest(revision.object)
+        job = self._recorded.seen(gpujob_from_manifest(revision.object))
+        self.job_revisions[uid] += 1
+        self._take_job(revision, job)
+
+    def _take_job(self, revision: Revision, job: GPUJob) -> None:
+        uid = job.metadata.uid
         before = self.jobs.get(uid)
         self.jobs[uid] = job
-        self.job_revisions[uid] += 1
         if job.status.reservation is not None:
             self.first_reservations.setdefault(uid, job.status.reservation)
         stop = job.status.stop
@@ -172,7 +180,9 @@ class History:
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         name, old, new = job.metadata.name, before.status, job.status
-        if new.attempt < old.attempt or new.attempt > old.attempt + 1:
+        # The first number is passed over where a leader before may have given it.
+        most = old.attempt + 2 if old.attempt == 0 and job.spec.workers == 1 else old.attempt + 1
+        if new.attempt < old.attempt or new.attempt > most:
             self._fail("I3", revision, f"{name}: attempt {old.attempt} became {new.attempt}")
         if before.finished and new.phase is not old.phase:
             self._fail("I5", revision, f"{name}: {old.phase.value} became {new.phase.value}")
@@ -281,6 +291,8 @@ class History:
             self.late.discard(uid)
         if revision.type == "DELETED":
             del self.pods[uid]
+            if (job := self._recorded.removed(pod)) is not None:
+                self.jobs[job_uid] = job
         elif is_new:
             self._check_new_pod(revision, job_uid)
 
@@ -308,11 +320,15 @@ class History:
 
     def _check_new_pod(self, revision: Revision, job_uid: str) -> None:
         name = revision.object["metadata"]["name"]
-        if self._leaders_freeze and self._is_given_up(revision.object):
-            uid = revision.object["metadata"]["uid"]
+        before, uid = self.jobs.get(job_uid), revision.object["metadata"]["uid"]
+        given_up = before is not None and _attempt_of(revision.object) < before.status.attempt
+        if self._leaders_freeze and given_up:
             self.late.add(uid)
             self._came_late.add(uid)
             return
+        recorded = self._recorded.created(revision.object, self.jobs.get(job_uid))
+        if recorded is not None:
+            self._take_job(revision, recorded)
         pods = [
             pod
             for uid, pod in self.pods.items()
@@ -328,11 +344,6 @@ class History:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
         elif not _holds(job) or job.status.attempt != _attempt_of(revision.object):
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
-
-    def _is_given_up(self, pod: Json) -> bool:
-        """Its job has another attempt by now."""
-        job = self.jobs.get(_job_uid(pod))
-        return job is not None and _attempt_of(pod) < job.status.attempt
 
 
 def _job_uid(pod: Mapping[str, Any]) -> str:

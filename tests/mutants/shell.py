@@ -60,7 +60,7 @@ ACTS = (
     of_operator(
         "a late write is not waited for",
         "act/item_runner.py",
-        "late = 0, isinstance(item, WriteStatus)",
+        "late = 0, _counts_once_sent(item)",
         "late = 0, False",
         *_EXECUTOR,
     ),
@@ -82,8 +82,8 @@ ACTS = (
     of_operator(
         "a placement that may be another process's is taken for an own one",
         "act/item_runner.py",
-        "            self._attempts.not_placed(item)\n",
-        "            pass\n",
+        "            self._attempts.not_placed(item)\n        if isinstance",
+        "            pass\n        if isinstance",
         "test_own_attempts.py",
     ),
     of_operator(
@@ -131,8 +131,8 @@ ACTS = (
     of_operator(
         "patient writes wait for ever",
         "act/slots.py",
-        "if self.patient and now - self.patient[0].since >= PATIENT_SECONDS:",
-        "if False:",
+        "return bool(self.patient) and now - self.patient[0].since >= PATIENT_SECONDS",
+        "return False",
         "test_write_slots.py",
     ),
     of_operator(
@@ -252,7 +252,7 @@ ACTS = (
     of_operator(
         "refused tokens are asked for without end",
         "act/tokens.py",
-        "        return self._left >= 1\n",
+        "        return self._refused.seconds_left(now) == 0\n",
         "        return True\n",
         "test_tokens_and_events.py",
     ),
@@ -313,7 +313,7 @@ OBSERVES = (
     ),
     of_operator(
         "pods that ended still use their node",
-        "observe/cache.py",
+        "observe/node_use.py",
         "if pod is None or pod.node is None or pod.finished:",
         "if pod is None or pod.node is None:",
         "test_cache.py",
@@ -382,8 +382,8 @@ OBSERVES = (
     of_operator(
         "a worker reports as often as it likes",
         "observe/reports.py",
-        "        if not bucket.take(now):\n",
-        "        if bucket is None:\n",
+        "        if not limit.take(now):\n",
+        "        if limit is None:\n",
         "test_reports.py",
     ),
     of_operator(

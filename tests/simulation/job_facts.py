@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
-from tests.simulation.api_server import Revision
+from tests.simulation.api_server import ApiServer, OtherKind, Revision
 
 _NUMBER = re.compile("[0-9]")
 
@@ -58,6 +59,11 @@ def may_not_share(
     ]
 
 
+def leads(name: str, api: ApiServer) -> bool:
+    """Whether this process holds the Lease, if there is one."""
+    return any(one["spec"].get("holderIdentity") == name for one in api.list(OtherKind.LEASE))
+
+
 def used_bytes(
     gpu: Mapping[str, Any], workers: Mapping[str, tuple[str, int]]
 ) -> Mapping[tuple[str, int], int]:
@@ -89,6 +95,11 @@ def places(job: GPUJob) -> object:
     """Where the job is; the UIDs of its pods become known later and move nobody."""
     placement = job.status.placement
     return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]
+
+
+def still_holds_gpus(job: GPUJob, before: GPUJob) -> bool:
+    """The attempt that held GPUs holds them still."""
+    return holds_gpus(job) and job.status.attempt == before.status.attempt
 
 
 def end_of(job: GPUJob) -> str:

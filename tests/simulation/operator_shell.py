@@ -98,6 +98,7 @@ class OperatorShell:
         self.clock_error_seconds = clock_error_seconds
         self._leads = False
         self._fresh = False
+        self._lost_data = False
         self._time = parts.clock(
             self._wall,
             self._now,
@@ -226,6 +227,9 @@ class OperatorShell:
             self._stale.clear()
             await relist.refresh()
             self._fresh = not self._stale.is_set()
+            if self._fresh:
+                in_doubt = self._leadership.in_doubt or self._lost_data
+                self._cache.begin_to_lead(in_doubt=in_doubt)
             self._dirty.mark()
 
     def _distrust_cache(self) -> None:
@@ -291,7 +295,7 @@ class OperatorShell:
             clock=self._moment,
             monotonic=self._now,
             interval_seconds=self._configuration.report_interval_seconds,
-            is_leader=lambda: self.leads,
+            is_leader=self._may_act,
         )
 
     def receive(self, post: Post, answered: Answered) -> None:
@@ -335,6 +339,7 @@ class OperatorShell:
             monotonic=self._now,
             retry=Retry(uniform=uniform),
             backoff=Backoff(self._now, uniform),
+            placements=self._cache.placements,
         )
         return self._parts.executor(runner, METRICS, settled=self._dirty.mark)
 
@@ -360,6 +365,7 @@ class OperatorShell:
         return self._cache.version(kind, uid) if isinstance(kind, Kind) else 0
 
     def _another_history(self) -> None:
+        self._lost_data = True
         self._cache.begin_another_history()
         for one in self._watches:
             one.restart()

@@ -6,7 +6,9 @@ full.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
@@ -18,21 +20,35 @@ OUTLIVES_SECONDS = 5.0
 Fail = Callable[[str, str], None]
 
 
+class Jobs(Protocol):
+    """The jobs as they are committed, by UID, in their statuses or on their pods."""
+
+    def job_now(self, uid: str) -> GPUJob | None: ...
+
+    def job_before(self, uid: str) -> GPUJob | None:
+        """As it was before its newest revision."""
+        ...
+
+    def came_late(self, pod_uid: str) -> bool:
+        """Whether nobody could call the creation of the pod back."""
+        ...
+
+
 class Processes:
     """Feed it every revision and every process that begins; `fail` is told the promise and what
-    broke it. `is_late` says of a pod's UID that nobody could call its creation back."""
+    broke it. `jobs` must have been told of each revision before."""
 
     def __init__(
         self,
         api: ApiServer,
         machines: Mapping[str, Machine],
         fail: Fail,
-        is_late: Callable[[str], bool],
+        jobs: Jobs,
     ) -> None:
         self._api = api
         self._machines = machines
         self._fail = fail
-        self._is_late = is_late
+        self._jobs = jobs
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
         api.recorders.append(self.observe)
@@ -60,10 +76,10 @@ class Processes:
 
     def _is_over(self, worker: Worker) -> bool:
         """The job went on without the worker's attempt. Of a deleted job the pods go anyway."""
-        manifest = self._api.find(Kind.JOB, worker.job_uid)
-        status = self._api.job(manifest).status if manifest is not None else None
-        if status is None:
+        job = self._jobs.job_now(worker.job_uid)
+        if job is None:
             return False
+        status = job.status
         return status.finished or status.placement is None or status.attempt > worker.attempt
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
@@ -93,14 +109,14 @@ class Processes:
             return
         if revision.type == "DELETED":
             return
-        before = self._api.job(revision.before)
-        if not holds_gpus(before):
+        uid = revision.object["metadata"]["uid"]
+        job, before = self._jobs.job_now(uid), self._jobs.job_before(uid)
+        if job is None or before is None or not holds_gpus(before):
             return
-        job = self._api.job(revision.object)
         if holds_gpus(job) and job.status.attempt == before.status.attempt:
             return
         for process in self._of_job(job.metadata.uid):
-            waits = not process.begun and self._is_late(process.pod_uid)
+            waits = not process.begun and self._jobs.came_late(process.pod_uid)
             if process.attempt == before.status.attempt and not waits:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)
@@ -121,10 +137,9 @@ class Processes:
 
     def _held_bytes(self, worker: Worker, uuid: str) -> int:
         """What the job of the process holds there for this attempt."""
-        manifest = self._api.find(Kind.JOB, worker.job_uid)
-        if manifest is None:
+        job = self._jobs.job_now(worker.job_uid)
+        if job is None:
             return 0
-        job = self._api.job(manifest)
         placement, held = job.status.placement, job.status.reservation
         if placement is None or held is None or job.status.attempt != worker.attempt:
             return 0

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_operator.act.item_runner import LATE_SECONDS
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
+from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
 from tests.simulation.ends import Ends
 from tests.simulation.findings import Story, Violation
@@ -19,9 +21,11 @@ from tests.simulation.job_facts import (
     held,
     is_shrink,
     is_within,
+    leads,
     may_not_share,
     now_text,
     reason,
+    still_holds_gpus,
     used_bytes,
     wants_all,
 )
@@ -64,7 +68,11 @@ class Recorder:
         self._ends = Ends(operators, sees_all=sees_all)
         self._api = api
         self._operators = operators
+        # As their pods record them, until their statuses do; and as they were before the newest
+        # revision of each.
         self._jobs: dict[str, GPUJob] = {}
+        self._before: dict[str, GPUJob] = {}
+        self._recorded = RecordedJobs()
         # By node and UUID: what a node that lies calls its own is another GPU.
         self._readings: dict[Place, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
         # The peak that agents saw, by job UID, attempt and place.
@@ -89,6 +97,7 @@ class Recorder:
     def _restored(self) -> None:
         """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
         jobs = map(self._api.job, self._api.list(Kind.JOB))
+        self._recorded.forget()
         self._jobs = {job.metadata.uid: job for job in jobs}
         self._ends.forget(self._ours.values())
         self._over_at.clear()
@@ -104,6 +113,13 @@ class Recorder:
     def pods_of_ours(self) -> list[Manifest]:
         """The pods that there are and that an operator created."""
         return [pod for pod in self._api.list(Kind.POD) if pod["metadata"]["uid"] in self._ours]
+
+    def job_now(self, uid: str) -> GPUJob | None:
+        """As its pod records it, until its status does."""
+        return self._jobs.get(uid)
+
+    def job_before(self, uid: str) -> GPUJob | None:
+        return self._before.get(uid)
 
     def came_late(self, pod_uid: str) -> bool:
         return pod_uid in self._late
@@ -143,13 +159,18 @@ class Recorder:
 
     def _job(self, revision: Revision, *, ours: bool) -> None:
         uid = revision.object["metadata"]["uid"]
-        before = self._jobs.get(uid)
         if revision.type == "DELETED":
             self._jobs.pop(uid, None)
+            self._recorded.job_gone(uid)
             return
-        job = self._api.job(revision.object)
+        self._take(revision, self._recorded.seen(self._api.job(revision.object)), ours=ours)
+
+    def _take(self, revision: Revision, job: GPUJob, *, ours: bool) -> None:
+        uid, key = job.metadata.uid, job.metadata.key
+        before = self._jobs.get(uid)
         self._jobs[uid] = job
-        key = job.metadata.key
+        if before is not None:
+            self._before[uid] = before
         self.attempts[key] = job.status.attempt
         if job.status.stop is not None:
             self._ends.stopped((uid, job.status.attempt))
@@ -158,7 +179,7 @@ class Recorder:
         elif job.finished and not before.finished:
             self.stories[key].ended_at = revision.at
             self.stories[key].end = job.status.phase.value
-        if before is not None and holds_gpus(before) and not _is_attempt(job, before):
+        if before is not None and holds_gpus(before) and not still_holds_gpus(job, before):
             self._over_at[uid, before.status.attempt] = revision.at
         if before is None or not ours:
             return
@@ -297,10 +318,21 @@ class Recorder:
         job_uid, attempt = self._ours[uid]
         job = self._jobs.get(job_uid)
         self._ends.note(revision, self._ours[uid], job)
+        if revision.type == "DELETED":
+            self._forget_record(revision)
         if revision.type == "ADDED":
             self._check_pod(revision, job, job_uid, attempt)
         elif ours and job is not None:
             self._check_stop(revision, job, attempt)
+
+    def _forget_record(self, revision: Revision) -> None:
+        """Nothing says any more where an attempt is that only this pod recorded."""
+        job = self._recorded.removed(revision.object)
+        if job is not None:
+            uid = job.metadata.uid
+            before = self._before[uid] = self._jobs[uid]
+            self._jobs[uid] = job
+            self._over_at[uid, before.status.attempt] = revision.at
 
     def _gave_itself_up(self, pod: Manifest) -> bool:
         """It says that a job controls it that is gone, or one of its own namespace, as with any
@@ -319,10 +351,19 @@ class Recorder:
     ) -> None:
         name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
         is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
-        if is_over or revision.at > revision.sent_at + REQUEST_SECONDS_MAX:
+        late_seconds = revision.at - revision.sent_at - REQUEST_SECONDS_MAX
+        is_late = is_over or late_seconds > 0
+        # Its process still asks for it, and holds the GPUs until then.
+        is_awaited = late_seconds < LATE_SECONDS and leads(revision.by, self._api)
+        given_up = is_over or (is_late and not is_awaited)
+        recorded = None if given_up else self._recorded.created(revision.object, job)
+        if recorded is not None:
+            job = recorded
+            self._take(revision, job, ours=True)
+        if is_late:
             # Nobody can call it back. Its process asks before it begins: see `Processes`.
             self._late.add(uid)
-        if is_over:
+        if is_over or (is_late and job is not None and job.status.attempt != attempt):
             return
         live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]
         of_job = {self._ours[one][1] for one in live if one not in self._late}
@@ -338,8 +379,7 @@ class Recorder:
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
 
     def _check_stop(self, revision: Revision, job: GPUJob, attempt: int) -> None:
-        """A pod of the attempt in force is stopped only after the reason is durable, with the
-        grace that its worker was told of."""
+        """A pod of the attempt in force is stopped after the reason is durable, with the grace."""
         pod = revision.object
         live = is_live(revision.before or pod)
         current = attempt == job.status.attempt and holds_gpus(job)
@@ -353,11 +393,6 @@ class Recorder:
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
             self._fail("I13", revision, f"{_name(revision)}: {text}")
-
-
-def _is_attempt(job: GPUJob, before: GPUJob) -> bool:
-    """The attempt that held GPUs holds them still."""
-    return holds_gpus(job) and job.status.attempt == before.status.attempt
 
 
 def _name(revision: Revision) -> str:

@@ -87,7 +87,7 @@ class Simulation:
         )  # fmt: skip
         self.cluster.agents.sent = self.recorder.read_gpus
         self.processes = Processes(
-            self.api, self.cluster.machines, self.recorder.fail, self.recorder.came_late
+            self.api, self.cluster.machines, self.recorder.fail, self.recorder
         )
         self.disks: dict[str, Disk] = {}
         self.cycles = 0

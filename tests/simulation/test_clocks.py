@@ -78,11 +78,12 @@ def test_a_clock_that_jumps_an_hour_moves_nobody(
     calm: Result, jumps: str, error_seconds: float
 ) -> None:
     """I9, I14: no job is stopped, none waits much longer, and none ends otherwise."""
-    result = play(*JUMPS[jumps](error_seconds))
+    result, without_jump = (play(*JUMPS[jumps](error)) for error in (error_seconds, 0.0))
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.ends == calm.ends
     assert set(result.ends.values()) == {"Succeeded"}
-    assert set(result.attempts.values()) == {1}
+    # The first number of jobs that wait when their operator is killed is passed over.
+    assert result.attempts == without_jump.attempts
     for name, story in result.stories.items():
         assert story.ended_at is not None
         assert story.ended_at - (calm.stories[name].ended_at or 0.0) < LATER_SECONDS_MAX, name

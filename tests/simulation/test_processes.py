@@ -10,7 +10,7 @@ from gpujob_api.manifest import to_manifest
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import make_job, reserve, running, with_status
-from tests.simulation.api_server import ApiServer
+from tests.simulation.api_server import ApiServer, Revision
 from tests.simulation.clock import Clock
 from tests.simulation.machines import Machine, PhysicalGPU
 from tests.simulation.processes import OUTLIVES_SECONDS, Processes
@@ -51,15 +51,32 @@ class _Scene:
     clock: Clock = field(default_factory=lambda: Clock(1))
     broken: list[str] = field(default_factory=list[str])
     late: set[str] = field(default_factory=set[str])
+    _before: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
 
     def __post_init__(self) -> None:
         self.api = ApiServer(self.clock)
         gpus = {GPU: PhysicalGPU(GPU, 24 * GIB, 0)}
         self.machine = Machine("n0", NodePlan("n0", 1), gpus)
         machines = {"n0": self.machine}
+        self.api.recorders.append(self._note)
         self.processes = Processes(
-            self.api, machines, lambda what, _: self.broken.append(what), self.late.__contains__
+            self.api, machines, lambda what, _: self.broken.append(what), self
         )
+
+    def _note(self, revision: Revision) -> None:
+        if revision.kind is Kind.JOB and revision.before is not None:
+            uid = revision.object["metadata"]["uid"]
+            self._before[uid] = self.api.job(revision.before)
+
+    def job_now(self, uid: str) -> GPUJob | None:
+        manifest = self.api.find(Kind.JOB, uid)
+        return None if manifest is None else self.api.job(manifest)
+
+    def job_before(self, uid: str) -> GPUJob | None:
+        return self._before.get(uid)
+
+    def came_late(self, pod_uid: str) -> bool:
+        return pod_uid in self.late
 
     def put(self, job: GPUJob) -> None:
         manifest: dict[str, Any] = to_manifest(job)

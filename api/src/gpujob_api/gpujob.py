@@ -230,7 +230,9 @@ class WorkerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an attempt runs. Written before its pods are created, so that a crash loses nothing."""
+    """Where an attempt runs. Written before its pods are created, or on the only one of them, so
+    that a crash loses nothing.
+    """
 
     workers: Annotated[tuple[WorkerPlacement, ...], Items(WORKERS_MAX, keys=("rank",))]
     spot: bool = False

@@ -19,6 +19,8 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RANK = f"{GROUP}/rank"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
+# Where the attempt of a pod was placed, until its job's status says so: see `PlacementRecord`.
+ANNOTATION_PLACEMENT = f"{GROUP}/placement"
 # On the operator's Lease: what it knows of spot pools, for the operator after it.
 ANNOTATION_SPOT_POOLS = f"{GROUP}/spot-pools"
 # What `kubectl delete --cascade=orphan` puts on an object until nothing is owned by it any more.

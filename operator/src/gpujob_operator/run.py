@@ -7,8 +7,7 @@ under way finish, events are flushed, the Lease is released, then everything els
 import asyncio
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +37,7 @@ from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.garbage import collect_seldom, spare_from_collection
 from gpujob_operator.handlers.front import Deliver, FrontEnd
@@ -56,7 +55,7 @@ from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.observe.scope import Scope
 from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
-from gpujob_operator.supervision import Supervisor
+from gpujob_operator.supervision import Supervisor, background
 from gpujob_operator.token_checks import TokenChecks
 
 log = Log(__name__)
@@ -113,6 +112,8 @@ class Operator:
         )
         self._listening_since = self._clock.now()
         self._fresh = False
+        # Whether data of the API server were restored while this process ran.
+        self._lost_data = False
         scope = Scope(options.watch_namespaces)
         self._cache = Cache(
             self._dirty, self._metrics, self._clock.now, scope, restored=self._restored
@@ -178,18 +179,20 @@ class Operator:
                     *(keep(f"watch {one.name}", one.run) for one in watches),
                     keep("relist", relist.run),
                     keep("event poster", poster.run),
-                    keep("refresh", lambda: self._keep_fresh(relist)),
+                    keep("refresh", lambda: self._keep_fresh(relist, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
                     endpoint = ReportEndpoint(clients.lease, service, lambda: leadership.leads)
                     parts.append(keep("endpoint", lambda: endpoint.keep(self._took_lead)))
                 async with background(*parts):
-                    await self._lead(leadership, loop, executor)
+                    all_written = await self._lead(leadership, loop, executor)
                     await poster.flush(FLUSH_SECONDS)
-                    await leadership.release()
+                    if all_written:
+                        await leadership.release()
 
-    async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> None:
-        """Holds the Lease and runs the loop until stopped."""
+    async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> bool:
+        """Holds the Lease and runs the loop until stopped. Returns whether all that was sent has
+        arrived, and all that was placed is stored."""
         keep = self._supervisor.keep
         scheduling = keep("scheduling loop", loop.run, may_end=lambda: loop.stopping)
         async with background(keep("lease", leadership.keep)):
@@ -197,9 +200,12 @@ class Operator:
             await self._stop.wait()
             loop.stop()
             await running
-            await executor.drain(DRAIN_SECONDS)
+            drained = await executor.drain(DRAIN_SECONDS)
+            placements = self._cache.placements
+            executor.submit(Plan(placements.statuses()))
+            return await executor.drain(DRAIN_SECONDS) and drained and not placements.leaves_doubt
 
-    async def _keep_fresh(self, relist: Relist) -> None:
+    async def _keep_fresh(self, relist: Relist, leadership: Leadership) -> None:
         """Lists everything after becoming the leader. Nothing is decided before."""
         while True:
             await self._stale.wait()
@@ -212,6 +218,10 @@ class Operator:
                 raise
             # Leadership changed during the list: list again.
             self._fresh = not self._stale.is_set()
+            if self._fresh:
+                in_doubt = leadership.in_doubt or self._lost_data
+                self._cache.begin_to_lead(in_doubt=in_doubt)
+                log.info("listed everything and decides from now on", in_doubt=in_doubt)
             self._dirty.mark()
 
     def _distrust_cache(self) -> None:
@@ -221,6 +231,7 @@ class Operator:
     def _restored(self) -> None:
         """The API server's data was restored from a backup: nothing is decided on newer states."""
         log.warning("data of the API server restored")
+        self._lost_data = True
         self._cache.begin_another_history()
         self._restart_watches()
         self._distrust_cache()
@@ -272,7 +283,8 @@ class Operator:
             clock=self._clock.now,
             monotonic=time.monotonic,
             interval_seconds=self._options.configuration.report_interval_seconds,
-            is_leader=lambda: leadership.leads,
+            # Before that nobody knows which attempts are in force.
+            is_leader=lambda: leadership.leads and self._fresh,
         )
 
     def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
@@ -291,6 +303,7 @@ class Operator:
             monotonic=time.monotonic,
             retry=Retry(retried=self._metrics.write_retries.inc),
             trials=Trials(self._configuration, utc_now),
+            placements=self._cache.placements,
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 
@@ -384,15 +397,3 @@ class Operator:
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
-
-
-@asynccontextmanager
-async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio.Task[Any]]]:
-    """Runs the parts until the block ends."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

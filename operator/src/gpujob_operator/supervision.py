@@ -8,8 +8,10 @@ than a limit, `/healthz` fails and the kubelet restarts the process.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
@@ -89,3 +91,15 @@ class Supervisor:
         ceiling = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2 ** min(part.failures, 10))
         part.failures += 1
         return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
+
+
+@asynccontextmanager
+async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio.Task[Any]]]:
+    """Runs the parts until the block ends."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

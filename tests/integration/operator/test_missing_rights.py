@@ -163,6 +163,9 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     """One right after the other is taken from an operator that runs."""
     operator = stage.operator(*POD)
     operator.wait_for("leadership changed", SECONDS, leads=True)
+    # Room for all: a job has its pod even while it cannot be written that the job starts.
+    stage.gpus = 2
+    stage.measure()
     taken = Taken(stage, operator)
     queue, jobs, pods = "gpuqueues/status", "gpujobs/status", "pods"
 

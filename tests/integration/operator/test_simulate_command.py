@@ -65,6 +65,7 @@ def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
     first = answered(stage, [], "-f", job_file(stage, "first", **whole))["jobs"][0]
     stage.apply_job("first", **whole)
     stage.wait(lambda: stage.pod_names() == ["first-1-0"], "the pod exists")
+    stage.wait(lambda: "status" in stage.job("first"), "the job says where")
     status = stage.job("first")["status"]
     assert first["startsSeconds"] == 0
     assert places(first["placements"][0]["placement"]) == places(status["placement"])

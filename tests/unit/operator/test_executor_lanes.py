@@ -19,6 +19,7 @@ from gpujob_operator.act.kube import (
     Unavailable,
 )
 from gpujob_operator.act.retry import ATTEMPTS_MAX
+from gpujob_operator.act.slots import BURST_PER_SECOND, PATIENT_BURST
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.plan import WriteStatus
 from tests.harness.builders import make_job, make_snapshot, placed, with_status
@@ -233,6 +234,51 @@ async def test_writes_that_hang_are_given_up_at_the_end(bench: ExecutorBench) ->
     bench.submit(status_item(job))
     await bench.executor.drain(0.01)
     assert bench.executor.lanes == 0
+
+
+async def test_whether_all_writes_came_to_their_end_is_told(bench: ExecutorBench) -> None:
+    """Only then nothing that this process sent can still arrive."""
+    job, other = bench.job(), bench.job("other")
+    assert await bench.executor.drain(5), "nothing was sent"
+    bench.submit(status_item(job))
+    assert await bench.executor.drain(5)
+    bench.kube.fail("create", "pods", Forbidden(403, "Forbidden", "no"))
+    bench.submit(create_item(job))
+    assert await bench.executor.drain(5), "a refusal is an answer"
+    original = bench.kube.create
+
+    async def hang_once(kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
+        bench.kube.create = original
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    bench.kube.create = hang_once
+    bench.submit(create_item(other), status_item(job))
+    assert not await bench.executor.drain(0.05)
+    assert bench.executor.lanes == 0
+    assert bench.written[-1] == ("gpujobs", "job"), "the others came to their end"
+    assert await bench.executor.drain(5), "what was abandoned is told once"
+
+
+async def test_what_only_tells_keeps_no_operator_from_its_end() -> None:
+    """More of it than is sent in a second: the Lease is released when all is written."""
+    bench = ExecutorBench(lanes_max=200)
+    many, count = int(BURST_PER_SECOND) + 1, 2 * int(PATIENT_BURST)
+    creates = [create_item(bench.job(f"new-{number}")) for number in range(many)]
+    tells = [status_item(bench.job(f"job-{number}")) for number in range(count)]
+    bench.submit(*creates, *tells)
+    assert await bench.executor.drain(1.0)
+    assert bench.executor.take_results() == {WriteResult.DONE: many + count}
+
+
+async def test_what_only_tells_leaves_half_of_the_lanes(bench: ExecutorBench) -> None:
+    """In a burst it waits for seconds, and placements must not wait with it."""
+    tells = [status_item(bench.job(f"job-{number}")) for number in range(100)]
+    assert bench.submit(*tells).postponed == 50
+    creates = [create_item(bench.job(f"new-{number}")) for number in range(60)]
+    submission = bench.submit(*creates)
+    assert (submission.started, submission.postponed) == (50, 10)
+    assert await bench.executor.drain(5)
 
 
 async def test_jobs_are_written_side_by_side_but_not_all_at_once() -> None:

@@ -289,3 +289,87 @@ async def test_annotations_of_others_stay(one: _Candidate, kube: FakeKube) -> No
     await one.attempt()
     lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
     assert lease["metadata"]["annotations"] == {"theirs": "kept", "known": "one"}
+
+
+# -- whether what the last holder sent may still arrive
+
+
+async def test_who_creates_the_lease_has_no_doubt(one: _Candidate) -> None:
+    await one.attempt()
+    assert not one.leadership.in_doubt
+
+
+async def test_who_takes_a_released_lease_has_no_doubt(
+    one: _Candidate, two: _Candidate, clock: FakeClock
+) -> None:
+    await one.attempt()
+    await one.leadership.release()
+    for _ in range(3):
+        await two.attempt()
+        assert two.leads
+        assert not two.leadership.in_doubt
+        clock.advance(SECONDS / 3)
+
+
+async def test_who_takes_an_expired_lease_is_in_doubt_as_long_as_it_leads(
+    one: _Candidate, two: _Candidate, clock: FakeClock
+) -> None:
+    await one.attempt()
+    await two.attempt()
+    assert not two.leadership.in_doubt, "it does not lead"
+    clock.advance(SECONDS + 0.1)
+    for _ in range(3):
+        await two.attempt()
+        assert two.leads
+        assert two.leadership.in_doubt
+        clock.advance(SECONDS / 3)
+
+
+async def test_who_finds_its_own_name_when_it_starts_is_in_doubt(
+    one: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    """The same pod, started again: what its last process sent may still arrive."""
+    await one.attempt()
+    again = _Candidate(kube, clock, "one")
+    await again.attempt()
+    assert again.leads
+    assert again.leadership.in_doubt
+    await again.attempt()
+    assert again.leadership.in_doubt
+
+
+async def test_who_has_not_led_for_a_while_is_in_doubt_of_itself(
+    one: _Candidate, clock: FakeClock
+) -> None:
+    """Nobody else led, but it stopped in the middle of what it did."""
+    await one.attempt()
+    clock.advance(SECONDS)
+    assert not one.leads
+    await one.attempt()
+    assert one.leads
+    assert one.leadership.in_doubt
+
+
+async def test_doubt_ends_with_the_next_term(
+    one: _Candidate, two: _Candidate, clock: FakeClock
+) -> None:
+    await one.attempt()
+    await two.attempt()
+    clock.advance(SECONDS + 0.1)
+    await two.attempt()
+    assert two.leadership.in_doubt
+    await two.leadership.release()
+    await one.attempt()
+    await one.leadership.release()
+    await two.attempt()
+    assert two.leads
+    assert not two.leadership.in_doubt
+
+
+async def test_a_lost_answer_to_create_leaves_a_doubt(one: _Candidate, kube: FakeKube) -> None:
+    error = Unavailable(0, "ServerDisconnected", "")
+    kube.fail("create", "leases", error, after_effect=True)
+    await one.attempt()
+    await one.attempt()
+    assert one.leads
+    assert one.leadership.in_doubt, "it cannot tell its own Lease from that of a process before it"

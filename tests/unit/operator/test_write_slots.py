@@ -11,7 +11,16 @@ from gpujob_operator.act.backoff import (
     OBJECTS_MAX,
     Backoff,
 )
-from gpujob_operator.act.slots import PATIENT_SECONDS, SLOW_SECONDS, Deferral, WriteSlots
+from gpujob_operator.act.slots import (
+    BURST_PER_SECOND,
+    BURST_SECONDS,
+    PATIENT_BURST,
+    PATIENT_PER_SECOND,
+    PATIENT_SECONDS,
+    SLOW_SECONDS,
+    Deferral,
+    WriteSlots,
+)
 from tests.harness.clocks import FakeClock
 
 
@@ -62,6 +71,12 @@ class _Bench:
         for gate in self.gates.values():
             gate.set()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def make_busy(self) -> None:
+        """More urgent writes at once than those of quiet times."""
+        for _ in range(int(BURST_PER_SECOND) + 1):
+            async with self.slots.held("busy"):
+                pass
 
     async def make_slow(self, namespace: str) -> None:
         async with self.slots.held(namespace):
@@ -170,6 +185,95 @@ async def test_patient_writes_do_not_wait_where_slots_are_free() -> None:
     bench = _Bench(total=1, of_a_namespace=1)
     await bench.start_patient("patient")
     assert bench.served == ["patient"]
+    await bench.end()
+
+
+async def served_after_seconds(bench: _Bench, seconds: float) -> int:
+    """The clock of the slots goes on, and a timer of the event loop looks at it."""
+    before = len(bench.served)
+    bench.clock.advance(seconds)
+    for _ in range(100):
+        if len(bench.served) > before:
+            break
+        await asyncio.sleep(0.02)
+    await bench.settle()
+    return len(bench.served) - before
+
+
+async def test_patient_writes_are_a_few_a_second_in_a_burst_even_where_slots_are_free() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.make_busy()
+    burst = int(PATIENT_BURST)
+    for _ in range(burst + 5):
+        await bench.start_patient("patient")
+    assert len(bench.served) == burst
+    assert await served_after_seconds(bench, 2.5 / PATIENT_PER_SECOND) == 2
+    await bench.start("urgent", 1)
+    assert bench.served[-1] == "urgent"
+    assert await served_after_seconds(bench, PATIENT_SECONDS) == 3
+    await bench.end()
+
+
+async def test_patient_writes_of_many_jobs_wait_for_nothing_in_quiet_times() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    count = 3 * int(PATIENT_BURST)
+    for _ in range(count):
+        await bench.start_patient("patient")
+    assert len(bench.served) == count
+    await bench.end()
+
+
+async def test_a_burst_is_over_a_second_after_its_last_write() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.make_busy()
+    count = 3 * int(PATIENT_BURST)
+    for _ in range(count):
+        await bench.start_patient("patient")
+    assert await served_after_seconds(bench, BURST_SECONDS) == count - int(PATIENT_BURST)
+    await bench.end()
+
+
+async def test_patient_writes_that_waited_too_long_take_turns_with_the_others() -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    order: list[bool] = []
+
+    async def write(patient: bool) -> None:
+        async with bench.slots.held("team", deferral=Deferral() if patient else None):
+            order.append(patient)
+            await asyncio.sleep(0)
+
+    async with bench.slots.held("team"):
+        tasks = [asyncio.create_task(write(patient)) for patient in 3 * [True] + 3 * [False]]
+        await bench.settle()
+        bench.clock.advance(PATIENT_SECONDS)
+    await asyncio.gather(*tasks)
+    assert order == [True, False, True, False, True, False]
+
+
+async def test_at_the_end_patient_writes_wait_for_free_slots_only() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.make_busy()
+    count = 3 * int(PATIENT_BURST)
+    for _ in range(count - 1):
+        await bench.start_patient("patient")
+    bench.slots.stop_deferring()
+    await bench.settle()
+    await bench.start_patient("patient")
+    assert len(bench.served) == count
+    await bench.end()
+
+
+async def test_a_patient_write_over_the_limit_that_becomes_urgent_is_served_at_once() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.make_busy()
+    for _ in range(int(PATIENT_BURST)):
+        await bench.start_patient("first")
+    bench.deferral = Deferral()
+    await bench.start_patient("next")
+    assert "next" not in bench.served
+    bench.deferral.hurry()
+    await bench.settle()
+    assert bench.served[-1] == "next"
     await bench.end()
 
 

@@ -20,7 +20,7 @@ from itertools import groupby
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
-from gpujob_operator.act.urgency import in_place_of
+from gpujob_operator.act.urgency import in_place_of, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.plan import (
@@ -138,13 +138,17 @@ class Executor:
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
-            if len(self._lanes) >= self._lanes_max:
+            if len(self._lanes) >= self._lanes_for(ready):
                 postponed += len(ready)
             elif ready:
                 started += len(ready)
                 self._start(key, ready)
         retry_seconds = min(waits, default=None)
         return Submission(started, overtaking, held_back, postponed, backing_off, retry_seconds)
+
+    def _lanes_for(self, items: Sequence[PlanItem]) -> int:
+        """What only tells, and may be deferred, leaves half of the lanes to all else."""
+        return self._lanes_max // 2 if all(map(only_tells, items)) else self._lanes_max
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the statuses that are being written and the pods that were refused.
@@ -171,17 +175,20 @@ class Executor:
         results, self._runner.results = self._runner.results, Counter()
         return results
 
-    async def drain(self, seconds: float) -> None:
-        """Waits for the lanes under way, then cancels those that are left."""
+    async def drain(self, seconds: float) -> bool:
+        """Waits for the lanes under way, then cancels those that are left. Returns False if there
+        were any: what they sent may still arrive. Call it when nothing more is submitted."""
+        self._runner.stop_deferring()
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if not tasks:
-            return
+            return True
         _, left = await asyncio.wait(tasks, timeout=seconds)
         for task in left:
             task.cancel()
         if left:
             log.warning("writes abandoned", lanes=len(left), seconds=seconds)
             await asyncio.wait(left)
+        return not left
 
     def _ready(self, items: Sequence[PlanItem], waits: list[float]) -> list[PlanItem]:
         """The items that may be tried now. Items after a blocked one wait with it; pods of a gang
@@ -220,6 +227,8 @@ class Executor:
         first = items[0]
         if isinstance(first, WriteStatus):
             lane.assumed = _assumed(first)
+            if first.pod is not None:
+                self._runner.placing(first)
         lane.task = asyncio.create_task(self._run_lane(key, lane))
         self._metrics.write_lanes.set(len(self._lanes))
 
@@ -238,7 +247,10 @@ class Executor:
     async def _run_all(self, lane: _Lane, items: Sequence[PlanItem]) -> bool:
         for item in items:
             lane.sending = Sending(item)
-            result = await self._runner.run(lane.sending)
+            if isinstance(item, WriteStatus) and item.pod is not None:
+                result = await self._runner.place(lane.sending, item, item.pod)
+            else:
+                result = await self._runner.run(lane.sending)
             if lane.assumed is not None and lane.assumed.item is lane.sending.item:
                 lane.assumed = None
             if result is not WriteResult.DONE:

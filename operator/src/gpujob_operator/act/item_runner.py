@@ -21,18 +21,17 @@ from gpujob_operator.act.kube import (
     Unavailable,
 )
 from gpujob_operator.act.own_attempts import OwnAttempts
+from gpujob_operator.act.placements import Placements
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import Deferral, WriteSlots
+from gpujob_operator.act.targets import namespace_of, service_target, target_of
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
     Writer,
     WriteResult,
-    namespace_of,
-    service_target,
-    target_of,
 )
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -54,6 +53,8 @@ class Sending:
 
     item: PlanItem
     sent: bool = False
+    # A request had no answer: it may take effect at any time.
+    unanswered: bool = False
     _deferral: Deferral | None = None
     _awaited: bool = False
 
@@ -89,6 +90,7 @@ class ItemRunner:
         backoff: Backoff | None = None,
         slots: WriteSlots | None = None,
         trials: Trials | None = None,
+        placements: Placements | None = None,
     ) -> None:
         self._writer = writer
         self._metrics = metrics
@@ -98,13 +100,18 @@ class ItemRunner:
         self._slots = WriteSlots(monotonic) if slots is None else slots
         self.refusals = Refusals()
         self._attempts = OwnAttempts()
+        # None: every placement is written before a pod is created.
+        self._placements = placements
         # None: templates are not tried.
         self._trials = trials
         # Results since the last `take_results`.
         self.results: Counter[WriteResult] = Counter()
 
     def pinned(self, item: PlanItem) -> PlanItem:
-        """The item with the state of the cluster for which it was decided."""
+        """The item with the state of the cluster for which it was decided. Call it before anything
+        else is decided."""
+        if isinstance(item, WriteStatus) and item.pod is not None and self._placements is None:
+            return replace(item, pod=None)
         return self._writer.pinned(item)
 
     def seconds_left(self, item: PlanItem) -> float:
@@ -141,6 +148,46 @@ class ItemRunner:
             self._attempts.created(item)
         self.results[result] += 1
         return result
+
+    def placing(self, item: WriteStatus) -> None:
+        """Call it when a placement with a pod is submitted, before anything else is decided."""
+        self._attempts.placing(item)
+        if self._placements is not None:
+            self._placements.place(item.job, item.status)
+
+    async def place(self, sending: Sending, item: WriteStatus, pod: CreatePod) -> WriteResult:
+        """Creates the pod that records the placement. Where it cannot be created, the status is
+        written at once: from then on the attempt is like any other."""
+        result = of_pod = WriteResult.REFUSED
+        of_creation = Sending(pod)
+        if await self._is_of_refused_template(item):
+            self.results[result] += 1
+        else:
+            result = of_pod = await self.run(of_creation)
+            if of_pod is WriteResult.DONE:
+                if self._is_placed(item):
+                    self._writer.note_events(item)
+                return of_pod
+            if of_pod is not WriteResult.NOT_LEADER and self._is_placed(item):
+                sending.item = replace(item, pod=None)
+                result = await self.run(sending)
+        if result is not WriteResult.DONE:
+            self._attempts.not_placed(item)
+            refused = of_pod is WriteResult.REFUSED and not of_creation.unanswered
+            self._withdraw(item, in_doubt=not refused)
+        return result
+
+    def _is_placed(self, item: WriteStatus) -> bool:
+        uid = item.job.metadata.uid
+        return self._placements is not None and self._placements.is_placed(uid)
+
+    def _withdraw(self, item: WriteStatus, *, in_doubt: bool) -> None:
+        if self._placements is not None:
+            self._placements.withdraw(item.job.metadata.uid, in_doubt=in_doubt)
+
+    def stop_deferring(self) -> None:
+        """What only tells is sent as soon as there is a slot."""
+        self._slots.stop_deferring()
 
     async def _is_of_refused_template(self, item: PlanItem) -> bool:
         """True for a placement whose pods the API server would refuse: it is not written."""
@@ -257,13 +304,14 @@ class ItemRunner:
             try:
                 await call()
             except Unavailable:
+                sending.unanswered = True
                 if isinstance(sending.item, WriteStatus):
                     self._attempts.unanswered(sending.item)
                 raise
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
         """Reads the object by name until the API server answers, or leadership is lost."""
-        failures, late = 0, isinstance(item, WriteStatus)
+        failures, late = 0, _counts_once_sent(item)
         while self._writer.may_act():
             try:
                 result = await self._confirm(item)
@@ -303,6 +351,12 @@ class ItemRunner:
         elif result is WriteResult.DONE:
             self._backoff.succeeded(target)
         self._metrics.write_backoffs.set(len(self._backoff))
+
+
+def _counts_once_sent(item: PlanItem) -> bool:
+    """True for what must not take effect once it was given up."""
+    records = isinstance(item, CreatePod) and item.record is not None
+    return records or isinstance(item, WriteStatus)
 
 
 def needs_service(item: CreatePod) -> bool:

@@ -70,6 +70,9 @@ class Leadership:
         # The UID and the newest version of the Lease that the API server has said.
         self._seen: tuple[str, int] = ("", 0)
         self._legacy = legacy
+        # Whether the last holder, if there was one, had not released the Lease when this process
+        # took it: what that one sent may still arrive.
+        self.in_doubt = False
         # Whether the legacy has been read since another process may have led.
         self._inherited = False
         self._held_until = float("-inf")
@@ -136,6 +139,8 @@ class Leadership:
         spec["renewTime"] = _now()
         if not await self._replace(lease):
             return False
+        if acquires or not self.leads:
+            self.in_doubt = bool(holder)
         if acquires:
             # Another process has led since leadership was last reported, however briefly.
             self._said = False

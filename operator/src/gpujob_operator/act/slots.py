@@ -6,8 +6,10 @@ example because an admission webhook hangs) together get half of them. Waiting w
 round-robin by namespace, and in order of arrival within a namespace.
 
 A patient write only tells what may be read a little later. Patient writes are served after all
-others. One that has waited for `PATIENT_SECONDS` is served first, so that none waits for ever. It
-may become urgent while it waits (`Deferral.hurry`).
+others, and in a burst of others a few a second: the processor that a status takes from the API
+server is missing for pods then, and mostly the next status overtakes one that waits. Those that
+have waited for `PATIENT_SECONDS` are served by turns with the others, so that none waits for ever.
+A patient write may become urgent while it waits (`Deferral.hurry`).
 """
 
 import asyncio
@@ -16,13 +18,22 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from gpujob_operator.rate_limit import RateLimit
+
 SLOTS = 64
-NAMESPACE_SLOTS = 16
+# More pods at a time come too quickly for the watches of a young API server, which it closes then.
+NAMESPACE_SLOTS = 8
 SLOW_SLOTS = 32
 # A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
 # In a burst, what waits is a user who looks at a job whose GPUs are assigned already.
 PATIENT_SECONDS = 10.0
+# More others than so many at once, and then a second, are a burst, until this long after.
+BURST_PER_SECOND = 32.0
+BURST_SECONDS = 1.0
+# In a burst: how many patient writes at once, and how many a second then.
+PATIENT_BURST = 16.0
+PATIENT_PER_SECOND = 8.0
 NAMESPACES_MAX = 1000
 
 
@@ -47,6 +58,8 @@ class Deferral:
 class _Namespace:
     in_use: int = 0
     slow: bool = False
+    # Whether the last write that was served was a patient one.
+    patient_was_last: bool = False
     urgent: deque[_Turn] = field(default_factory=deque[_Turn])
     patient: deque[_Turn] = field(default_factory=deque[_Turn])
 
@@ -56,9 +69,12 @@ class _Namespace:
 
     def next_queue(self, now: float, *, with_patient: bool) -> deque[_Turn]:
         """The queue that is served next; it may be empty."""
-        if self.patient and now - self.patient[0].since >= PATIENT_SECONDS:
+        if self.is_overdue(now) and not (self.urgent and self.patient_was_last):
             return self.patient
         return self.patient if with_patient and not self.urgent else self.urgent
+
+    def is_overdue(self, now: float) -> bool:
+        return bool(self.patient) and now - self.patient[0].since >= PATIENT_SECONDS
 
 
 class WriteSlots:
@@ -77,6 +93,12 @@ class WriteSlots:
         self._of_a_namespace = of_a_namespace
         self._of_slow_ones = of_slow_ones
         self._in_use = 0
+        now = monotonic()
+        self._urgent_limit = RateLimit(now, per_second=BURST_PER_SECOND, burst=BURST_PER_SECOND)
+        self._burst_until = now
+        self._patient_limit = RateLimit(now, per_second=PATIENT_PER_SECOND, burst=PATIENT_BURST)
+        self._defers = True
+        self._timer: asyncio.TimerHandle | None = None
         # In the order in which they are served next.
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
 
@@ -97,6 +119,11 @@ class WriteSlots:
         finally:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
             self._release(namespace, entry)
+
+    def stop_deferring(self) -> None:
+        """Patient writes wait only for free slots from now on: somebody waits for all of them."""
+        self._defers = False
+        self._grant()
 
     async def _acquire(self, entry: _Namespace, deferral: Deferral | None) -> None:
         turn = _Turn(asyncio.get_running_loop().create_future(), self._monotonic())
@@ -143,6 +170,14 @@ class WriteSlots:
         for with_patient in (False, True):
             while self._in_use < self._total and self._grant_round(with_patient):
                 pass
+        if self._timer is None and any(entry.patient for entry in self._namespaces.values()):
+            # Their limit allows more although no slot becomes free.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(1 / PATIENT_PER_SECOND, self._grant_in_time)
+
+    def _grant_in_time(self) -> None:
+        self._timer = None
+        self._grant()
 
     def _grant_round(self, with_patient: bool) -> bool:
         """Grants at most one slot to each namespace; whether any was granted."""
@@ -156,13 +191,24 @@ class WriteSlots:
                 continue
             if entry.slow and slow >= self._of_slow_ones:
                 continue
+            if queue is entry.patient and not self._may_be_served(entry, now):
+                continue
             granted = True
             slow += entry.slow
             self._give(name, entry, queue)
         return granted
 
+    def _may_be_served(self, entry: _Namespace, now: float) -> bool:
+        if not self._defers or now >= self._burst_until or entry.is_overdue(now):
+            return True
+        return self._patient_limit.take(now)
+
     def _give(self, name: str, entry: _Namespace, queue: deque[_Turn]) -> None:
         self._namespaces.move_to_end(name)
+        entry.patient_was_last = queue is entry.patient
+        now = self._monotonic()
+        if queue is entry.urgent and not self._urgent_limit.take(now):
+            self._burst_until = now + BURST_SECONDS
         turn = queue.popleft().granted
         if turn.done():
             return

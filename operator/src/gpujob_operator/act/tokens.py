@@ -15,6 +15,7 @@ from cachetools import LRUCache, TLRUCache
 from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
 from gpujob_operator.logs import Log
+from gpujob_operator.rate_limit import RateLimit
 
 log = Log(__name__)
 
@@ -148,18 +149,13 @@ class _Source:
     def __init__(self, address: str, now: float) -> None:
         self.address = address
         self.at_once = asyncio.Semaphore(REVIEWS_OF_SOURCE_AT_ONCE_MAX)
-        self._left = REFUSED_BURST_MAX
-        self._updated = now
+        self._refused = RateLimit(now, per_second=REFUSED_PER_SECOND_MAX, burst=REFUSED_BURST_MAX)
 
     def may_ask(self, now: float) -> bool:
-        refill = (now - self._updated) * REFUSED_PER_SECOND_MAX
-        self._left = min(REFUSED_BURST_MAX, self._left + refill)
-        self._updated = now
-        return self._left >= 1
+        return self._refused.seconds_left(now) == 0
 
     def refused(self, now: float) -> None:
-        self.may_ask(now)
-        self._left -= 1
+        self._refused.spend(now)
 
 
 def _identity(status: dict[str, Any]) -> Identity | None:

@@ -15,7 +15,6 @@ from typing import Protocol
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import Settings
-from gpujob_operator.act.backoff import Target
 from gpujob_operator.act.kube import (
     JOBS,
     PODS,
@@ -32,6 +31,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.targets import pod_name
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
@@ -45,7 +45,7 @@ from gpujob_operator.decide.model.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.model.workers import was_created_for, worker_name
+from gpujob_operator.decide.model.workers import was_created_for
 from gpujob_operator.logs import Log
 from gpujob_operator.read.shapes import version_number
 from gpujob_operator.render.pod import worker_pod
@@ -137,8 +137,7 @@ class Writer:
             case WriteStatus():
                 body = job_status(item, self._unknown(JOBS, item.job.metadata.uid))
                 await self._write_status(JOBS, item.job, body)
-                for note in item.events:
-                    self._feedback.noted(item.job.metadata, note)
+                self.note_events(item)
             case RejectJob():
                 stored = self._unknown(JOBS, item.job.metadata.uid)
                 await self._write_status(JOBS, item.job, rejection(item, stored, self._clock()))
@@ -155,6 +154,11 @@ class Writer:
                 await self._delete(PROFILES, item.profile.metadata)
             case SaveProfile():
                 await self._save_profile(item)
+
+    def note_events(self, item: WriteStatus) -> None:
+        """What the item says has come true."""
+        for note in item.events:
+            self._feedback.noted(item.job.metadata, note)
 
     def _as_leader(self) -> Kube:
         """The client, for one request that changes something."""
@@ -182,7 +186,7 @@ class Writer:
         """
         match item:
             case CreatePod():
-                name, namespace = _pod_name(item), item.job.metadata.namespace
+                name, namespace = pod_name(item), item.job.metadata.namespace
                 try:
                     answer = await self._kube.get(PODS, name, namespace)
                 except NotFound:
@@ -273,7 +277,7 @@ class Writer:
         be in the way: a quota, which is asked before the name, may be full because of it.
         """
         try:
-            found = await self._kube.get(PODS, _pod_name(item), item.job.metadata.namespace)
+            found = await self._kube.get(PODS, pod_name(item), item.job.metadata.namespace)
         except NotFound:
             return False
         return self._took(found, item) is WriteResult.DONE
@@ -348,47 +352,6 @@ class Writer:
         except AlreadyExists:
             created = await self._kube.get(PROFILES, manifest["metadata"]["name"], namespace)
         return created["metadata"]["resourceVersion"]
-
-
-def namespace_of(item: PlanItem) -> str:
-    """The namespace whose slots the write uses; empty for a cluster-scoped object."""
-    match item:
-        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
-            return item.job.metadata.namespace
-        case DeletePod():
-            return item.pod.namespace
-        case SaveProfile() | DeleteProfile():
-            return item.profile.metadata.namespace
-        case WriteQueueStatus():
-            return ""
-
-
-def target_of(item: PlanItem) -> Target:
-    """The object that is written, as the key of its back-off."""
-    namespace = namespace_of(item)
-    match item:
-        case WriteStatus() | RejectJob():
-            return "update", JOBS.plural, namespace, item.job.metadata.name
-        case CreatePod():
-            return "create", PODS.plural, namespace, _pod_name(item)
-        case DeleteJob():
-            return "delete", JOBS.plural, namespace, item.job.metadata.name
-        case DeletePod():
-            return "delete", PODS.plural, namespace, item.pod.name
-        case SaveProfile():
-            return "update", PROFILES.plural, namespace, item.profile.metadata.name
-        case DeleteProfile():
-            return "delete", PROFILES.plural, namespace, item.profile.metadata.name
-        case WriteQueueStatus():
-            return "update", QUEUES.plural, "", item.queue.metadata.name
-
-
-def _pod_name(item: CreatePod) -> str:
-    return worker_name(item.job.metadata.name, item.job.status.attempt, item.rank)
-
-
-def service_target(job: GPUJob) -> Target:
-    return "create", SERVICES.plural, job.metadata.namespace, job.metadata.name
 
 
 def _same_worker(manifest: Manifest, item: CreatePod) -> bool:

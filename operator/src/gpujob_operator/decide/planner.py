@@ -19,12 +19,15 @@ from gpujob_operator.decide.capacity.sites import gpus_at, gpus_by_place, is_sam
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
+from gpujob_operator.decide.lifecycle.recorded import is_overdue, seconds_to_record, until_recorded
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.permitted import permitted
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import (
+    CreatePod,
     DeleteJob,
     DeleteProfile,
     NextStep,
@@ -102,6 +105,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         now=cycle.now,
         view=cycle.view(steps),
         refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
+        perhaps_placed=frozenset(cycle.snapshot.perhaps_placed),
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -140,12 +144,19 @@ class _Cycle:
     held_back: set[str] = field(default_factory=set[str])
     # Profiles that this cycle saves: one job of a workload saves in a cycle.
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
+    # Jobs whose placement their pods record, and no status yet.
+    recorded: frozenset[str] = field(init=False)
     # Other jobs of these workloads with something to save.
     unheard: set[str] = field(default_factory=set[str])
     # Larger reservations of this cycle, by UID. They count at once: nobody else gets these bytes.
     grown: dict[str, Reservation] = field(default_factory=dict[str, Reservation])
     _promised_bytes: dict[Place, int] = field(default_factory=dict[Place, int])
     _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
+    # When the jobs are decided again whose pods are being created.
+    _awaited_seconds: list[float] = field(default_factory=list[float])
+
+    def __post_init__(self) -> None:
+        self.recorded = frozenset(self.snapshot.recorded)
 
     @property
     def configuration(self) -> Configuration:
@@ -168,12 +179,24 @@ class _Cycle:
                     cache.steps.to_step.discard(uid)
                 found[uid] = NextStep(job.status)
                 continue
+            if self._awaits_its_pod(job):
+                self._awaited_seconds.append(seconds_to_record(job.status, self.now))
+                continue
             step = self._next_step(uid, entry)
             if step is None:
                 cache.steps.to_step.discard(uid)
             else:
                 found[uid] = step
         return found
+
+    def _awaits_its_pod(self, job: GPUJob) -> bool:
+        """True while the pod that records the placement is being created, at first: the answer, or
+        a status in its place, changes the job."""
+        placement = job.status.placement
+        if job.metadata.uid not in self.recorded or placement is None:
+            return False
+        is_new = seconds_to_record(job.status, self.now) > 0
+        return is_new and all(worker.pod_uid is None for worker in placement.workers)
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
         """The job's step: this cycle's, or the last one if it still holds."""
@@ -193,6 +216,8 @@ class _Cycle:
         else:
             self._inputs[uid] = inputs
         step = attempt.advance(entry.job, inputs, self.configuration, self.now)
+        if uid in self.recorded:
+            step = until_recorded(step, self.now)
         self._count_growth(uid, entry.job, step.status, inputs)
         return step
 
@@ -281,6 +306,7 @@ class _Cycle:
         """Seconds until the first deadline of any job."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
         others = (self.cache.steps.next_at.first, self.cache.expiries.next_at)
+        found += self._awaited_seconds
         found += [(first - self.now).total_seconds() for first in others if first is not None]
         return min(found, default=None)
 
@@ -292,6 +318,20 @@ def _measures_its_workload(entry: JobEntry, status: GPUJobStatus) -> bool:
     if status.profile not in (None, entry.spec_keys.profile[1]):
         return True
     return permitted(status.tuned, entry.job.spec.optimize) is status.tuned
+
+
+def _recording_pod(
+    entry: JobEntry, status: GPUJobStatus, inputs: JobInputs, cycle: _Cycle
+) -> CreatePod | None:
+    """The pod that records the first placement of a job of one worker, so that its status need not
+    be written before."""
+    job = entry.job
+    is_first = job.status.placement is None and status.placement is not None
+    if not is_first or status.attempt > 1 or job.spec.workers > 1 or entry.job_pods.pods:
+        return None
+    placed = replace(job, status=status)
+    creates = attempt.advance(placed, inputs, cycle.configuration, cycle.now).creates
+    return replace(creates[0], record=record_of(placed)) if creates else None
 
 
 def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
@@ -307,8 +347,11 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     items: list[PlanItem] = []
     inputs = cycle.inputs_after(job.metadata.uid, step.status)
     status = finish_status(job, step.status, inputs, cycle.configuration, cycle.now)
-    if needs_write(job, status, cycle.configuration, cycle.now):
-        items.append(WriteStatus(job, changed(status, observed_at=cycle.now), step.events))
+    overdue = job.metadata.uid in cycle.recorded and is_overdue(job.status, cycle.now)
+    if overdue or needs_write(job, status, cycle.configuration, cycle.now):
+        status = changed(status, observed_at=cycle.now)
+        pod = _recording_pod(entry, status, inputs, cycle)
+        items.append(WriteStatus(job, status, step.events, pod))
     elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes

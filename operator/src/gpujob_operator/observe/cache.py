@@ -6,7 +6,7 @@ the existing tuple.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
@@ -21,7 +21,6 @@ from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import (
     InvalidJob,
-    NodeView,
     PodView,
     ReceivedReport,
     Snapshot,
@@ -31,12 +30,14 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GonePods
 from gpujob_operator.observe.node_readings import NodeReadings
+from gpujob_operator.observe.node_use import NodeUse
+from gpujob_operator.observe.placement_records import PlacementRecords
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unknown_fields import UnknownFields
 from gpujob_operator.observe.unreadable import Unreadable
-from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
+from gpujob_operator.read.nodes import CachedNode, cached_node
 from gpujob_operator.read.nouns import read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity
@@ -69,12 +70,6 @@ PRUNE_SECONDS = 10.0
 _NounT = TypeVar("_NounT", bound=GPUJob | InvalidJob | GPUQueue | GPUProfile)
 
 
-@dataclass(slots=True)
-class _NodeUse:
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-
-
 class Cache:
     """The observed cache. Not thread-safe: all calls come from the operator's event loop.
 
@@ -104,15 +99,15 @@ class Cache:
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone = GonePods(clock)
-        self._node_use: dict[str, _NodeUse] = {}
-        self._node_views: dict[str, NodeView] = {}
+        self._node_use = NodeUse()
         self.synced: set[Kind] = set()
         self._unknown = {
             Kind.JOB: UnknownFields(GPUJobStatus),
             Kind.QUEUE: UnknownFields(GPUQueueStatus),
             Kind.PROFILE: UnknownFields(GPUProfileStatus),
         }
-        self.jobs = self._nouns(Kind.JOB, read_job)
+        self.placements = PlacementRecords(self._show_job)
+        self.jobs = self._nouns(Kind.JOB, self._read_job)
         self.gpu_nodes = Store(
             self._readings.read,
             _same_noun,
@@ -183,6 +178,7 @@ class Cache:
         def changed(before: _NounT | None, after: _NounT | None) -> None:
             if before is not None and after is None:
                 unknown.forget(before.metadata.uid)
+                self.placements.forget(before.metadata.uid)
 
         return Store(unknown.noting(parse), _same_noun, changed, self._ignored(kind))
 
@@ -272,7 +268,7 @@ class Cache:
             jobs=good,
             invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
             pods=self._pod_views(),
-            nodes=tuple(self._node_view(node) for node in self.nodes.views),
+            nodes=tuple(map(self._node_use.view, self.nodes.views)),
             gpu_nodes=self.gpu_nodes.views,
             queues=self.queues.views,
             profiles=self.profiles.views,
@@ -282,6 +278,8 @@ class Cache:
             spot_pools=self.spot.pools(),
             gone_pods=self._gone.recent(),
             program_faults=self._readings.program_faults.all(),
+            recorded=self.placements.uids,
+            perhaps_placed=self.placements.perhaps_placed,
             configuration=configuration,
         )
 
@@ -310,13 +308,21 @@ class Cache:
             attempts, {node.metadata.name for node in self.gpu_nodes.views}
         )
 
-    def _node_view(self, node: CachedNode) -> NodeView:
-        name = node.empty.name
-        view = self._node_views.get(name)
-        if view is None:
-            use = self._node_use.get(name, _NodeUse())
-            view = self._node_views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
-        return view
+    def _read_job(self, manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
+        job = read_job(manifest)
+        return self.placements.seen(job) if isinstance(job, GPUJob) else job
+
+    def begin_to_lead(self, *, in_doubt: bool) -> None:
+        """Relies on the placements that pods record now. Call it with every kind listed, before
+        anything is decided. `in_doubt`: a request of the last leader may still arrive.
+        """
+        jobs = [job for job in self.jobs.views if isinstance(job, GPUJob)]
+        pods = [pod.view for pod in self.pods.views if pod.view is not None]
+        self.placements.begin(jobs, pods, in_doubt=in_doubt)
+
+    def _show_job(self, job: GPUJob) -> None:
+        if self.jobs.amend(job.metadata.uid, job):
+            self._dirty.mark()
 
     def _read_pod(self, manifest: Mapping[str, Any]) -> CachedPod:
         """A worker out of scope is a pod like any other: it uses its node, and is not touched."""
@@ -365,13 +371,9 @@ class Cache:
             self._readings.forget(before.metadata.name)
 
     def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
-        for pod, sign in ((before, -1), (after, 1)):
-            if pod is None or pod.node is None or pod.finished:
-                continue
-            use = self._node_use.setdefault(pod.node, _NodeUse())
-            use.cpu_milli += sign * pod.requests.cpu_milli
-            use.memory_bytes += sign * pod.requests.memory_bytes
-            self._node_views.pop(pod.node, None)
+        self._node_use.pod_changed(before, after)
+        if after is not None and after.view is not None:
+            self.placements.created(after.view)
         if after is None and before is not None and before.view is not None:
             self._gone.remember(before.view)
             self._readings.program_faults.remember(before.view)
@@ -379,9 +381,7 @@ class Cache:
     def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
         views = (node.empty if node is not None else None for node in (before, after))
         self.spot.changed(*views)
-        for node in (before, after):
-            if node is not None:
-                self._node_views.pop(node.empty.name, None)
+        self._node_use.node_changed(before, after)
 
 
 def _without_version(metadata: Metadata) -> Metadata:

@@ -2,6 +2,8 @@
 
 from aiohttp import web
 
+from gpujob_operator.rate_limit import RateLimit
+
 RETRY_AFTER_SECONDS = 1
 # Who gets a status above this one may try again.
 _FINAL_STATUS_MAX = 428
@@ -31,23 +33,9 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the pr
         )
 
 
-class Bucket:
-    """A token bucket for the requests of one client: refilled over time, up to a burst."""
-
-    __slots__ = ("tokens", "updated")
-
-    def __init__(self, now: float) -> None:
-        self.tokens = BURST_MAX
-        self.updated = now
-
-    def take(self, now: float) -> bool:
-        refill = (now - self.updated) * PER_SECOND_MAX
-        self.tokens = min(BURST_MAX, self.tokens + refill)
-        self.updated = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
+def client_limit(now: float) -> RateLimit:
+    """That of the requests of one client."""
+    return RateLimit(now, per_second=PER_SECOND_MAX, burst=BURST_MAX)
 
 
 def bearer_token(header: str) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPU, GPUS_MAX, GPUNodeStatus
 from gpujob_api.reading import ReadingMessage, ReadingReply, read_reading
-from gpujob_operator.observe.port import PER_SECOND_MAX, Bucket
+from gpujob_operator.observe.port import PER_SECOND_MAX, client_limit
+from gpujob_operator.rate_limit import RateLimit
 from gpujob_operator.read.nouns import Dropped, read_gpus, read_status
 
 # A quiet agent sends every 10 s, or at each of its readings if those are rarer.
@@ -33,14 +34,14 @@ class ReadingSession:
     """Of one connection, in which messages cannot overtake each other."""
 
     def __init__(
-        self, node: str, owner: str, monotonic: Callable[[], float], bucket: Bucket | None = None
+        self, node: str, owner: str, monotonic: Callable[[], float], limit: RateLimit | None = None
     ) -> None:
-        """`owner` is the pod of the agent; "" if its token is not bound to a pod. `bucket` is the
+        """`owner` is the pod of the agent; "" if its token is not bound to a pod. `limit` is the
         node's from earlier connections."""
         self.node = node
         self.owner = owner
         self._monotonic = monotonic
-        self._bucket = bucket or Bucket(monotonic())
+        self._limit = limit or client_limit(monotonic())
         self._sequence = 0
         self._replied_at = monotonic()
         # None for a GPU of which an implausible reading was left out.
@@ -62,7 +63,7 @@ class ReadingSession:
         Raises `FieldError` for what no agent sends. The connection is of no use then.
         """
         now = self._monotonic()
-        if not self._bucket.take(now):
+        if not self._limit.take(now):
             raise FieldError("reading", f"more than {PER_SECOND_MAX:g} a second")
         message = read_reading(text)
         expected = self._sequence + 1

@@ -22,12 +22,13 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
 from gpujob_operator.observe.port import (
     PER_SECOND_MAX,
-    Bucket,
     Refused,
     TokenCheckFailed,
     bearer_token,
+    client_limit,
 )
 from gpujob_operator.observe.reading_session import ReadingSession
+from gpujob_operator.rate_limit import RateLimit
 
 log = Log(__name__)
 
@@ -92,7 +93,7 @@ class ReadingReceiver:
         self._is_leader = is_leader
         # The agents that are connected, by node.
         self._open: dict[str, _Open] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._limits: dict[str, RateLimit] = {}
 
     def add_to(self, application: web.Application) -> None:
         application.router.add_get(READINGS_PATH, self._connect)
@@ -110,11 +111,11 @@ class ReadingReceiver:
         if not self._nodes.has_node(claimed.node):
             raise Refused(503, "no_node", f"node {claimed.node} is not known")
         await self._prove(token, claimed, source)
-        bucket = self._bucket_of(claimed.node)
-        if not bucket.take(self._monotonic()):
+        limit = self._limit_of(claimed.node)
+        if not limit.take(self._monotonic()):
             text = f"more than {PER_SECOND_MAX:g} readings and connections a second"
             raise Refused(429, "too_often", text)
-        return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic, bucket)
+        return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic, limit)
 
     def open(self, session: ReadingSession, hang_up: Callable[[], None]) -> None:
         """Makes the session the node's. `hang_up` closes its connection. Raises `Refused` if
@@ -163,14 +164,14 @@ class ReadingReceiver:
             self.close(one.session)
             one.hang_up()
 
-    def _bucket_of(self, node: str) -> Bucket:
+    def _limit_of(self, node: str) -> RateLimit:
         """One for a node, however often its agent connects. Bounded: who was last heard longest ago
         is forgotten."""
-        bucket = self._buckets.pop(node, None) or Bucket(self._monotonic())
-        self._buckets[node] = bucket
-        if len(self._buckets) > AGENTS_MAX:
-            del self._buckets[next(iter(self._buckets))]
-        return bucket
+        limit = self._limits.pop(node, None) or client_limit(self._monotonic())
+        self._limits[node] = limit
+        if len(self._limits) > AGENTS_MAX:
+            del self._limits[next(iter(self._limits))]
+        return limit
 
     def _dropped(self, reason: str) -> None:
         self._metrics.readings_dropped.labels(reason).inc()

@@ -16,6 +16,7 @@ from cachetools import LRUCache
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest
+from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
@@ -23,11 +24,12 @@ from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.observe.port import (
     PER_SECOND_MAX,
-    Bucket,
     Refused,
     TokenCheckFailed,
     bearer_token,
+    client_limit,
 )
+from gpujob_operator.rate_limit import RateLimit
 
 log = Log(__name__)
 
@@ -80,7 +82,7 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
-        self._buckets: LRUCache[str, Bucket] = LRUCache(REPORTS_KEPT_MAX)
+        self._limits: LRUCache[str, RateLimit] = LRUCache(REPORTS_KEPT_MAX)
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
@@ -142,8 +144,8 @@ class ReportReceiver:
 
     def _limit(self, pod_uid: str) -> None:
         now = self._monotonic()
-        bucket = self._buckets.setdefault(pod_uid, Bucket(now))
-        if not bucket.take(now):
+        limit = self._limits.setdefault(pod_uid, client_limit(now))
+        if not limit.take(now):
             text = f"more than {PER_SECOND_MAX:g} reports a second"
             raise Refused(429, "rate_limited", text)
 
@@ -177,6 +179,8 @@ def is_given_up(job: GPUJob, pod: PodView) -> bool:
     request, while its successor went on.
     """
     status = job.status
+    if came_late(job, pod):
+        return True
     if status.finished or pod.attempt < status.attempt:
         return True
     return pod.attempt == status.attempt and status.placement is None

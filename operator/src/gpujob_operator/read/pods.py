@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from gpujob_api.bounds import INT32_MAX
-from gpujob_api.codec import FieldError
+from gpujob_api.codec import FieldError, decode, parse_json
 from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
-from gpujob_api.meta import ANNOTATION_GPUS
+from gpujob_api.meta import ANNOTATION_GPUS, ANNOTATION_PLACEMENT
 from gpujob_api.report import Report
+from gpujob_operator.decide.model.placement_record import PlacementRecord
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.workers import controller_uid
@@ -28,6 +30,7 @@ from gpujob_operator.read.shapes import (
 
 _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16
+_RECORDS_MAX, _RECORD_CHARACTERS_MAX = 4096, 8192
 # Waiting reasons of every normal start.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing"})
 # <job>-<attempt>-<rank>, with numbers in the operator's own format.
@@ -117,6 +120,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         finished_at=moment(ended.get("finishedAt")),
         deletion_at=moment(metadata.get("deletionTimestamp")),
         grace_seconds=_grace_seconds(spec),
+        record=_record_in(metadata["annotations"]),
         scheduled_since=moment(_condition(status, "PodScheduled").get("lastTransitionTime")),
         sandbox_ready=sandbox.get("status") != "False",
         last_change_at=_last_change(status),
@@ -146,6 +150,24 @@ def _phase(status: Mapping[str, Any]) -> PodPhase:
 def _gpus(annotations: Mapping[str, str]) -> tuple[str, ...]:
     listed = annotations.get(ANNOTATION_GPUS, "")
     return tuple(uuid for uuid in listed.split(",") if uuid)[:_GPUS_MAX]
+
+
+def _record_in(annotations: Mapping[str, str]) -> PlacementRecord | None:
+    written = annotations.get(ANNOTATION_PLACEMENT, "")
+    return _record(written) if len(written) <= _RECORD_CHARACTERS_MAX else None
+
+
+@lru_cache(maxsize=_RECORDS_MAX)
+def _record(written: str) -> PlacementRecord | None:
+    """The same object for each event of a pod. None as well for a record that cannot be read, or
+    that is none of a single worker."""
+    if not written:
+        return None
+    try:
+        record = decode(PlacementRecord, parse_json(written), ANNOTATION_PLACEMENT)
+    except FieldError:
+        return None
+    return record if [worker.rank for worker in record.placement.workers] == [0] else None
 
 
 def _worker_state(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.placement_record import with_records
 from gpujob_operator.decide.model.snapshot import InvalidJob, NodeView, Snapshot
 from gpujob_operator.read.nodes import cached_node, with_pods
 from gpujob_operator.read.nouns import read_gpu_node, read_job
@@ -41,10 +42,11 @@ def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
     """The snapshot of these objects. Unreadable objects are left out, as in the cache."""
     jobs = _readable(objects.jobs, read_job)
     pods = _readable(objects.pods, cached_pod)
+    views = tuple(pod.view for pod in pods if pod.view is not None)
     return Snapshot(
-        jobs=tuple(job for job in jobs if isinstance(job, GPUJob)),
+        jobs=with_records((job for job in jobs if isinstance(job, GPUJob)), views),
         invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
-        pods=tuple(pod.view for pod in pods if pod.view is not None),
+        pods=views,
         nodes=_node_views(objects.nodes, pods),
         gpu_nodes=_readable(objects.gpu_nodes, lambda one: read_gpu_node(one, _ignore)),
         queues=_readable(objects.queues, gpuqueue_from_manifest),

@@ -1,13 +1,14 @@
 """Renders the pod of a worker: the user's template plus what the operator adds for one worker."""
 
 import copy
+import json
 import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
 from gpujob_api import settings as names
 from gpujob_api.bounds import shown
-from gpujob_api.codec import FieldError
+from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpujob import (
     WORKER_CONTAINER,
     DisruptionPolicy,
@@ -17,6 +18,7 @@ from gpujob_api.gpujob import (
 )
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
+    ANNOTATION_PLACEMENT,
     LABEL_ATTEMPT,
     LABEL_JOB,
     LABEL_JOB_UID,
@@ -85,12 +87,15 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(template.get("metadata") or {}, job, worker),
+        "metadata": _metadata(template.get("metadata") or {}, create, worker),
         "spec": spec,
     }
 
 
-def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) -> dict[str, Any]:
+def _metadata(
+    template: dict[str, Any], create: CreatePod, worker: WorkerPlacement
+) -> dict[str, Any]:
+    job = create.job
     labels = {
         **(template.get("labels") or {}),
         LABEL_JOB: job.metadata.name[:LABEL_CHARACTERS_MAX],
@@ -106,9 +111,16 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
             **(KEEP_NODE if job.spec.disruption is DisruptionPolicy.AVOID else {}),
             **(template.get("annotations") or {}),
             ANNOTATION_GPUS: ",".join(worker.gpus),
+            **_record(create),
         },
         "ownerReferences": [owner_reference(job)],
     }
+
+
+def _record(create: CreatePod) -> dict[str, str]:
+    if create.record is None:
+        return {}
+    return {ANNOTATION_PLACEMENT: json.dumps(encode(create.record), separators=(",", ":"))}
 
 
 def _complete_spec(

@@ -69,6 +69,8 @@ class Admission:
     refused_templates: Mapping[str, RefusedTemplate] = field(
         default_factory=dict[str, RefusedTemplate]
     )
+    # UIDs of jobs that another process may have placed unseen.
+    perhaps_placed: frozenset[str] = frozenset()
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _status: PendingStatusWriter = field(init=False)
@@ -179,7 +181,7 @@ class Admission:
         found = self._place(requirements)
         if isinstance(found, Assignment):
             found.assume(self.assumed)
-            step = placed(entry.job, found, self.now)
+            step = placed(entry.job, found, self.now, self._next_attempt(entry.job))
             self.queues.add(entry.job, step.status)
             return step
         if refused is not None:
@@ -189,6 +191,12 @@ class Admission:
         wait = self._without_capacity(requirements, found)
         self._remember_refusal(entry, requirements, wait)
         return self._status.step(entry.job, wait)
+
+    def _next_attempt(self, job: GPUJob) -> int:
+        """The first number is passed over where another process may have given it to a pod that
+        came and went unseen (I3)."""
+        unseen = job.status.attempt == 0 and job.metadata.uid in self.perhaps_placed
+        return job.status.attempt + (2 if unseen else 1)
 
     def _template_refusal(self, job: GPUJob) -> Wait | None:
         """Why the job waits whose pods a dry run refused; no `next_seconds` once they are to be

@@ -5,14 +5,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
-from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
 from gpujob_operator.decide.measurement.profile import profile_name, with_own_measurement
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.placement_record import (
+    PlacementRecord,
+    placed_status,
+    placement_message,
+)
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -72,34 +75,15 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     return None
 
 
-def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
-    """The status with the placement. It is durable before any pod exists."""
+def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextStep:
+    """The status with the placement. It, or the record on the attempt's only pod, is durable before
+    any process of the attempt exists."""
     job = with_own_measurement(job)
-    placement, reservation = found.placement, found.reservation
-    where = ", ".join(sorted({worker.node for worker in placement.workers}))
-    gpus = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
-    held = format_memory(reservation.memory_bytes)
-    text = (
-        f"attempt {job.status.attempt + 1} on {where} ({gpus}), reserves {held} on each GPU "
-        f"({reservation.source.value}{', spot' if placement.spot else ''})"
+    record = PlacementRecord(
+        job.metadata.uid, found.placement, found.reservation, profile_name(job), now
     )
-    writer = ConditionWriter(job, job.status, now)
-    writer.set(conditions.SCHEDULED, True, "Placed", text)
-    # The same condition as while the pods are created and start, which saves a write.
-    writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
-    status = writer.status(
-        phase=JobPhase.STARTING,
-        attempt=job.status.attempt + 1,
-        placement=placement,
-        reservation=reservation,
-        profile=profile_name(job),
-        next_attempt_at=None,
-        attempt_started_at=now,
-        progressed_at=None,
-        stop=None,
-        failure=None,
-    )
-    return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
+    note = EventNote("Placed", placement_message(record, attempt))
+    return NextStep(placed_status(job, record, attempt), events=(note,), next_seconds=0.0)
 
 
 @dataclass(slots=True)

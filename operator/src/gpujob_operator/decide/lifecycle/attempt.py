@@ -6,8 +6,9 @@
        +--- retried or interrupted, proven finished ---+      |
                                                        +------+--> Failed
 
-The placement is durable in `status` before a pod exists, and an attempt's GPUs stay held until
-every one of its pods is finished or gone. The end of the container `worker` is the end of a worker,
+The placement is durable before any process exists: in `status` before a pod is created, or on the
+pod itself (`model.placement_record`). An attempt's GPUs stay held until every one of its pods is
+finished or gone. The end of the container `worker` is the end of a worker,
 whatever other containers of its pod do.
 """
 
@@ -24,7 +25,7 @@ from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
-from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE, with_advice
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.milestones import milestones
@@ -44,6 +45,7 @@ from gpujob_operator.decide.model.grace import (
     asked_seconds,
     grace_seconds,
 )
+from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of

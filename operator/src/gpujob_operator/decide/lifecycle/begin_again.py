@@ -9,9 +9,9 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.start_advice import STARTING_MESSAGE
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.model.workers import perhaps_created_ranks, perhaps_workers
 

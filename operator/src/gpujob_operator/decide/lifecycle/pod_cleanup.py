@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds
+from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.plan import DeletePod
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import JobPods
@@ -41,13 +42,15 @@ def stray_pods(
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
     for pod in job_pods.pods:
-        if pod.attempt > job.status.attempt:
+        late = came_late(job, pod)
+        if pod.attempt > job.status.attempt and not late:
             # A later attempt than that of the status means that this view of the job is old.
             continue
         stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
         if (stray or stale) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
+            reason = "another process placed it and is not followed" if late else reason
             found.append(delete_pod(job, pod, reason, configuration))
     return tuple(found)
 

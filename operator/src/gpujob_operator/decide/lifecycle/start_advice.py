@@ -1,8 +1,5 @@
 """What people can do where Kubernetes does not let a pod start, by Kubernetes' own words."""
 
-# Of the condition Running, from the placement until all workers run or something keeps them from
-# it.
-STARTING_MESSAGE = "the pods are being created and started"
 _RIGHT = (
     "the operator's own account lacks this right: compare its roles with those of the chart "
     "(files/operator-rules.yaml, operator.watchNamespaces)"

@@ -7,6 +7,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.settings import Settings
+from gpujob_operator.decide.model.placement_record import PlacementRecord
 from gpujob_operator.decide.model.snapshot import InvalidJob, PodView
 
 
@@ -26,11 +27,16 @@ class EventNote:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Write `status`, if the job still has the resourceVersion of the snapshot."""
+    """Write `status`, if the job still has the resourceVersion of the snapshot.
+
+    With `pod`: create that pod, which records the placement of `status`. Where it is created, the
+    status is not written.
+    """
 
     job: GPUJob
     status: GPUJobStatus
     events: tuple[EventNote, ...] = ()
+    pod: "CreatePod | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,16 @@ class RejectJob:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one worker's pod. The placement is in `job.status`, already durable."""
+    """Create one worker's pod. The placement is in `job.status`. That is durable, or the pod is
+    the `record` of it.
+    """
 
     job: GPUJob
     rank: int
     settings: Settings
     # The label `kubernetes.io/hostname` of the worker's node, where it has one.
     hostname: str | None = None
+    record: PlacementRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.placement_record import PlacementRecord
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -69,6 +70,8 @@ class PodView:
     pulls_images: bool = False
     # When one of its containers last started or ended, init containers included.
     last_change_at: datetime | None = None
+    # From the pod's annotation: where its attempt was placed.
+    record: PlacementRecord | None = None
 
     @property
     def finished(self) -> bool:
@@ -264,6 +267,10 @@ class Snapshot:
     perhaps_created: tuple[PerhapsCreated, ...] = ()
     # Pending jobs whose pods a dry run refused, until one does not.
     refused_templates: tuple[RefusedTemplate, ...] = ()
+    # UIDs of jobs whose placement their pods record, and no status yet.
+    recorded: tuple[str, ...] = ()
+    # UIDs of pending jobs that another process may have placed unseen.
+    perhaps_placed: tuple[str, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -1,0 +1,144 @@
+"""What the pod of a job of one worker records of its attempt.
+
+The status need not be written before such a pod is created: one object that is created, or is not,
+says where the attempt is and what it holds. Whoever leads next reads it there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Placement, Reservation
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+
+if TYPE_CHECKING:
+    from gpujob_operator.decide.model.snapshot import PodView
+
+# Of the condition Running, from the placement until all workers run or something keeps them from
+# it.
+STARTING_MESSAGE = "the pods are being created and started"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """The parts of a status that a placement decides. `profile` is the name of the attempt's
+    GPUProfile."""
+
+    job_uid: str
+    placement: Placement
+    reservation: Reservation
+    profile: str
+    placed_at: datetime
+
+
+def record_of(job: GPUJob) -> PlacementRecord:
+    """The record of the attempt of this job, which is placed."""
+    status = job.status
+    placement, reservation = status.placement, status.reservation
+    assert placement is not None, "only a placed job has a placement to record"
+    assert reservation is not None, "a placed job has a reservation"
+    assert status.attempt_started_at is not None, "a placement has its time"
+    return PlacementRecord(
+        job.metadata.uid, placement, reservation, status.profile or "", status.attempt_started_at
+    )
+
+
+def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobStatus:
+    """The status of a pending job that was placed by this record for this attempt."""
+    writer = ConditionWriter(job, job.status, record.placed_at)
+    writer.set(conditions.SCHEDULED, True, "Placed", placement_message(record, attempt))
+    # The same condition as while the pods are created and start, which saves a write.
+    writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
+    return writer.status(
+        phase=JobPhase.STARTING,
+        attempt=attempt,
+        placement=record.placement,
+        reservation=record.reservation,
+        profile=record.profile or None,
+        next_attempt_at=None,
+        attempt_started_at=record.placed_at,
+        progressed_at=None,
+        stop=None,
+        failure=None,
+    )
+
+
+def placement_message(record: PlacementRecord, attempt: int) -> str:
+    workers, held = record.placement.workers, record.reservation
+    where = ", ".join(sorted({worker.node for worker in workers}))
+    gpus = ", ".join(uuid for worker in workers for uuid in worker.gpus[:4])
+    spot = ", spot" if record.placement.spot else ""
+    memory = format_memory(held.memory_bytes)
+    return (
+        f"attempt {attempt} on {where} ({gpus}), reserves {memory} on each GPU "
+        f"({held.source.value}{spot})"
+    )
+
+
+def records(pod: "PodView", job: GPUJob) -> bool:
+    """Whether the pod records an attempt of the job: by its name in the job's namespace, which only
+    one pod can have, and not by what its annotation says alone: a node that edits its pods places
+    no job elsewhere. Somebody may have taken its owner away."""
+    metadata, record = job.metadata, pod.record
+    return (
+        record is not None
+        and record.job_uid == metadata.uid
+        and pod.namespace == metadata.namespace
+        and pod.name == f"{metadata.name}-{pod.attempt}-0"
+        and pod.job_uid in ("", metadata.uid)
+        and pod.node in (None, record.placement.workers[0].node)
+    )
+
+
+def is_recorded(job: GPUJob, pod: "PodView") -> bool:
+    """Whether the pod records the next attempt of the job, which waits."""
+    status = job.status
+    return (
+        records(pod, job)
+        and pod.attempt == status.attempt + 1
+        and job.spec.workers == 1
+        and status.placement is None
+        and not status.finished
+    )
+
+
+def recorded_status(job: GPUJob, pod: "PodView") -> GPUJobStatus:
+    """The status of a job of which `is_recorded` holds."""
+    record = pod.record
+    assert record is not None, "is_recorded"
+    workers = tuple(replace(worker, pod_uid=pod.uid) for worker in record.placement.workers)
+    status = placed_status(job, record, pod.attempt)
+    return changed(status, placement=replace(record.placement, workers=workers))
+
+
+def with_records(jobs: Iterable[GPUJob], pods: Iterable["PodView"]) -> tuple[GPUJob, ...]:
+    """The jobs, those among them placed whose pods record an attempt that no status has yet."""
+    by_name = pods_with_records(pods)
+    found: list[GPUJob] = []
+    for job in jobs:
+        pod = by_name.get(next_pod_name(job))
+        recorded = pod is not None and is_recorded(job, pod)
+        found.append(
+            replace(job, status=recorded_status(job, pod)) if recorded and pod is not None else job
+        )
+    return tuple(found)
+
+
+def pods_with_records(pods: Iterable["PodView"]) -> dict[tuple[str, str], "PodView"]:
+    """By namespace and name."""
+    return {(pod.namespace, pod.name): pod for pod in pods if pod.record is not None}
+
+
+def next_pod_name(job: GPUJob) -> tuple[str, str]:
+    """Namespace and name of the pod of the job's next attempt, if that has one worker."""
+    return job.metadata.namespace, f"{job.metadata.name}-{job.status.attempt + 1}-0"
+
+
+def came_late(job: GPUJob, pod: "PodView") -> bool:
+    """Whether the pod records an attempt of this job that the present leader did not place, and did
+    not find when it began to lead: the request of another leader arrived after that."""
+    return pod.record is not None and pod.attempt > job.status.attempt

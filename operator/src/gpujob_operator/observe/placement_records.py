@@ -1,0 +1,138 @@
+"""Jobs whose placement their pods record, until a status has it.
+
+A leader relies on records of two kinds of pods: those that it creates itself, and those that were
+there when it began to lead, before it decided anything. A pod with a record that comes later was
+created by a leader before it: the pod is asked to go, and its worker does not begin.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_operator.decide.model.placement_record import (
+    is_recorded,
+    next_pod_name,
+    pods_with_records,
+    recorded_status,
+    records,
+)
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.workers import with_pod_uids
+
+
+@dataclass(slots=True)
+class _Recorded:
+    # As it is stored, without the placement.
+    stored: GPUJob
+    status: GPUJobStatus
+
+    @property
+    def job(self) -> GPUJob:
+        return replace(self.stored, status=self.status)
+
+
+class PlacementRecords:
+    """Jobs by UID. `show` gets each job that is to be seen otherwise from now on."""
+
+    def __init__(self, show: Callable[[GPUJob], None]) -> None:
+        self._show = show
+        self._recorded: dict[str, _Recorded] = {}
+        # A set, in order.
+        self._perhaps_placed: dict[str, None] = {}
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        return tuple(self._recorded)
+
+    @property
+    def perhaps_placed(self) -> tuple[str, ...]:
+        """Pending jobs that another process may have placed unseen."""
+        return tuple(self._perhaps_placed)
+
+    @property
+    def leaves_doubt(self) -> bool:
+        """Whether the next leader cannot see in what is stored which attempts there were: it must
+        not follow as after a leader that left in order."""
+        return bool(self._recorded or self._perhaps_placed)
+
+    def statuses(self) -> tuple[WriteStatus, ...]:
+        """The statuses that pods record, to be written before this process leaves."""
+        return tuple(WriteStatus(one.job, one.status) for one in self._recorded.values())
+
+    def seen(self, job: GPUJob) -> GPUJob:
+        """The job, which is stored like this, as decisions are to see it."""
+        uid = job.metadata.uid
+        if job.status.attempt > 0 or job.finished:
+            self._perhaps_placed.pop(uid, None)
+        recorded = self._recorded.get(uid)
+        if recorded is None:
+            return job
+        if job.status.attempt >= recorded.status.attempt or job.finished:
+            del self._recorded[uid]
+            return job
+        recorded.stored = job
+        return recorded.job
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._recorded.pop(uid, None)
+        self._perhaps_placed.pop(uid, None)
+
+    def place(self, job: GPUJob, status: GPUJobStatus) -> None:
+        """The pod that records this status of the job is about to be created."""
+        recorded = self._recorded[job.metadata.uid] = _Recorded(job, status)
+        self._show(recorded.job)
+
+    def is_placed(self, uid: str) -> bool:
+        """Whether a pod records the placement of the job, or is about to."""
+        return uid in self._recorded
+
+    def withdraw(self, uid: str, *, in_doubt: bool) -> None:
+        """No status was written, and no pod was created; `in_doubt`: one may be."""
+        recorded = self._recorded.pop(uid, None)
+        if in_doubt:
+            self._perhaps_placed[uid] = None
+        if recorded is not None:
+            self._show(recorded.stored)
+
+    def created(self, pod: PodView) -> None:
+        """A pod is there: the one that was to be created, or that of another leader. What the pod
+        says is true then, because the GPUs of its record are those that it uses."""
+        recorded = self._recorded.get(pod.record.job_uid) if pod.record is not None else None
+        if recorded is None or recorded.status.attempt != pod.attempt:
+            return
+        if not records(pod, recorded.stored):
+            return
+        placed = with_pod_uids(recorded.status, [pod])
+        as_recorded = recorded_status(recorded.stored, pod)
+        status = placed if _places(placed) == _places(as_recorded) else as_recorded
+        if status is not recorded.status:
+            recorded.status = status
+            self._show(recorded.job)
+
+    def begin(self, jobs: Iterable[GPUJob], pods: Iterable[PodView], *, in_doubt: bool) -> None:
+        """This process leads from now on. `jobs` and `pods` are all that there are.
+
+        `in_doubt`: a request of the last leader may still arrive.
+        """
+        before, self._recorded = self._recorded, {}
+        by_name = pods_with_records(pods)
+        perhaps: dict[str, None] = {}
+        for seen in jobs:
+            uid = seen.metadata.uid
+            job = before[uid].stored if uid in before else seen
+            pod = by_name.get(next_pod_name(job))
+            if pod is not None and is_recorded(job, pod):
+                self.place(job, recorded_status(job, pod))
+                continue
+            if job is not seen:
+                self._show(job)
+            if in_doubt and job.spec.workers == 1 and job.status.attempt == 0 and not job.finished:
+                perhaps[uid] = None
+        self._perhaps_placed = perhaps
+
+
+def _places(status: GPUJobStatus) -> list[tuple[str, tuple[str, ...]]]:
+    workers = status.placement.workers if status.placement is not None else ()
+    return [(worker.node, worker.gpus) for worker in workers]
