@@ -68,6 +68,19 @@ def _events(stage: Stage) -> list[dict[str, Any]]:
     return stage.client.get(f"/api/v1/namespaces/{stage.namespace}/events")["items"]
 
 
+def test_an_operator_that_is_stopped_stores_what_pods_record(stage: Stage) -> None:
+    """I3: its successor sees each attempt in a status, whatever becomes of the pod meanwhile."""
+    operator = stage.operator()
+    operator.wait_for("listed everything and decides from now on", in_doubt=False)
+    stage.apply_job()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the pod exists")
+    assert operator.stop() == 0
+    status = stage.job()["status"]
+    assert (status["phase"], status["attempt"]) == ("Starting", 1)
+    assert stage.lease_holder() == ""
+    assert _complaints(operator) == []
+
+
 def test_kopf_leaves_no_trace_on_objects(stage: Stage) -> None:
     operator = stage.operator()
     operator.wait_for("leadership changed", leads=True)

@@ -165,7 +165,8 @@ async def test_a_deferred_write_may_become_urgent_while_it_waits() -> None:
     assert bench.served[1:] == ["patient", "a"]
 
 
-async def test_patient_and_urgent_writes_of_one_namespace() -> None:
+async def order_in_one_namespace(patient_ones: list[bool], seconds: float) -> list[bool]:
+    """In which order patient and urgent writes get the only slot, if they waited for so long."""
     bench = _Bench(total=1, of_a_namespace=1)
     order: list[bool] = []
 
@@ -175,9 +176,15 @@ async def test_patient_and_urgent_writes_of_one_namespace() -> None:
             await asyncio.sleep(0)
 
     async with bench.slots.held("team"):
-        tasks = [asyncio.create_task(write(patient)) for patient in (True, True, False, False)]
+        tasks = [asyncio.create_task(write(patient)) for patient in patient_ones]
         await bench.settle()
+        bench.clock.advance(seconds)
     await asyncio.gather(*tasks)
+    return order
+
+
+async def test_patient_and_urgent_writes_of_one_namespace() -> None:
+    order = await order_in_one_namespace([True, True, False, False], seconds=0)
     assert order == [False, False, True, True]
 
 
@@ -234,19 +241,7 @@ async def test_a_burst_is_over_a_second_after_its_last_write() -> None:
 
 
 async def test_patient_writes_that_waited_too_long_take_turns_with_the_others() -> None:
-    bench = _Bench(total=1, of_a_namespace=1)
-    order: list[bool] = []
-
-    async def write(patient: bool) -> None:
-        async with bench.slots.held("team", deferral=Deferral() if patient else None):
-            order.append(patient)
-            await asyncio.sleep(0)
-
-    async with bench.slots.held("team"):
-        tasks = [asyncio.create_task(write(patient)) for patient in 3 * [True] + 3 * [False]]
-        await bench.settle()
-        bench.clock.advance(PATIENT_SECONDS)
-    await asyncio.gather(*tasks)
+    order = await order_in_one_namespace(3 * [True] + 3 * [False], seconds=PATIENT_SECONDS)
     assert order == [True, False, True, False, True, False]
 
 
