@@ -104,13 +104,18 @@ async def delete_all(stack: Stack, kube: Kube, kind: Kind, namespace: str) -> No
         await asyncio.sleep(POLL_SECONDS)
 
 
+async def start_product(stack: Stack) -> None:
+    """The operator and the agents; returns once there are readings of all nodes."""
+    await asyncio.to_thread(stack.start_operator)
+    await wait_until(stack.operator_is_ready, "the operator", stack)
+    await asyncio.to_thread(stack.start_agents)
+    nodes = stack.nodes
+    await wait_until(lambda: stack.measured_nodes() >= nodes, "readings of all nodes", stack)
+
+
 async def run_kind(stack: Stack, kube: Kube, kind: Kind, options: argparse.Namespace) -> Outcome:
     if kind is GPUJOBS:
-        await asyncio.to_thread(stack.start_operator)
-        await wait_until(stack.operator_is_ready, "the operator", stack)
-        await asyncio.to_thread(stack.start_agents)
-        nodes = stack.nodes
-        await wait_until(lambda: stack.measured_nodes() >= nodes, "readings of all nodes", stack)
+        await start_product(stack)
     warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
     first = f"warm-up-{kind.name}"
     await _succeed(measure(stack, kube, kind, warm_up, first, restart=False))
@@ -147,11 +152,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m bench.throughput", description=text)
     add = parser.add_argument
-    add("--jobs", type=_positive, default=300, help="jobs of each kind (%(default)s)")
-    add("--nodes", type=_positive, default=50, help="played nodes (%(default)s)")
-    add("--gpus", type=_positive, default=8, help="GPUs of a node (%(default)s)")
-    add("--gangs", type=_positive, default=1, help="workers of a job (%(default)s)")
-    add("--arrive", type=_rate, default=0.0, help="jobs a second, as 10 or 10/s; default: at once")
+    add("--jobs", type=positive, default=300, help="jobs of each kind (%(default)s)")
+    add("--nodes", type=positive, default=50, help="played nodes (%(default)s)")
+    add("--gpus", type=positive, default=8, help="GPUs of a node (%(default)s)")
+    add("--gangs", type=positive, default=1, help="workers of a job (%(default)s)")
+    add("--arrive", type=rate, default=0.0, help="jobs a second, as 10 or 10/s; default: at once")
     add("--restart", action="store_true", help="kill the operator once a third is bound")
     add("--kinds", type=_kinds, default=_kinds("jobs,gpujobs"), help="of jobs, gpujobs")
     add("--limit-seconds", type=float, default=900.0, help="for one kind (%(default)s)")
@@ -160,14 +165,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1; got {text}")
     return number
 
 
-def _rate(text: str) -> float:
+def rate(text: str) -> float:
     number = float(text.removesuffix("/s"))
     if number <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0; got {text}")

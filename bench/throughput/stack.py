@@ -120,6 +120,10 @@ class Stack:
             for name, pid in self._pids().items()
         }
 
+    def resident_mib(self) -> dict[str, float]:
+        """What each process holds in memory now."""
+        return {name: resident_bytes(pid) / _MIB for name, pid in self._pids().items()}
+
     def _pids(self) -> dict[str, int]:
         children: dict[str, Child] = {**self.cluster.control_plane.children}
         children |= {
@@ -203,8 +207,16 @@ def forget_peak(pid: int) -> None:
 
 
 def peak_bytes(pid: int) -> int:
+    return _memory_bytes(pid, "VmHWM:")
+
+
+def resident_bytes(pid: int) -> int:
+    return _memory_bytes(pid, "VmRSS:")
+
+
+def _memory_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return 0
 

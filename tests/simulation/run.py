@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
+from gpujob_operator.garbage import collect_seldom
 from tests.simulation.result import Result
 from tests.simulation.simulation import run_seed
 
@@ -58,10 +59,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _results(seeds: Iterable[int], processes: int) -> Iterable[tuple[int, Result | str]]:
     if processes == 1:
+        collect_seldom()
         for seed in seeds:
             yield seed, _guarded(seed)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=collect_seldom) as pool:
         yield from zip(seeds, pool.map(_guarded, seeds, chunksize=4), strict=True)
 
 
