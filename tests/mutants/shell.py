@@ -136,6 +136,20 @@ ACTS = (
         "test_write_slots.py",
     ),
     of_operator(
+        "a slow API server gets all patient writes",
+        "act/slots.py",
+        "burst = now < self._burst_until or self._urgent_in_use > BURST_SLOTS",
+        "burst = now < self._burst_until",
+        "test_write_slots.py",
+    ),
+    of_operator(
+        "urgent writes allow no patient ones",
+        "act/slots.py",
+        "        self._patient_limit.earn(PATIENT_PER_URGENT)\n",
+        "",
+        "test_write_slots.py",
+    ),
+    of_operator(
         "a refused write is repeated at once",
         "act/item_runner.py",
         "            self._backoff.failed(target)\n",

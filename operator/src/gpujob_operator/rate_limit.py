@@ -24,6 +24,10 @@ class RateLimit:
         self._refill(now)
         self._left -= 1
 
+    def earn(self, times: float) -> None:
+        """It may happen so many times more, up to `burst` at once."""
+        self._left = min(self._burst, self._left + times)
+
     def seconds_left(self, now: float) -> float:
         """Seconds until it may happen; 0 if it may happen now."""
         self._refill(now)

@@ -14,8 +14,10 @@ from gpujob_operator.act.backoff import (
 from gpujob_operator.act.slots import (
     BURST_PER_SECOND,
     BURST_SECONDS,
+    BURST_SLOTS,
     PATIENT_BURST,
     PATIENT_PER_SECOND,
+    PATIENT_PER_URGENT,
     PATIENT_SECONDS,
     SLOW_SECONDS,
     Deferral,
@@ -77,6 +79,11 @@ class _Bench:
         for _ in range(int(BURST_PER_SECOND) + 1):
             async with self.slots.held("busy"):
                 pass
+
+    async def make_urgent(self) -> None:
+        async with self.slots.held("busy"):
+            pass
+        await self.settle()
 
     async def make_slow(self, namespace: str) -> None:
         async with self.slots.held(namespace):
@@ -207,17 +214,47 @@ async def served_after_seconds(bench: _Bench, seconds: float) -> int:
     return len(bench.served) - before
 
 
-async def test_patient_writes_are_a_few_a_second_in_a_burst_even_where_slots_are_free() -> None:
+async def test_patient_writes_are_few_in_a_burst_even_where_slots_are_free() -> None:
     bench = _Bench(total=100, of_a_namespace=100)
-    await bench.make_busy()
-    burst = int(PATIENT_BURST)
-    for _ in range(burst + 5):
+    await bench.start("slow", BURST_SLOTS + 1)
+    for _ in range(int(PATIENT_BURST) + 5):
         await bench.start_patient("patient")
-    assert len(bench.served) == burst
+    assert bench.served.count("patient") == int(PATIENT_BURST)
     assert await served_after_seconds(bench, 2.5 / PATIENT_PER_SECOND) == 2
     await bench.start("urgent", 1)
     assert bench.served[-1] == "urgent"
     assert await served_after_seconds(bench, PATIENT_SECONDS) == 3
+    await bench.end()
+
+
+async def test_patient_writes_are_more_in_a_burst_of_more() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.make_busy()
+    for _ in range(int(PATIENT_BURST) + 5):
+        await bench.start_patient("patient")
+    before = len(bench.served)
+    for _ in range(round(3 / PATIENT_PER_URGENT)):
+        await bench.make_urgent()
+    assert len(bench.served) - before == 3
+    assert await served_after_seconds(bench, BURST_SECONDS) == 2
+    await bench.end()
+
+
+async def test_a_few_writes_at_a_time_that_take_long_are_a_burst() -> None:
+    bench = _Bench(total=100, of_a_namespace=100)
+    await bench.start("slow", BURST_SLOTS)
+    count = 2 * int(PATIENT_BURST)
+    for _ in range(count):
+        await bench.start_patient("patient")
+    assert len(bench.served) == BURST_SLOTS + count
+    await bench.start("slow", 1)
+    for _ in range(count):
+        await bench.start_patient("patient")
+    assert len(bench.served) == BURST_SLOTS + count + 1 + int(PATIENT_BURST)
+    await bench.let_go("slow")
+    assert await served_after_seconds(bench, BURST_SECONDS) == count - int(PATIENT_BURST)
+    await bench.start_patient("patient")
+    assert bench.served[-1] == "patient"
     await bench.end()
 
 

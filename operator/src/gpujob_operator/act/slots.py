@@ -6,10 +6,13 @@ example because an admission webhook hangs) together get half of them. Waiting w
 round-robin by namespace, and in order of arrival within a namespace.
 
 A patient write only tells what may be read a little later. Patient writes are served after all
-others, and in a burst of others a few a second: the processor that a status takes from the API
-server is missing for pods then, and mostly the next status overtakes one that waits. Those that
-have waited for `PATIENT_SECONDS` are served by turns with the others, so that none waits for ever.
-A patient write may become urgent while it waits (`Deferral.hurry`).
+others. While the API server is busy they are few in proportion to the others: the processor that a
+status takes from the API server is missing for pods then, and mostly the next status overtakes one
+that waits. Those that have waited for `PATIENT_SECONDS` are served by turns with the others, so
+that none waits for ever. A patient write may become urgent while it waits (`Deferral.hurry`).
+
+The API server counts as busy while other writes are many a second, or many at a time because each
+takes long.
 """
 
 import asyncio
@@ -26,23 +29,29 @@ NAMESPACE_SLOTS = 8
 SLOW_SLOTS = 32
 # A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
-# In a burst, what waits is a user who looks at a job whose GPUs are assigned already.
-PATIENT_SECONDS = 10.0
+# What waits is a user who looks at a job whose GPUs are assigned already.
+PATIENT_SECONDS = 30.0
 # More others than so many at once, and then a second, are a burst, until this long after.
 BURST_PER_SECOND = 32.0
 BURST_SECONDS = 1.0
-# In a burst: how many patient writes at once, and how many a second then.
+# As many others at a time are a burst too: a slow API server takes few a second.
+BURST_SLOTS = 4
+# In a burst: how many patient writes at once, then for each urgent one, and a second.
 PATIENT_BURST = 16.0
-PATIENT_PER_SECOND = 8.0
+PATIENT_PER_URGENT = 1 / 32
+PATIENT_PER_SECOND = 1.0
+_LOOK_AGAIN_SECONDS = 0.125
 NAMESPACES_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Turn:
-    """A write that waits for its slot."""
+    """A write that waits for its slot, or has it."""
 
     granted: asyncio.Future[None]
     since: float
+    # Whether it was urgent when it got its slot.
+    urgent: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +102,7 @@ class WriteSlots:
         self._of_a_namespace = of_a_namespace
         self._of_slow_ones = of_slow_ones
         self._in_use = 0
+        self._urgent_in_use = 0
         now = monotonic()
         self._urgent_limit = RateLimit(now, per_second=BURST_PER_SECOND, burst=BURST_PER_SECOND)
         self._burst_until = now
@@ -112,20 +122,20 @@ class WriteSlots:
     ) -> AsyncGenerator[None]:
         """Holds one slot for one request. Waits for the namespace's turn."""
         entry = self._namespaces.setdefault(namespace, _Namespace())
-        await self._acquire(entry, deferral)
+        turn = await self._acquire(entry, deferral)
         started = self._monotonic()
         try:
             yield
         finally:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
-            self._release(namespace, entry)
+            self._release(namespace, entry, turn)
 
     def stop_deferring(self) -> None:
         """Patient writes wait only for free slots from now on: somebody waits for all of them."""
         self._defers = False
         self._grant()
 
-    async def _acquire(self, entry: _Namespace, deferral: Deferral | None) -> None:
+    async def _acquire(self, entry: _Namespace, deferral: Deferral | None) -> _Turn:
         turn = _Turn(asyncio.get_running_loop().create_future(), self._monotonic())
         if deferral is None:
             entry.urgent.append(turn)
@@ -142,8 +152,9 @@ class WriteSlots:
                         queue.remove(turn)
             else:
                 # The slot was granted at the same time as the cancellation.
-                self._give_back(entry)
+                self._give_back(entry, turn)
             raise
+        return turn
 
     def _hurry(self, entry: _Namespace, turn: _Turn) -> None:
         if turn in entry.patient:
@@ -151,8 +162,8 @@ class WriteSlots:
             entry.urgent.append(turn)
             self._grant()
 
-    def _release(self, namespace: str, entry: _Namespace) -> None:
-        self._give_back(entry)
+    def _release(self, namespace: str, entry: _Namespace, turn: _Turn) -> None:
+        self._give_back(entry, turn)
         # An idle namespace is forgotten, unless its last write was slow.
         if entry.is_idle and not entry.slow:
             self._namespaces.pop(namespace, None)
@@ -160,8 +171,9 @@ class WriteSlots:
             for name in [name for name, one in self._namespaces.items() if one.is_idle]:
                 del self._namespaces[name]
 
-    def _give_back(self, entry: _Namespace) -> None:
+    def _give_back(self, entry: _Namespace, turn: _Turn) -> None:
         self._in_use -= 1
+        self._urgent_in_use -= turn.urgent
         entry.in_use -= 1
         self._grant()
 
@@ -173,7 +185,7 @@ class WriteSlots:
         if self._timer is None and any(entry.patient for entry in self._namespaces.values()):
             # Their limit allows more although no slot becomes free.
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(1 / PATIENT_PER_SECOND, self._grant_in_time)
+            self._timer = loop.call_later(_LOOK_AGAIN_SECONDS, self._grant_in_time)
 
     def _grant_in_time(self) -> None:
         self._timer = None
@@ -199,7 +211,8 @@ class WriteSlots:
         return granted
 
     def _may_be_served(self, entry: _Namespace, now: float) -> bool:
-        if not self._defers or now >= self._burst_until or entry.is_overdue(now):
+        burst = now < self._burst_until or self._urgent_in_use > BURST_SLOTS
+        if not self._defers or not burst or entry.is_overdue(now):
             return True
         return self._patient_limit.take(now)
 
@@ -207,11 +220,18 @@ class WriteSlots:
         self._namespaces.move_to_end(name)
         entry.patient_was_last = queue is entry.patient
         now = self._monotonic()
-        if queue is entry.urgent and not self._urgent_limit.take(now):
-            self._burst_until = now + BURST_SECONDS
-        turn = queue.popleft().granted
-        if turn.done():
+        turn = queue.popleft()
+        if turn.granted.done():
             return
+        turn.urgent = queue is entry.urgent
+        if turn.urgent:
+            self._count_urgent(now)
         self._in_use += 1
         entry.in_use += 1
-        turn.set_result(None)
+        turn.granted.set_result(None)
+
+    def _count_urgent(self, now: float) -> None:
+        self._urgent_in_use += 1
+        self._patient_limit.earn(PATIENT_PER_URGENT)
+        if not self._urgent_limit.take(now) or self._urgent_in_use > BURST_SLOTS:
+            self._burst_until = now + BURST_SECONDS
