@@ -14,6 +14,7 @@ from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 from tests.harness.recorded import RecordedJobs
+from tests.harness.worker_ends import WorkerEnds
 
 Json = dict[str, Any]
 FINAL = ("Succeeded", "Failed")
@@ -74,8 +75,7 @@ class History:
         self.pods: dict[str, Json] = {}
         # The pods that only look like workers.
         self.impostors: dict[str, Json] = {}
-        # The ranks whose workers ended with 0, by job UID and attempt.
-        self._done: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self.ends = WorkerEnds()
         self.job_revisions: dict[str, int] = defaultdict(int)
         # What each job began with, by UID.
         self.first_reservations: dict[str, Reservation] = {}
@@ -98,6 +98,8 @@ class History:
             self._fold_pod(revision)
         elif revision.kind == "GPUNode":
             self._fold_node(revision)
+        elif revision.kind == "Lease":
+            self.ends.fold_lease(revision.object)
 
     def orphans(self) -> list[str]:
         """Live worker pods without a live owner, as of the last revision (I7)."""
@@ -194,12 +196,11 @@ class History:
     def _check_end(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         """I5, I15: only a job's own workers end it, and an attempt that is done is the last."""
         name, old, new = job.metadata.name, before.status, job.status
-        done = len(self._done[job.metadata.uid, old.attempt])
+        key, workers = (job.metadata.uid, old.attempt), job.spec.workers
         succeeded = new.phase is JobPhase.SUCCEEDED and not before.finished
-        if succeeded and done < job.spec.workers:
-            workers = job.spec.workers
+        if succeeded and (done := self.ends.count(key)) < workers:
             self._fail("I15", revision, f"{name} Succeeded, {done} of {workers} workers are done")
-        if new.attempt > old.attempt and done >= job.spec.workers:
+        if new.attempt > old.attempt and self.ends.known(key) >= workers:
             self._fail("I5", revision, f"{name}: attempt {new.attempt}, the one before was done")
 
     def _check_gpus(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:
@@ -281,15 +282,16 @@ class History:
         if not job_uid:
             return
         self._check_grace(revision)
+        key = self._workers[uid] = job_uid, _attempt_of(pod)
+        rank = int(pod["metadata"]["name"].rpartition("-")[2])
         if _exit_code(pod) == 0:
-            rank = int(pod["metadata"]["name"].rpartition("-")[2])
-            self._done[job_uid, _attempt_of(pod)].add(rank)
-        self._workers[uid] = (job_uid, _attempt_of(pod))
+            self.ends.done(key, rank)
         is_new = uid not in self.pods
         self.pods[uid] = pod
         if revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:
             self.late.discard(uid)
         if revision.type == "DELETED":
+            self.ends.gone(key, rank)
             del self.pods[uid]
             if (job := self._recorded.removed(pod)) is not None:
                 self.jobs[job_uid] = job

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
+from gpujob_local.cluster.setup import SYSTEM_NAMESPACE
 from gpujob_local.control_plane.api_client import ApiClient, ApiError, headers, ssl_context
 from gpujob_local.control_plane.control_plane import ControlPlane
 from tests.harness.history import History, Revision
@@ -23,6 +24,8 @@ PATHS = {
     "GPUJob": "/apis/gpujob.dev/v1alpha1/gpujobs",
     "GPUNode": "/apis/gpujob.dev/v1alpha1/gpunodes",
     "Pod": "/api/v1/pods",
+    # Who leads, and when.
+    "Lease": f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases",
 }
 RETRY_SECONDS = 0.1
 SETTLE_SECONDS = 60.0

@@ -40,6 +40,8 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter[str])
     problems: list[str] = field(default_factory=list[str])
     rounds: int = 0
+    # How often somebody took the lead.
+    leads: int = 0
 
     @property
     def recorded(self) -> int:
@@ -64,7 +66,10 @@ def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> 
         tally.rounds += 1
         tally.events.update(weather.take_happened())
         tally.ends.update(_ends(scene))
-        tally.revisions.update(one.kind for one in scene.recorder.revisions())
+        kinds = [one.kind for one in scene.recorder.revisions()]
+        # That the leader still leads says nothing of jobs.
+        tally.revisions.update(kind for kind in kinds if kind != "Lease")
+        tally.leads += scene.recorder.history.ends.changes
 
 
 def _wait_for_ends(scene: Scene, names: list[str]) -> None:
@@ -121,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         "revisions": tally.recorded,
         "by_kind": tally.revisions,
         "rounds": tally.rounds,
+        "leads": tally.leads,
         "events": tally.events,
         "ends": tally.ends,
         "problems": len(tally.problems),

@@ -5,15 +5,25 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.harness.history import Revision
+from tests.harness.worker_ends import WorkerEnds
 
 JOB_NAME = re.compile(r"\bjob\d+\b")
 JOBS_TOLD_MAX = 3
 
 
 def tell(problem: str, revisions: Iterable[Revision]) -> str:
-    """The lives of the first jobs that the problem names, and of their pods."""
+    """The lives of the first jobs that the problem names, and of their pods, and who led."""
     names = list(dict.fromkeys(JOB_NAME.findall(problem)))[:JOBS_TOLD_MAX]
-    lines = [_line(one) for one in revisions if _job_of(one) in names]
+    if not names:
+        return ""
+    leads, lines = WorkerEnds(), list[str]()
+    for one in revisions:
+        if one.kind == "Lease":
+            if leads.fold_lease(one.object):
+                holder = one.object["spec"]["holderIdentity"]
+                lines.append(f"  {one.version} {holder} takes the lead")
+        elif _job_of(one) in names:
+            lines.append(_line(one))
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 (I12)."""
 
 import itertools
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,10 +58,11 @@ WRITES = {
     if right[2] not in ("list", "watch") and right[1] != SLICES
 }
 FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
-# Writes of a pod between two of its job.
-TOUCHES = 20
-# Longer than a cycle of the operator, which writes at its end.
-TOUCHES_AT_ONCE = 25
+# Time for the operator to write what follows, and for a pod to come or to go.
+CALLS_A_SUSPENSION = 20
+# One change follows the other more closely than the operator's write what it saw.
+OTHER_WRITERS = 3
+BETWEEN_SECONDS = 0.01
 
 
 @contextmanager
@@ -255,10 +257,35 @@ def test_what_it_may_not_read_again(stage: Stage) -> None:
         ("gpujobs", f"{stage.jobs_path}/touched"),
         ("gpuqueues", f"{OURS}/gpuqueues/{queue}"),
     ):
-        taken.from_it(OURS_GROUP, kind, "get", lambda: None, lambda path=path: writers.touch(path))
-    taken.from_it("", "pods", "get", lambda: None, writers.touch_pods)
-    taken.from_it(OURS_GROUP, "gpuprofiles", "get", lambda: None, writers.touch_unused_profile)
+        with again_and_again(lambda path=path: writers.annotate(path)):
+            taken.from_it(OURS_GROUP, kind, "get", lambda: None, writers.suspend_and_resume)
+    with again_and_again(writers.annotate_pods):
+        taken.from_it("", "pods", "get", lambda: None, writers.suspend_and_resume)
+    with again_and_again(writers.annotate_unused_profile):
+        taken.from_it(OURS_GROUP, "gpuprofiles", "get", lambda: None)
     assert taken.rights == READS_AGAIN
+
+
+@contextmanager
+def again_and_again(change: Callable[[], None]) -> Generator[None]:
+    """Changes something all the while, so that it is never as the operator decided upon it."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(BETWEEN_SECONDS):
+            # A pod or a profile goes, or the API server has no time.
+            with suppress(ApiError, OSError):
+                change()
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(OTHER_WRITERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 class Writers:
@@ -266,46 +293,41 @@ class Writers:
 
     def __init__(self, stage: Stage, job: str) -> None:
         self._stage = stage
+        self._client = stage.client
+        self._pods: list[str] = []
         self._job = f"{stage.jobs_path}/{job}"
         self._profiles = f"{OURS}/namespaces/{stage.namespace}/gpuprofiles"
         self._numbers = itertools.count()
-        self._suspends = False
+        self._calls = itertools.count()
 
-    def touch(self, path: str) -> bool:
-        """The operator has something to write of the job and its queue each time, and the object
-        changes all the while until then."""
-        self._suspends = not self._suspends
-        self._stage.client.merge(self._job, {"spec": {"suspend": self._suspends}})
-        for _ in range(TOUCHES_AT_ONCE):
-            self._annotate(path, next(self._numbers))
-        return True
-
-    def touch_pods(self) -> bool:
-        """The operator deletes the pod of a job that is suspended, as the pod was then."""
-        client, pods = self._stage.client, self._stage.pods()
-        number = next(self._numbers)
-        if number % TOUCHES == 0:
+    def suspend_and_resume(self) -> bool:
+        """The operator has something to write of the job and its queue each time, and deletes the
+        pod of the job that is suspended, as the pod was then."""
+        client, pods = self._client, self._stage.pods()
+        self._pods = [f"{self._stage.pods_path}/{pod['metadata']['name']}" for pod in pods]
+        if next(self._calls) % CALLS_A_SUSPENSION == 0:
             client.merge(self._job, {"spec": {"suspend": bool(pods)}})
-        for pod in pods:
-            path = f"{self._stage.pods_path}/{pod['metadata']['name']}"
-            with suppress(ApiError):
-                if "deletionTimestamp" in pod["metadata"]:
-                    # As the kubelet does at the end.
+        for pod, path in zip(pods, self._pods, strict=True):
+            if "deletionTimestamp" in pod["metadata"]:
+                # As the kubelet does at the end.
+                with suppress(ApiError):
                     client.delete(f"{path}?gracePeriodSeconds=0")
-                else:
-                    self._annotate(path, number)
         return True
 
-    def touch_unused_profile(self) -> bool:
+    def annotate(self, path: str) -> None:
+        number = str(next(self._numbers))
+        self._client.merge(path, {"metadata": {"annotations": {"number": number}}})
+
+    def annotate_pods(self) -> None:
+        for path in self._pods:
+            self.annotate(path)
+
+    def annotate_unused_profile(self) -> None:
         """The operator deletes it as it was decided, and not as it has become meanwhile."""
         try:
-            self._annotate(f"{self._profiles}/unused", next(self._numbers))
+            self.annotate(f"{self._profiles}/unused")
         except ApiError:
-            add_unused_profile(self._stage.client, self._profiles)
-        return True
-
-    def _annotate(self, path: str, number: int) -> None:
-        self._stage.client.merge(path, {"metadata": {"annotations": {"number": str(number)}}})
+            add_unused_profile(self._client, self._profiles)
 
 
 def create_queue(stage: Stage, name: str) -> None:

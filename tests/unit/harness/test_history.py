@@ -230,6 +230,28 @@ def test_another_attempt_of_a_job_that_is_done_is_seen() -> None:
     assert broken(node(), job(placed(JOB)), pod(), impostor(), again) == []
 
 
+def lease(holder: str) -> Entry:
+    return ("Lease", "MODIFIED", {"metadata": {"name": "o"}, "spec": {"holderIdentity": holder}})
+
+
+FIRST, SECOND = 5 * [lease("one")], 5 * [lease("two")]
+DONE = pod(phase="Succeeded", type_="MODIFIED")
+WENT = pod(phase="Succeeded", type_="DELETED")
+AGAIN = job(placed(JOB, attempt=2))
+PLACED = (node(), job(placed(JOB)), pod())
+
+
+def test_another_attempt_by_a_leader_that_saw_the_end_is_seen() -> None:
+    assert broken(*FIRST, *PLACED, DONE, WENT, AGAIN) == ["I5"]
+    assert broken(*FIRST, *PLACED, DONE, *SECOND, AGAIN) == ["I5"], "the pod is there"
+    assert broken(*FIRST, *PLACED, DONE, *SECOND, WENT, AGAIN) == ["I5"], "it was listed"
+
+
+def test_another_attempt_by_a_leader_that_cannot_know_of_the_end_is_none() -> None:
+    assert broken(*FIRST, *PLACED, DONE, WENT, *SECOND, AGAIN) == []
+    assert broken(*FIRST, *PLACED, DONE, SECOND[0], WENT, *SECOND, AGAIN) == [], "not yet listed"
+
+
 def test_an_impostor_that_is_taken_away_is_seen() -> None:
     going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
     assert broken(impostor(), impostor("MODIFIED")) == []

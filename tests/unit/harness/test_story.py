@@ -16,9 +16,18 @@ def _pod(version: int, job: str, phase: str) -> Revision:
     return Revision(version, "Pod", "DELETED", {"metadata": metadata, "status": {"phase": phase}})
 
 
+def _lease(version: int, holder: str) -> Revision:
+    manifest = {"metadata": {"name": "gpujob"}, "spec": {"holderIdentity": holder}}
+    return Revision(version, "Lease", "MODIFIED", manifest)
+
+
 REVISIONS = (
+    _lease(0, "one"),
     _job(1, "job1", phase="Running", attempt=1),
     _job(2, "job12", phase="Pending"),
+    _lease(2, "one"),
+    _lease(2, ""),
+    _lease(3, "two"),
     _pod(3, "job1", "Succeeded"),
     _pod(4, "job12", "Failed"),
 )
@@ -27,7 +36,9 @@ REVISIONS = (
 def test_the_lives_of_the_jobs_and_of_their_pods_are_told() -> None:
     told = tell("I5 at revision 3: job1: attempt 2, the one before was done", REVISIONS).split("\n")
     assert told == [
+        "  0 one takes the lead",
         "  1 MODIFIED job1: Running, attempt 1, stop None, []",
+        "  3 two takes the lead",
         "  3 DELETED job1-1-0 deleted: Succeeded []",
     ]
 

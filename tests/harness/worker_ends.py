@@ -1,0 +1,71 @@
+"""Which workers ended with 0, and whether the leader that decides can know of it. Pure.
+
+A leader learns of an end from the pod. A pod that ends and goes while nobody leads, or before the
+leader has listed the pods, leaves nothing of its end: the attempt counts as interrupted, and its
+work goes on from the last checkpoint (`docs/promises.md`, I5).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# A leader has listed everything by then: it renews several times within a Lease's duration.
+RENEWALS_UNTIL_LISTED = 3
+
+# Job UID and attempt.
+AttemptKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Ended:
+    """`gone_in`: the leader that saw the pod go, 0 while there was none that could."""
+
+    gone: bool = False
+    gone_in: int = 0
+
+
+@dataclass(slots=True)
+class WorkerEnds:
+    """Fed with Leases and pods in the order of their revisions."""
+
+    # How often the lead changed.
+    changes: int = 0
+    _holder: str = ""
+    _renewals: int = 0
+    _ended: dict[AttemptKey, dict[int, _Ended]] = field(
+        default_factory=lambda: defaultdict[AttemptKey, dict[int, _Ended]](dict)
+    )
+
+    def fold_lease(self, lease: Mapping[str, Any]) -> bool:
+        """Whether somebody else leads now."""
+        holder = lease["spec"].get("holderIdentity") or ""
+        if not holder or holder == self._holder:
+            self._renewals += 1
+            return False
+        self._holder, self._renewals = holder, 0
+        self.changes += 1
+        return True
+
+    def done(self, key: AttemptKey, rank: int) -> None:
+        """A worker ended with 0."""
+        self._ended[key].setdefault(rank, _Ended())
+
+    def gone(self, key: AttemptKey, rank: int) -> None:
+        """A pod was removed."""
+        ended = self._ended[key].get(rank)
+        if ended is not None:
+            ended.gone = True
+            listed = self._renewals >= RENEWALS_UNTIL_LISTED
+            ended.gone_in = self.changes if listed else 0
+
+    def count(self, key: AttemptKey) -> int:
+        """How many workers of the attempt ended with 0."""
+        return len(self._ended.get(key, ()))
+
+    def known(self, key: AttemptKey) -> int:
+        """Of how many of them the present leader knows. Without a Lease one leads all the time."""
+        return sum(
+            not self.changes or not one.gone or one.gone_in == self.changes
+            for one in self._ended.get(key, {}).values()
+        )
