@@ -129,27 +129,6 @@ ACTS = (
         *_EXECUTOR,
     ),
     of_operator(
-        "patient writes wait for ever",
-        "act/slots.py",
-        "return bool(self.patient) and now - self.patient[0].since >= PATIENT_SECONDS",
-        "return False",
-        "test_write_slots.py",
-    ),
-    of_operator(
-        "a slow API server gets all patient writes",
-        "act/slots.py",
-        "burst = now < self._burst_until or self._urgent_in_use > BURST_SLOTS",
-        "burst = now < self._burst_until",
-        "test_write_slots.py",
-    ),
-    of_operator(
-        "urgent writes allow no patient ones",
-        "act/slots.py",
-        "        self._patient_limit.earn(PATIENT_PER_URGENT)\n",
-        "",
-        "test_write_slots.py",
-    ),
-    of_operator(
         "a refused write is repeated at once",
         "act/item_runner.py",
         "            self._backoff.failed(target)\n",
@@ -233,13 +212,6 @@ ACTS = (
         "        except (Conflict, NotFound):\n            return False\n",
         "        except (Conflict, NotFound):\n            return True\n",
         "test_lease.py",
-    ),
-    of_operator(
-        "one namespace takes all slots",
-        "act/slots.py",
-        "or entry.in_use >= self._of_a_namespace",
-        "or entry.in_use >= self._total",
-        "test_write_slots.py",
     ),
     of_operator(
         "a refusal of a webhook is a doubt",

@@ -1,10 +1,8 @@
 """Each right that the operator or an agent lacks, and each kind that is not defined, is in its log
 (I12)."""
 
-import itertools
-import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tests.harness.operator_process import (
     start_agent,
     start_operator,
 )
+from tests.harness.other_writers import Writers, again_and_again
 from tests.harness.profiles import add_unused_profile
 from tests.harness.stage import OURS, Stage, post_report
 from tests.harness.waiting import wait_until
@@ -58,11 +57,6 @@ WRITES = {
     if right[2] not in ("list", "watch") and right[1] != SLICES
 }
 FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
-# Time for the operator to write what follows, and for a pod to come or to go.
-CALLS_A_SUSPENSION = 20
-# One change follows the other more closely than the operator's write what it saw.
-OTHER_WRITERS = 3
-BETWEEN_SECONDS = 0.01
 
 
 @contextmanager
@@ -264,70 +258,6 @@ def test_what_it_may_not_read_again(stage: Stage) -> None:
     with again_and_again(writers.annotate_unused_profile):
         taken.from_it(OURS_GROUP, "gpuprofiles", "get", lambda: None)
     assert taken.rights == READS_AGAIN
-
-
-@contextmanager
-def again_and_again(change: Callable[[], None]) -> Generator[None]:
-    """Changes something all the while, so that it is never as the operator decided upon it."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(BETWEEN_SECONDS):
-            # A pod or a profile goes, or the API server has no time.
-            with suppress(ApiError, OSError):
-                change()
-
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(OTHER_WRITERS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-class Writers:
-    """Other writers of what the operator writes, at the same time."""
-
-    def __init__(self, stage: Stage, job: str) -> None:
-        self._stage = stage
-        self._client = stage.client
-        self._pods: list[str] = []
-        self._job = f"{stage.jobs_path}/{job}"
-        self._profiles = f"{OURS}/namespaces/{stage.namespace}/gpuprofiles"
-        self._numbers = itertools.count()
-        self._calls = itertools.count()
-
-    def suspend_and_resume(self) -> bool:
-        """The operator has something to write of the job and its queue each time, and deletes the
-        pod of the job that is suspended, as the pod was then."""
-        client, pods = self._client, self._stage.pods()
-        self._pods = [f"{self._stage.pods_path}/{pod['metadata']['name']}" for pod in pods]
-        if next(self._calls) % CALLS_A_SUSPENSION == 0:
-            client.merge(self._job, {"spec": {"suspend": bool(pods)}})
-        for pod, path in zip(pods, self._pods, strict=True):
-            if "deletionTimestamp" in pod["metadata"]:
-                # As the kubelet does at the end.
-                with suppress(ApiError):
-                    client.delete(f"{path}?gracePeriodSeconds=0")
-        return True
-
-    def annotate(self, path: str) -> None:
-        number = str(next(self._numbers))
-        self._client.merge(path, {"metadata": {"annotations": {"number": number}}})
-
-    def annotate_pods(self) -> None:
-        for path in self._pods:
-            self.annotate(path)
-
-    def annotate_unused_profile(self) -> None:
-        """The operator deletes it as it was decided, and not as it has become meanwhile."""
-        try:
-            self.annotate(f"{self._profiles}/unused")
-        except ApiError:
-            add_unused_profile(self._client, self._profiles)
 
 
 def create_queue(stage: Stage, name: str) -> None:

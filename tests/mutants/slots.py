@@ -1,0 +1,34 @@
+"""Mutants of the order in which writes are sent."""
+
+from tests.mutants.shell import of_operator
+
+SLOTS = (
+    of_operator(
+        "patient writes wait for ever",
+        "act/slots.py",
+        "return bool(self.patient) and now - self.patient[0].since >= PATIENT_SECONDS",
+        "return False",
+        "test_write_slots.py",
+    ),
+    of_operator(
+        "a slow API server gets all patient writes",
+        "act/slots.py",
+        "burst = now < self._burst_until or self._urgent_in_use > BURST_SLOTS",
+        "burst = now < self._burst_until",
+        "test_write_slots.py",
+    ),
+    of_operator(
+        "urgent writes allow no patient ones",
+        "act/slots.py",
+        "        self._patient_limit.earn(PATIENT_PER_URGENT)\n",
+        "",
+        "test_write_slots.py",
+    ),
+    of_operator(
+        "one namespace takes all slots",
+        "act/slots.py",
+        "or entry.in_use >= self._of_a_namespace",
+        "or entry.in_use >= self._total",
+        "test_write_slots.py",
+    ),
+)
