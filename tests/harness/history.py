@@ -5,7 +5,6 @@ it from a real cluster, unit tests from made histories.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,11 @@ from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopRe
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
+from tests.harness.pod_facts import attempt_of, exit_code_of, is_live, job_uid_of
 from tests.harness.recorded import RecordedJobs
 from tests.harness.worker_ends import WorkerEnds
 
 Json = dict[str, Any]
-FINAL = ("Succeeded", "Failed")
 # On pods that a test made to look like workers. The operator knows nothing of these.
 IMPOSTOR = "tests.example/impostor"
 LEAVING = "tests.example/leaving"
@@ -105,9 +104,9 @@ class History:
         """Live worker pods without a live owner, as of the last revision (I7)."""
         found: list[str] = []
         for pod in self.pods.values():
-            job = self.jobs.get(_job_uid(pod))
+            job = self.jobs.get(job_uid_of(pod))
             deleted = job is not None and job.metadata.deletion_timestamp is not None
-            if _live(pod) and (job is None or job.finished or deleted):
+            if is_live(pod) and (job is None or job.finished or deleted):
                 found.append(pod["metadata"]["name"])
         return sorted(found)
 
@@ -155,6 +154,12 @@ class History:
         uid = job.metadata.uid
         before = self.jobs.get(uid)
         self.jobs[uid] = job
+        if job.status.placement is not None:
+            # Pods of another leader are taken over by a status of their attempt.
+            key = uid, _attempt(job)
+            taken_over = {one for one in self._came_late if self._workers[one] == key}
+            self._came_late -= taken_over
+            self.late -= taken_over
         if job.status.reservation is not None:
             self.first_reservations.setdefault(uid, job.status.reservation)
         stop = job.status.stop
@@ -263,7 +268,7 @@ class History:
 
     def _tenants(self, uuid: str) -> list[GPUJob]:
         """Of a job that is deleted and kept by somebody, its live pods alone hold anything."""
-        live = {_job_uid(pod) for pod in self.pods.values() if _live(pod)}
+        live = {job_uid_of(pod) for pod in self.pods.values() if is_live(pod)}
         return [
             job
             for job in self.jobs.values()
@@ -275,16 +280,16 @@ class History:
 
     def _fold_pod(self, revision: Revision) -> None:
         pod = revision.object
-        uid, job_uid = pod["metadata"]["uid"], _job_uid(pod)
+        uid, job_uid = pod["metadata"]["uid"], job_uid_of(pod)
         if IMPOSTOR in (pod["metadata"].get("labels") or {}):
             self._fold_impostor(revision)
             return
         if not job_uid:
             return
         self._check_grace(revision)
-        key = self._workers[uid] = job_uid, _attempt_of(pod)
+        key = self._workers[uid] = job_uid, attempt_of(pod)
         rank = int(pod["metadata"]["name"].rpartition("-")[2])
-        if _exit_code(pod) == 0:
+        if exit_code_of(pod) == 0:
             self.ends.done(key, rank)
         is_new = uid not in self.pods
         self.pods[uid] = pod
@@ -323,8 +328,9 @@ class History:
     def _check_new_pod(self, revision: Revision, job_uid: str) -> None:
         name = revision.object["metadata"]["name"]
         before, uid = self.jobs.get(job_uid), revision.object["metadata"]["uid"]
-        given_up = before is not None and _attempt_of(revision.object) < before.status.attempt
-        if self._leaders_freeze and given_up:
+        given_up = before is not None and attempt_of(revision.object) < before.status.attempt
+        another = self._recorded.is_of_another(revision.object, self.ends.led_since)
+        if self._leaders_freeze and (given_up or another):
             self.late.add(uid)
             self._came_late.add(uid)
             return
@@ -334,9 +340,9 @@ class History:
         pods = [
             pod
             for uid, pod in self.pods.items()
-            if _job_uid(pod) == job_uid and _live(pod) and uid not in self._came_late
+            if job_uid_of(pod) == job_uid and is_live(pod) and uid not in self._came_late
         ]
-        attempts = {_attempt_of(pod) for pod in pods}
+        attempts = {attempt_of(pod) for pod in pods}
         if len(attempts) > 1:
             self._fail("I3", revision, f"{name}: live pods of attempts {sorted(attempts)}")
         job = self.jobs.get(job_uid)
@@ -344,31 +350,8 @@ class History:
             return
         if job.finished:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
-        elif not _holds(job) or job.status.attempt != _attempt_of(revision.object):
+        elif not _holds(job) or job.status.attempt != attempt_of(revision.object):
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
-
-
-def _job_uid(pod: Mapping[str, Any]) -> str:
-    return (pod["metadata"].get("labels") or {}).get("gpujob.dev/job-uid", "")
-
-
-def _attempt_of(pod: Mapping[str, Any]) -> int:
-    return int(pod["metadata"]["labels"]["gpujob.dev/attempt"])
-
-
-def _live(pod: Mapping[str, Any]) -> bool:
-    """Its worker may still be there; containers beside it do not count."""
-    phase = (pod.get("status") or {}).get("phase")
-    return phase not in FINAL and _exit_code(pod) is None
-
-
-def _exit_code(pod: Mapping[str, Any]) -> int | None:
-    """The worker's; that of a pod that says no more than its phase follows from it."""
-    status = pod.get("status") or {}
-    for container in status.get("containerStatuses") or ():
-        if container["name"] == "worker":
-            return (container.get("state") or {}).get("terminated", {}).get("exitCode")
-    return {"Succeeded": 0, "Failed": 1}.get(str(status.get("phase")))
 
 
 def _holds(job: GPUJob) -> bool:

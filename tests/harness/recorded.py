@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from gpujob_api.codec import FieldError
@@ -37,6 +38,15 @@ class RecordedJobs:
             return job
         recorded.stored = job
         return replace(job, status=recorded.status)
+
+    def is_of_another(self, pod: Mapping[str, Any], led_since: datetime | None) -> bool:
+        """Whether the pod records a placement from before the time of the present leader, who may
+        take it over by a status, or not."""
+        try:
+            record = pod_view(pod).record
+        except FieldError:
+            return False
+        return record is not None and led_since is not None and record.placed_at < led_since
 
     def created(self, pod: Mapping[str, Any], job: GPUJob | None) -> GPUJob | None:
         """The job, which was `job`, as it is with this pod; None: the pod records nothing of it."""

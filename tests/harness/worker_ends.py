@@ -8,7 +8,10 @@ work goes on from the last checkpoint (`docs/promises.md`, I5).
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
+
+from gpujob_api.codec import parse_time
 
 # A leader has listed everything by then: it renews several times within a Lease's duration.
 RENEWALS_UNTIL_LISTED = 3
@@ -29,8 +32,9 @@ class _Ended:
 class WorkerEnds:
     """Fed with Leases and pods in the order of their revisions."""
 
-    # How often the lead changed.
+    # How often the lead changed, and when it did the last time.
     changes: int = 0
+    led_since: datetime | None = None
     _holder: str = ""
     _renewals: int = 0
     _ended: dict[AttemptKey, dict[int, _Ended]] = field(
@@ -44,6 +48,8 @@ class WorkerEnds:
             self._renewals += 1
             return False
         self._holder, self._renewals = holder, 0
+        acquired = lease["spec"].get("acquireTime")
+        self.led_since = parse_time(acquired) if acquired else None
         self.changes += 1
         return True
 

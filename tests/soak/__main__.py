@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpujob_local.cluster.options import NodeOptions
-from tests.harness.history import FINAL
+from tests.harness.pod_facts import FINAL
 from tests.harness.recorder import Recorder
 from tests.harness.scene import STALE_SECONDS, Scene, chaos_options, running_scene
 from tests.soak.faults import JOBS_MAX, OPERATORS, Weather

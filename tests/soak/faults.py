@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from gpujob_local.control_plane.api_client import ApiError
-from tests.harness.history import FINAL
+from tests.harness.pod_facts import FINAL
 from tests.harness.scene import JOBS, Scene, pod_path
 
 JOBS_MAX = 24

@@ -196,7 +196,7 @@ def deleted(*pods: PodView, job: GPUJob = PENDING) -> list[tuple[str, str]]:
     return [(item.pod.uid, item.reason) for item in items if isinstance(item, DeletePod)]
 
 
-@pytest.mark.parametrize("phase", [PodPhase.PENDING, PodPhase.RUNNING])
+@pytest.mark.parametrize("phase", PodPhase)
 def test_a_late_pod_is_deleted_and_does_not_begin(phase: PodPhase) -> None:
     pod = replace(POD, phase=phase)
     assert deleted(pod) == [(pod.uid, "another process placed it and is not followed")]
@@ -218,14 +218,9 @@ def test_a_later_pod_without_a_record_is_left_alone() -> None:
     assert not is_given_up(PENDING, pod)
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
-        pytest.param(replace(POD, phase=PodPhase.SUCCEEDED, exit_code=0), id="finished"),
-        pytest.param(replace(POD, deletion_at=after(30)), id="being deleted"),
-    ],
-)
-def test_a_late_pod_that_goes_is_not_deleted_again(pod: PodView) -> None:
+@pytest.mark.parametrize("phase", [PodPhase.RUNNING, PodPhase.SUCCEEDED])
+def test_a_late_pod_that_goes_is_not_deleted_again(phase: PodPhase) -> None:
+    pod = replace(POD, phase=phase, deletion_at=after(30))
     assert deleted(pod) == []
     assert is_given_up(PENDING, pod)
 

@@ -54,6 +54,11 @@ def moved(pod: Manifest, **metadata: str) -> Manifest:
     return pod | {"metadata": kept | metadata}
 
 
+def going(pod: Manifest) -> Manifest:
+    """The pod as it is being deleted."""
+    return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
 def shown(cache: Cache, job: GPUJob = PENDING) -> GPUJob:
     found = cache.job(job.metadata.uid)
     assert found is not None
@@ -303,6 +308,16 @@ def test_pods_that_are_there_are_taken_over(cache: Cache, dirty: Dirty, in_doubt
     found = snapshot(cache)
     assert (found.recorded, found.perhaps_placed) == (("uid-job",), ())
     assert dirty.urgent.is_set()
+
+
+@pytest.mark.parametrize("in_doubt", [True, False])
+def test_a_pod_that_was_asked_to_go_is_not_taken_over(cache: Cache, in_doubt: bool) -> None:
+    """It may be one that came late. Its number is not given again."""
+    cache.apply(Kind.POD, "ADDED", going(recorded_pod()))
+    cache.begin_to_lead(in_doubt=in_doubt)
+    assert shown(cache).status == PENDING.status
+    found = snapshot(cache)
+    assert (found.recorded, found.perhaps_placed) == ((), ("uid-job",))
 
 
 def test_a_pod_of_an_attempt_that_a_status_has_records_nothing(cache: Cache) -> None:

@@ -2,7 +2,7 @@
 
 A leader relies on records of two kinds of pods: those that it creates itself, and those that were
 there when it began to lead, before it decided anything. A pod with a record that comes later was
-created by a leader before it: the pod is asked to go, and its worker does not begin.
+created by a leader before it: the pod is deleted, and its worker does not begin.
 """
 
 from collections.abc import Callable, Iterable
@@ -114,7 +114,8 @@ class PlacementRecords:
     def begin(self, jobs: Iterable[GPUJob], pods: Iterable[PodView], *, in_doubt: bool) -> None:
         """This process leads from now on. `jobs` and `pods` are all that there are.
 
-        `in_doubt`: a request of the last leader may still arrive.
+        `in_doubt`: a request of the last leader may still arrive. A pod that is being deleted is
+        not relied upon: an earlier leader may have asked it to go, because it came late.
         """
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
@@ -123,12 +124,14 @@ class PlacementRecords:
             uid = seen.metadata.uid
             job = before[uid].stored if uid in before else seen
             pod = by_name.get(next_pod_name(job))
-            if pod is not None and is_recorded(job, pod):
+            is_placed = pod is not None and is_recorded(job, pod)
+            if pod is not None and is_placed and pod.deletion_at is None:
                 self.place(job, recorded_status(job, pod))
                 continue
             if job is not seen:
                 self._show(job)
-            if in_doubt and job.spec.workers == 1 and job.status.attempt == 0 and not job.finished:
+            is_new = job.spec.workers == 1 and job.status.attempt == 0 and not job.finished
+            if is_new and (in_doubt or is_placed):
                 perhaps[uid] = None
         self._perhaps_placed = perhaps
 

@@ -38,7 +38,9 @@ def abandoned_pods(
 def stray_pods(
     job: GPUJob, job_pods: JobPods, configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
+    """Live pods of ended attempts, and finished pods whose logs are no longer kept. Of pods that
+    came late all: the next leader would take one over that is still there.
+    """
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
     for pod in job_pods.pods:
@@ -48,7 +50,7 @@ def stray_pods(
             continue
         stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
-        if (stray or stale) and pod.deletion_at is None:
+        if (stray or stale or late) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
             reason = "another process placed it and is not followed" if late else reason
             found.append(delete_pod(job, pod, reason, configuration))
