@@ -59,7 +59,7 @@ class WorkerEnds:
 
     def gone(self, key: AttemptKey, rank: int) -> None:
         """A pod was removed."""
-        ended = self._ended[key].get(rank)
+        ended = self._ended.get(key, {}).get(rank)
         if ended is not None:
             ended.gone = True
             listed = self._renewals >= RENEWALS_UNTIL_LISTED

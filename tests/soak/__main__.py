@@ -69,7 +69,8 @@ def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> 
         kinds = [one.kind for one in scene.recorder.revisions()]
         # That the leader still leads says nothing of jobs.
         tally.revisions.update(kind for kind in kinds if kind != "Lease")
-        tally.leads += scene.recorder.history.ends.changes
+        # Who leads when a round begins took the lead before it.
+        tally.leads += max(scene.recorder.history.ends.changes - 1, 0)
 
 
 def _wait_for_ends(scene: Scene, names: list[str]) -> None:
