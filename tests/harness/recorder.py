@@ -10,6 +10,7 @@ import json
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
@@ -161,6 +162,8 @@ class Recorder:
         self.history = History(telemetry_stale_seconds)
         self._client: ApiClient = plane.client()
         self._stale_seconds = telemetry_stale_seconds
+        # Versions at which the API server went away, and at which it was there again.
+        self.cuts: list[int] = []
         self._streams = {kind: _Stream(plane, kind) for kind in PATHS}
         for stream in self._streams.values():
             stream.start()
@@ -173,8 +176,16 @@ class Recorder:
         """The API server will be started again, and may not know old revisions: a list has to do,
         once, for each kind.
         """
+        self.cuts.append(self._version())
         for stream in self._streams.values():
             stream.may_miss = True
+
+    def outage_ends(self) -> None:
+        """The API server answers again, and nothing was written before."""
+        self.cuts.append(self._version())
+
+    def _version(self) -> int:
+        return int(self._client.get(PATHS["Lease"])["metadata"]["resourceVersion"])
 
     def revisions(self) -> list[Revision]:
         """Everything so far, in the order in which the server committed it."""
@@ -185,7 +196,11 @@ class Recorder:
         """All promises over all revisions up to now."""
         self._wait(self._caught_up, "the watches catch up")
         self.history = History(self._stale_seconds, leaders_freeze=self._leaders_freeze)
+        cuts = deque(sorted(self.cuts))
         for revision in self.revisions():
+            while cuts and cuts[0] < revision.version:
+                cuts.popleft()
+                self.history.ends.watches_cut()
             self.history.fold(revision)
         return self.history
 

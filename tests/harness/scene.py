@@ -244,6 +244,7 @@ class Scene:
         finally:
             plane.start_component(CONTROL_PLANE[0])
             plane.wait_until(plane.ready, "the API server again")
+            self.recorder.outage_ends()
             for name in CONTROL_PLANE[1:]:
                 plane.start_component(name)
 

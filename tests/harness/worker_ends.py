@@ -1,7 +1,7 @@
 """Which workers ended with 0, and whether the leader that decides can know of it. Pure.
 
 A leader learns of an end from the pod. A pod that ends and goes while nobody leads, or before the
-leader has listed the pods, leaves nothing of its end: the attempt counts as interrupted, and its
+leader has listed the pods, at first or after the API server was away, leaves nothing of its end: the attempt counts as interrupted, and its
 work goes on from the last checkpoint (`docs/promises.md`, I5).
 """
 
@@ -15,6 +15,9 @@ from gpujob_api.codec import parse_time
 
 # A leader has listed everything by then: it renews several times within a Lease's duration.
 RENEWALS_UNTIL_LISTED = 3
+# Where the API server was away, a watch may pause for ten seconds before it lists again; the Lease
+# of the scenes is renewed every two thirds of a second.
+RENEWALS_UNTIL_LISTED_AGAIN = 18
 
 # Job UID and attempt.
 AttemptKey = tuple[str, int]
@@ -52,6 +55,10 @@ class WorkerEnds:
         self.led_since = parse_time(acquired) if acquired else None
         self.changes += 1
         return True
+
+    def watches_cut(self) -> None:
+        """The API server went away, or is there again: what happens now may come in no event."""
+        self._renewals = RENEWALS_UNTIL_LISTED - RENEWALS_UNTIL_LISTED_AGAIN
 
     def done(self, key: AttemptKey, rank: int) -> None:
         """A worker ended with 0."""

@@ -59,7 +59,7 @@ def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> 
         scene.clear()
         scene.recorder.verify()
     except AssertionError as error:
-        story = tell(str(error), scene.recorder.revisions())
+        story = tell(str(error), scene.recorder.revisions(), scene.recorder.cuts)
         tally.problems.append(f"round {tally.rounds}: {error}\n{story}")
     finally:
         scene.recorder.stop()

@@ -11,13 +11,17 @@ JOB_NAME = re.compile(r"\bjob\d+\b")
 JOBS_TOLD_MAX = 3
 
 
-def tell(problem: str, revisions: Iterable[Revision]) -> str:
-    """The lives of the first jobs that the problem names, and of their pods, and who led."""
+def tell(problem: str, revisions: Iterable[Revision], cuts: Iterable[int] = ()) -> str:
+    """The lives of the first jobs that the problem names, and of their pods, and who led. `cuts`:
+    the versions at which the API server went away or came back.
+    """
     names = list(dict.fromkeys(JOB_NAME.findall(problem)))[:JOBS_TOLD_MAX]
     if not names:
         return ""
-    leads, lines = WorkerEnds(), list[str]()
+    leads, lines, to_come = WorkerEnds(), list[str](), sorted(cuts)
     for one in revisions:
+        while to_come and to_come[0] < one.version:
+            lines.append(f"  {to_come.pop(0)} the API server goes away or is there again")
         if one.kind == "Lease":
             if leads.fold_lease(one.object):
                 holder = one.object["spec"]["holderIdentity"]

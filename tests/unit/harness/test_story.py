@@ -45,3 +45,9 @@ def test_the_lives_of_the_jobs_and_of_their_pods_are_told() -> None:
 
 def test_a_problem_without_a_job_has_no_story() -> None:
     assert tell("the watches catch up: not in time", REVISIONS) == ""
+
+
+def test_where_the_api_server_was_away_is_told() -> None:
+    told = tell("I5 at revision 3: job1", REVISIONS, cuts=[2, 1]).split("\n")
+    away = "the API server goes away or is there again"
+    assert told[2:4] == [f"  1 {away}", f"  2 {away}"]
