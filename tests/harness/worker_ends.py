@@ -1,8 +1,9 @@
 """Which workers ended with 0, and whether the leader that decides can know of it. Pure.
 
 A leader learns of an end from the pod. A pod that ends and goes while nobody leads, or before the
-leader has listed the pods, at first or after the API server was away, leaves nothing of its end: the attempt counts as interrupted, and its
-work goes on from the last checkpoint (`docs/promises.md`, I5).
+leader has listed the pods, at first or after the API server was away, leaves nothing of its end:
+the attempt counts as interrupted, and its work goes on from the last checkpoint
+(`docs/promises.md`, I5).
 """
 
 from collections import defaultdict

@@ -61,6 +61,8 @@ class ApiServer:
             kind: {} for kind in (*Kind, *OtherKind)
         }
         self._names: dict[tuple[AnyKind, str], str] = {}
+        # By the pod's name and by who asked for it.
+        self._asked_at: dict[tuple[str, str], float] = {}
         # What a watch may go on from: version, type and object of the newest events of each kind.
         self._events: dict[AnyKind, deque[tuple[int, str, Manifest]]] = defaultdict(
             lambda: deque(maxlen=EVENTS_MAX)
@@ -166,6 +168,15 @@ class ApiServer:
         if uid is None:
             raise NotFound(404, "NotFound", f"{kind.value} {name}")
         return self._objects[kind][uid]
+
+    def asked_for_pod(self, namespace: str, name: str, by: str) -> None:
+        """A request for the pod is on its way now."""
+        self._asked_at[f"{namespace}/{name}", by] = self._clock.now
+
+    def pod_asked_at(self, pod: Manifest, by: str) -> float:
+        """When this process asked for a pod of that name the last time."""
+        metadata = pod["metadata"]
+        return self._asked_at.get((f"{metadata.get('namespace', '')}/{metadata['name']}", by), 0.0)
 
     def create(
         self, kind: AnyKind, manifest: Mapping[str, Any], by: str, sent_at: float | None = None

@@ -178,6 +178,8 @@ class Connection:
         if "continue" not in query:
             self.requests[request.verb, request.kind.value] += 1
         text, sent_at = json.dumps(body), self._clock.now
+        if (request.verb, request.kind) == ("create", Kind.POD):
+            self.api.asked_for_pod(request.namespace, request.name, self._name)
 
         def effect() -> Manifest:
             return self._effect(request, subresource, query, json.loads(text), sent_at)

@@ -351,11 +351,11 @@ class Recorder:
     ) -> None:
         name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
         is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
-        late_seconds = revision.at - revision.sent_at - REQUEST_SECONDS_MAX
-        is_late = is_over or late_seconds > 0
-        # Its process still asks for it, and holds the GPUs until then.
-        is_awaited = late_seconds < LATE_SECONDS and leads(revision.by, self._api)
-        given_up = is_over or (is_late and not is_awaited)
+        is_late = is_over or revision.at - revision.sent_at > REQUEST_SECONDS_MAX
+        # Its process still asks for it, perhaps once more, and holds the GPUs until then.
+        asked_at = self._api.pod_asked_at(revision.object, revision.by)
+        asks = revision.at - asked_at < REQUEST_SECONDS_MAX + LATE_SECONDS
+        given_up = is_over or (is_late and not (asks and leads(revision.by, self._api)))
         recorded = None if given_up else self._recorded.created(revision.object, job)
         if recorded is not None:
             job = recorded

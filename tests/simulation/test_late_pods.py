@@ -15,6 +15,8 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
 LATE_SECONDS = 40.0
+# A request is given up after 5 s.
+SECOND_GIVEN_UP_SECONDS = 10.3
 
 
 def play() -> tuple[Result, dict[str, int | None]]:
@@ -62,3 +64,15 @@ def test_an_operator_that_lets_a_late_pod_begin_is_caught(monkeypatch: pytest.Mo
     monkeypatch.setattr(reports, "is_given_up", never)
     result, _ = play()
     assert "I3" in {violation.invariant for violation in result.violations}
+
+
+def test_a_pod_that_comes_while_it_is_asked_for_once_more_places_its_job() -> None:
+    """Its process has given up two requests for it, and waits for the third."""
+    job = Submission("job", 1.0, make_spec("job"), Workload(steps=10))
+    scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
+    away = [Incident(0.5, "late-pods", "n0", SECOND_GIVEN_UP_SECONDS)]
+    simulation = Simulation(3, scenario=scenario, faults=Faults(), incidents=away, operators=1)
+    result = simulation.run()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == {"team/job": "Succeeded"}
+    assert result.attempts == {"team/job": 1}
