@@ -308,4 +308,18 @@ DECISIONS = (
         "job.status.counters.preemptions >= 0",
         "preemption",
     ),
+    _of(
+        "a late pod takes GPUs that were given away",
+        "model/crowded_records.py",
+        "            crowded.add(job.metadata.uid)\n",
+        "            _hold(job, holders)\n",
+        "model/test_crowded_records.py",
+    ),
+    _of(
+        "of two records the older one holds",
+        "model/crowded_records.py",
+        "    for job in sorted(recorded, key=_placed_at, reverse=True):\n",
+        "    for job in sorted(recorded, key=_placed_at):\n",
+        "model/test_crowded_records.py",
+    ),
 )

@@ -1,6 +1,7 @@
 """The placement that a pod records: it counts for whoever leads, and for nobody twice."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -129,3 +130,21 @@ def test_a_pod_that_comes_after_its_leader_does_not_run() -> None:
     assert "job-1-0" in scene.pods
     assert "job-2-0" in scene.pods
     assert scene.result.attempts == {"team/job": 2}
+
+
+def test_a_pod_that_comes_between_two_later_leaders_takes_no_gpu_that_was_given_away() -> None:
+    """The first of them gave the GPU to another job; the second one finds both."""
+    incidents = (
+        Incident(4.0, "late-pods", "n0", 45.0),
+        Incident(5.5, "operator-killed", "n0", 0.0),
+        Incident(45.0, "operator-killed", "n0", 0.0),
+    )
+    scene = Scene(
+        replace(job("first"), suspend_at=7.0, resume_at=150.0),
+        replace(job("second", at=8.0), workload=Workload(steps=60)),
+        incidents=incidents,
+    )
+    assert not scene.result.violations, "\n".join(map(str, scene.result.violations))
+    assert scene.result.ends == {"team/first": "Succeeded", "team/second": "Succeeded"}
+    assert "first-1-0" in scene.pods
+    assert scene.result.attempts["team/first"] > 1

@@ -5,10 +5,11 @@ there when it began to lead, before it decided anything. A pod with a record tha
 created by a leader before it: the pod is deleted, and its worker does not begin.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_operator.decide.model.crowded_records import Place, crowded_out
 from gpujob_operator.decide.model.placement_record import (
     is_recorded,
     next_pod_name,
@@ -111,29 +112,61 @@ class PlacementRecords:
             recorded.status = status
             self._show(recorded.job)
 
-    def begin(self, jobs: Iterable[GPUJob], pods: Iterable[PodView], *, in_doubt: bool) -> None:
-        """This process leads from now on. `jobs` and `pods` are all that there are.
+    def begin(
+        self,
+        jobs: Iterable[GPUJob],
+        pods: Iterable[PodView],
+        room_bytes: Mapping[Place, int],
+        *,
+        in_doubt: bool,
+    ) -> None:
+        """This process leads from now on. `jobs` and `pods` are all that there are, `room_bytes`
+        what all jobs on a GPU may hold.
 
         `in_doubt`: a request of the last leader may still arrive. A pod that is being deleted is
-        not relied upon: an earlier leader may have asked it to go, because it came late.
+        not relied upon: an earlier leader may have asked it to go, because it came late. Nor is one
+        whose GPUs other jobs hold.
         """
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
-        perhaps: dict[str, None] = {}
+        stored: list[GPUJob] = []
+        # By UID, in the order of the jobs; None: the pod is being deleted.
+        recorded: dict[str, GPUJobStatus | None] = {}
         for seen in jobs:
             uid = seen.metadata.uid
             job = before[uid].stored if uid in before else seen
+            stored.append(job)
             pod = by_name.get(next_pod_name(job))
-            is_placed = pod is not None and is_recorded(job, pod)
-            if pod is not None and is_placed and pod.deletion_at is None:
-                self.place(job, recorded_status(job, pod))
-                continue
+            if pod is not None and is_recorded(job, pod):
+                recorded[uid] = recorded_status(job, pod) if pod.deletion_at is None else None
             if job is not seen:
                 self._show(job)
+        self._take_over(stored, recorded, room_bytes, in_doubt=in_doubt)
+
+    def _take_over(
+        self,
+        stored: Sequence[GPUJob],
+        recorded: Mapping[str, GPUJobStatus | None],
+        room_bytes: Mapping[Place, int],
+        *,
+        in_doubt: bool,
+    ) -> None:
+        found = {uid: status for uid, status in recorded.items() if status is not None}
+        placed = [
+            replace(job, status=found[job.metadata.uid])
+            for job in stored
+            if job.metadata.uid in found
+        ]
+        crowded = crowded_out(placed, stored, room_bytes)
+        self._perhaps_placed = {}
+        for job in stored:
+            uid, status = job.metadata.uid, found.get(job.metadata.uid)
+            if status is not None and uid not in crowded:
+                self.place(job, status)
+                continue
             is_new = job.spec.workers == 1 and job.status.attempt == 0 and not job.finished
-            if is_new and (in_doubt or is_placed):
-                perhaps[uid] = None
-        self._perhaps_placed = perhaps
+            if is_new and (in_doubt or uid in recorded):
+                self._perhaps_placed[uid] = None
 
 
 def _places(status: GPUJobStatus) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,0 +1,81 @@
+"""Which records of pods do not hold beside what other jobs have been given since."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, Sharing, SharingMode
+from gpujob_operator.decide.model.crowded_records import crowded_out
+from tests.harness.builders import T0, make_job, placed, with_status
+
+GIB = 2**30
+ROOM = {("n0", "GPU-0"): 40 * GIB}
+
+
+def held(
+    name: str,
+    seconds: float = 0.0,
+    gibibytes: int = 10,
+    *,
+    namespace: str = "team",
+    alone: bool = False,
+    source: ReservationSource = ReservationSource.MEASURED,
+    gpu: str = "GPU-0",
+) -> GPUJob:
+    """A job that was placed on the GPU so many seconds later than others."""
+    job = make_job(name)
+    job = replace(
+        job,
+        metadata=replace(job.metadata, uid=f"uid-{name}", namespace=namespace),
+        spec=replace(job.spec, sharing=Sharing(SharingMode.SHARED)),
+    )
+    job = placed(job, ("n0", (gpu,)))
+    assert job.status.reservation is not None
+    reservation = replace(
+        job.status.reservation,
+        memory_bytes=gibibytes * GIB,
+        exclusive=alone,
+        source=source,
+    )
+    return with_status(
+        job, reservation=reservation, attempt_started_at=T0 + timedelta(seconds=seconds)
+    )
+
+
+def test_a_record_that_fits_beside_the_others_holds() -> None:
+    others = [held("b", 5), held("c", 6, 20)]
+    assert crowded_out([held("a")], others, ROOM) == frozenset()
+    assert crowded_out([held("a")], [], {}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("record", "other"),
+    [
+        (held("a", gibibytes=21), held("b", 5, 20)),
+        (held("a"), held("b", 5, alone=True)),
+        (held("a", alone=True), held("b", 5)),
+        (held("a", source=ReservationSource.WHOLE_GPU), held("b", 5)),
+        (held("a"), held("b", 5, namespace="other")),
+    ],
+    ids=["memory", "beside one alone", "alone", "whole", "another namespace"],
+)
+def test_a_record_that_does_not_fit_beside_a_status_is_crowded_out(
+    record: GPUJob, other: GPUJob
+) -> None:
+    assert crowded_out([record], [other], ROOM) == {"uid-a"}
+
+
+def test_a_job_of_another_namespace_that_was_there_before_crowds_nothing_out() -> None:
+    """The record's own leader decided that the two may share."""
+    assert crowded_out([held("a", 5)], [held("b", namespace="other")], ROOM) == frozenset()
+
+
+def test_of_two_records_the_newer_one_holds() -> None:
+    records = [held("a", 1, 30), held("b", 2, 30), held("c", 3, 5)]
+    assert crowded_out(records, [], ROOM) == {"uid-a"}
+
+
+def test_finished_jobs_and_other_gpus_crowd_nothing_out() -> None:
+    done = with_status(held("b", 5, 40), phase=JobPhase.SUCCEEDED)
+    assert crowded_out([held("a")], [done, held("c", 5, 40, gpu="GPU-1")], ROOM) == frozenset()
