@@ -201,11 +201,13 @@ class History:
     def _check_end(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         """I5, I15: only a job's own workers end it, and an attempt that is done is the last."""
         name, old, new = job.metadata.name, before.status, job.status
-        key, workers = (job.metadata.uid, old.attempt), job.spec.workers
         succeeded = new.phase is JobPhase.SUCCEEDED and not before.finished
+        workers = job.spec.workers
+        # Of an attempt that its pod alone recorded, the status before knows nothing.
+        key = job.metadata.uid, new.attempt if succeeded else old.attempt
         if succeeded and (done := self.ends.count(key)) < workers:
             self._fail("I15", revision, f"{name} Succeeded, {done} of {workers} workers are done")
-        if new.attempt > old.attempt and self.ends.known(key) >= workers:
+        if not succeeded and new.attempt > old.attempt and self.ends.known(key) >= workers:
             self._fail("I5", revision, f"{name}: attempt {new.attempt}, the one before was done")
 
     def _check_gpus(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:

@@ -209,17 +209,16 @@ class Recorder:
     def _check_end_is_true(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         """I15, I5: a job's end is that of its own workers, and is the end."""
         name, attempt = job.metadata.name, job.status.attempt
-        key = (job.metadata.uid, before.status.attempt)
+        succeeded = job.status.phase.value == "Succeeded" and not before.finished
+        # Of an attempt that its pod alone recorded, the status before knows nothing.
+        key = (job.metadata.uid, attempt if succeeded else before.status.attempt)
         exits = self._ends.exits[key]
         done = [rank for rank, code in exits.items() if code == 0]
-        if job.status.phase.value == "Succeeded" and not before.finished:
+        all_known = len(done) == job.spec.workers and self._ends.is_known(key)
+        if succeeded:
             if len(done) < job.spec.workers:
                 self._fail("I15", revision, f"{name} Succeeded; its workers ended with {exits}")
-        elif (
-            attempt > before.status.attempt
-            and len(done) == job.spec.workers
-            and self._ends.is_known(key)
-        ):
+        elif attempt > before.status.attempt and all_known:
             self._fail("I5", revision, f"{name}: attempt {attempt}, the one before was done")
 
     def _check_new_stop(self, revision: Revision, job: GPUJob, stop: StopReason) -> None:

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from gpujob_api.gpujob import JobPhase
 from gpujob_api.manifest import to_manifest
 from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration
@@ -75,3 +76,12 @@ def test_a_late_pod_that_is_taken_over_places_its_job_from_then_on() -> None:
 
 def test_without_a_lease_every_record_places_its_job() -> None:
     assert broken(fold(pod(), SECOND_PLACED)) == ["I1", "I2"]
+
+
+def test_a_job_may_succeed_although_its_pod_went_before_any_status() -> None:
+    """The pod alone recorded the attempt. Whoever leads has seen how it ended."""
+    done = placed(SHARED[0], phase=JobPhase.SUCCEEDED)
+    ended, gone = pod("MODIFIED", "Succeeded"), pod("DELETED", "Succeeded")
+    end = ("GPUJob", "MODIFIED", to_manifest(done))
+    assert broken(fold(lease("one", -9), pod(), ended, gone, end)) == []
+    assert broken(fold(lease("one", -9), pod(), pod("DELETED"), end)) == ["I15"]
