@@ -32,6 +32,8 @@ HOST_IP = "127.0.0.1"
 GRACE_SECONDS_DEFAULT = 30.0
 # What is left to a pod whose object was deleted by force.
 FORCED_GRACE_SECONDS = 1.0
+# Between two requests to remove the object of a pod that has ended.
+DELETE_AGAIN_SECONDS = 2.0
 TERMINAL = ("Succeeded", "Failed")
 
 
@@ -248,15 +250,19 @@ class PodRunner:
         }
 
     async def _delete_object(self) -> None:
-        if self._gone.is_set():
-            return
+        """Until the watch says that it is gone: an API server that has just started may refuse what
+        it takes a moment later.
+        """
         namespace, name = self.name
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         body: Json = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
-        with suppress(ApiError):
-            await patiently(
-                lambda: self._api.request("DELETE", path, body), forbidden_is_later=True
-            )
+        while not self._gone.is_set():
+            with suppress(ApiError):
+                await patiently(
+                    lambda: self._api.request("DELETE", path, body), forbidden_is_later=True
+                )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), DELETE_AGAIN_SECONDS)
 
 
 def _has_run(pod: Json) -> bool:
