@@ -111,8 +111,10 @@ def only_the_other_is_compiled(
     tuned = run.report["tuned"]
     assert tuned.get("compile") or tuned.get("compileBeside"), "one of them is"
     if name == "encoder":
-        assert bool(tuned.get("compile")) is (which == 2), run.errors
-        assert bool(tuned.get("compileBeside")) is (which == 1), run.errors
+        # The first one is the one whose calls took longest, which may be either.
+        is_first = f"compile skipped: {reason}" in run.errors
+        assert bool(tuned.get("compile")) is not is_first, run.errors
+        assert bool(tuned.get("compileBeside")) is is_first, run.errors
     assert loss == loss_alone(folder / "alone", text)
 
 
