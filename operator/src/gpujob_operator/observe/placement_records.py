@@ -5,7 +5,7 @@ there when it began to lead, before it decided anything. A pod with a record tha
 created by a leader before it: the pod is deleted, and its worker does not begin.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
@@ -125,13 +125,14 @@ class PlacementRecords:
 
         `in_doubt`: a request of the last leader may still arrive. A pod that is being deleted is
         not relied upon: an earlier leader may have asked it to go, because it came late. Nor is one
-        whose GPUs other jobs hold.
+        whose GPUs were given to other jobs, unless it has ended.
         """
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
         stored: list[GPUJob] = []
-        # By UID, in the order of the jobs; None: the pod is being deleted.
+        # By UID; None: the pod is being deleted.
         recorded: dict[str, GPUJobStatus | None] = {}
+        ended: set[str] = set()
         for seen in jobs:
             uid = seen.metadata.uid
             job = before[uid].stored if uid in before else seen
@@ -139,33 +140,35 @@ class PlacementRecords:
             pod = by_name.get(next_pod_name(job))
             if pod is not None and is_recorded(job, pod):
                 recorded[uid] = recorded_status(job, pod) if pod.deletion_at is None else None
+                ended |= {uid} if pod.ended else set()
             if job is not seen:
                 self._show(job)
-        self._take_over(stored, recorded, room_bytes, in_doubt=in_doubt)
+        found = {uid: status for uid, status in recorded.items() if status is not None}
+        running = [
+            replace(job, status=found[job.metadata.uid])
+            for job in stored
+            if job.metadata.uid in found.keys() - ended
+        ]
+        crowded = crowded_out(running, stored, room_bytes)
+        self._take_over(stored, found, crowded | (recorded.keys() - found), in_doubt=in_doubt)
 
     def _take_over(
         self,
         stored: Sequence[GPUJob],
-        recorded: Mapping[str, GPUJobStatus | None],
-        room_bytes: Mapping[Place, int],
+        found: Mapping[str, GPUJobStatus],
+        passed_over: Set[str],
         *,
         in_doubt: bool,
     ) -> None:
-        found = {uid: status for uid, status in recorded.items() if status is not None}
-        placed = [
-            replace(job, status=found[job.metadata.uid])
-            for job in stored
-            if job.metadata.uid in found
-        ]
-        crowded = crowded_out(placed, stored, room_bytes)
+        """What pods record, but for those of `passed_over`."""
         self._perhaps_placed = {}
         for job in stored:
             uid, status = job.metadata.uid, found.get(job.metadata.uid)
-            if status is not None and uid not in crowded:
+            if status is not None and uid not in passed_over:
                 self.place(job, status)
                 continue
             is_new = job.spec.workers == 1 and job.status.attempt == 0 and not job.finished
-            if is_new and (in_doubt or uid in recorded):
+            if is_new and (in_doubt or uid in passed_over):
                 self._perhaps_placed[uid] = None
 
 

@@ -66,9 +66,19 @@ def test_a_record_that_does_not_fit_beside_a_status_is_crowded_out(
     assert crowded_out([record], [other], ROOM) == {"uid-a"}
 
 
-def test_a_job_of_another_namespace_that_was_there_before_crowds_nothing_out() -> None:
-    """The record's own leader decided that the two may share."""
-    assert crowded_out([held("a", 5)], [held("b", namespace="other")], ROOM) == frozenset()
+@pytest.mark.parametrize(
+    "earlier",
+    [held("b", namespace="other"), held("b", gibibytes=40), held("b", alone=True)],
+    ids=["another namespace", "memory", "alone"],
+)
+def test_a_job_that_was_placed_earlier_crowds_nothing_out(earlier: GPUJob) -> None:
+    """The record's own leader decided that both may be there, or that the other one has ended."""
+    assert crowded_out([held("a", 5)], [earlier], ROOM) == frozenset()
+
+
+def test_what_earlier_jobs_hold_counts_beside_a_later_one() -> None:
+    others = [held("b", gibibytes=20), held("c", 6, 20)]
+    assert crowded_out([held("a", 5)], others, ROOM) == {"uid-a"}
 
 
 def test_of_two_records_the_newer_one_holds() -> None:
@@ -76,6 +86,9 @@ def test_of_two_records_the_newer_one_holds() -> None:
     assert crowded_out(records, [], ROOM) == {"uid-a"}
 
 
-def test_finished_jobs_and_other_gpus_crowd_nothing_out() -> None:
+def test_jobs_that_are_over_and_other_gpus_crowd_nothing_out() -> None:
     done = with_status(held("b", 5, 40), phase=JobPhase.SUCCEEDED)
-    assert crowded_out([held("a")], [done, held("c", 5, 40, gpu="GPU-1")], ROOM) == frozenset()
+    going = held("c", 5, 40)
+    going = replace(going, metadata=replace(going.metadata, deletion_timestamp=T0))
+    elsewhere = held("d", 5, 40, gpu="GPU-1")
+    assert crowded_out([held("a")], [done, going, elsewhere], ROOM) == frozenset()

@@ -2,8 +2,9 @@
 
 A leader that died may have asked for a pod, its successor gave the GPUs away without knowing of the
 request, and died too before the pod came and was asked to go. Whoever leads next finds both. No
-leader places two jobs where they do not fit together, so that the older record of two that do not
-is such a pod's.
+leader places a job where it does not fit beside another one that runs there, so that a record to
+which a later job does not fit is such a pod's. A job that was placed earlier says nothing: what it
+held may have been given to the record's job, and its status not have been written any more.
 """
 
 from collections import defaultdict
@@ -18,11 +19,11 @@ Place = tuple[str, str]
 def crowded_out(
     recorded: Iterable[GPUJob], stored: Iterable[GPUJob], room_bytes: Mapping[Place, int]
 ) -> frozenset[str]:
-    """The UIDs of jobs whose record does not hold beside the others, by memory, by who is to be
-    alone, or by a later job of another namespace.
+    """The UIDs of jobs whose record does not hold beside a later job, by memory, by who is to be
+    alone, or by the namespace.
 
-    `recorded` are placed as their pods record; `stored` as their statuses say. `room_bytes` is what
-    all jobs on a GPU may hold; a GPU that is not in it has room.
+    `recorded` are placed as their pods record, which have not ended; `stored` as their statuses
+    say. `room_bytes` is what all jobs on a GPU may hold; a GPU that is not in it has room.
     """
     holders: dict[Place, list[GPUJob]] = defaultdict(list)
     for job in stored:
@@ -43,21 +44,21 @@ def _hold(job: GPUJob, holders: dict[Place, list[GPUJob]]) -> None:
 
 def _places(job: GPUJob) -> list[Place]:
     placement = job.status.placement
-    workers = placement.workers if placement is not None and not job.finished else ()
-    return [(worker.node, uuid) for worker in workers for uuid in worker.gpus]
+    # One that is being deleted holds nothing that is not seen on the GPU.
+    if placement is None or job.finished or job.metadata.deletion_timestamp is not None:
+        return []
+    return [(worker.node, uuid) for worker in placement.workers for uuid in worker.gpus]
 
 
 def _fits(job: GPUJob, others: list[GPUJob], room_bytes: int | None) -> bool:
-    together = [job, *others]
-    if others and any(map(_is_alone, together)):
+    later = [other for other in others if _placed_at(other) > _placed_at(job)]
+    if not later:
+        return True
+    if any(map(_is_alone, (job, *later))):
         return False
-    held_bytes = sum(map(_held_bytes, together))
-    if others and room_bytes is not None and held_bytes > room_bytes:
+    if room_bytes is not None and sum(map(_held_bytes, (job, *others))) > room_bytes:
         return False
-    return not any(
-        other.metadata.namespace != job.metadata.namespace and _placed_at(other) > _placed_at(job)
-        for other in others
-    )
+    return all(other.metadata.namespace == job.metadata.namespace for other in later)
 
 
 def _is_alone(job: GPUJob) -> bool:
