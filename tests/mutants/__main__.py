@@ -15,13 +15,23 @@ from tests.harness.repository import ROOT
 from tests.mutants.decisions import DECISIONS
 from tests.mutants.handlers import HANDLERS
 from tests.mutants.mutant import Mutant
+from tests.mutants.sharded import SHARDED
 from tests.mutants.shell import ACTS, OBSERVES
 from tests.mutants.slots import SLOTS
 from tests.mutants.statuses import STATUSES
 from tests.mutants.tree import Tree, Verdict
 from tests.mutants.worker import COMMITS
 
-MUTANTS: tuple[Mutant, ...] = (*DECISIONS, *ACTS, *SLOTS, *STATUSES, *OBSERVES, *HANDLERS, *COMMITS)
+MUTANTS: tuple[Mutant, ...] = (
+    *DECISIONS,
+    *ACTS,
+    *SLOTS,
+    *STATUSES,
+    *OBSERVES,
+    *HANDLERS,
+    *COMMITS,
+    *SHARDED,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -257,3 +257,31 @@ def nothing_drifts(
         assert common([*mine, applied[0]]) == applied[0]
         if len(mine) < len(chosen):
             assert applied[0] == PLAIN
+
+
+def test_what_all_say_yes_to_is_done_by_all() -> None:
+    store = HashStore()
+    ones = [Consensus(store, rank, 3) for rank in range(3)]
+    assert together(*(lambda one=one: one.agree("copy", yes=True) for one in ones)) == [True] * 3
+    votes = zip(ones, (True, True, False), strict=True)
+    asked = (lambda one=one, yes=yes: one.agree("copy", yes=yes) for one, yes in votes)
+    assert together(*asked) == [False] * 3, "asked again, it is another question"
+
+
+def test_without_one_process_nothing_is_done_by_any() -> None:
+    store = HashStore()
+    assert not agreement(store, 0, 2).agree("copy", yes=True)
+    assert not agreement(store, 1, 2).agree("copy", yes=True), "the decision stands"
+    assert not agreement(store, 1, 2).agree("other", yes=True), "the first one does not come"
+    assert not agreement(store, 0, 2).agree("other", yes=True)
+
+
+def test_a_look_is_due_to_all_at_the_check_after_the_one_at_which_it_was_planned() -> None:
+    store = HashStore()
+    first, second = (agreement(store, rank) for rank in range(2))
+    first.plan_look(0, 20)
+    assert not first.look_due(0, 20)
+    assert not second.look_due(0, 20)
+    assert first.look_due(0, 30)
+    assert second.look_due(0, 30)
+    assert not second.look_due(1, 30)

@@ -11,6 +11,7 @@ lead to two decisions.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ UNNUMBERED = 0
 # is that of a compilation in the middle of the run.
 MEASURED = "measured"
 COMPILED = "compiled"
+
+_YES, _NO = "yes", "no"
 
 Result = TypeVar("Result")
 
@@ -75,6 +78,8 @@ class Consensus:
         self._clock = clock
         self._pause = pause
         self._came: bool | None = None
+        # How often each question was asked; a later model asks it again.
+        self._asked: Counter[str] = Counter()
 
     @property
     def leads(self) -> bool:
@@ -137,6 +142,25 @@ class Consensus:
             decision = decide([_choices(self._store.get(one)) for one in everyone])
         return _choices(self._store.compare_set(key, "", _text(decision)))
 
+    def agree(self, name: str, *, yes: bool, seconds: float = CHECK_SECONDS) -> bool:
+        """Whether every process says yes to this question within `seconds`: true in all of them, or
+        in none.
+        """
+        self._asked[name] += 1
+        question = f"{name}/{self._asked[name]}"
+        return _try(lambda: self._agree(question, yes=yes, seconds=seconds)) or False
+
+    def _agree(self, name: str, *, yes: bool, seconds: float) -> bool:
+        key, decision = f"{name}/agreed", _NO
+        votes = [f"{name}/says/{rank}" for rank in range(self.size)]
+        self._store.set(votes[self._rank], _YES if yes else _NO)
+        if not self.leads:
+            self._wait([key], seconds + DECIDE_SECONDS - CHECK_SECONDS)
+        elif self._wait(votes, seconds):
+            everyone = {self._store.get(vote).decode() for vote in votes}
+            decision = _YES if everyone == {_YES} else _NO
+        return self._store.compare_set(key, "", decision).decode() == _YES
+
     def ask_roll_back(self, at: int, why: str, only: str = "") -> None:
         """Requests that all processes roll back after the check that follows check `at`; `only`
         this setting, or all of them.
@@ -166,6 +190,14 @@ class Consensus:
     def compilation_due(self, at: int) -> bool:
         """Whether all record a call now, at check `at`, and compile after it."""
         return self._due(f"{COMPILED}/plan", at) is not None
+
+    def plan_look(self, number: int, at: int) -> None:
+        """All gather for the look with this number after the check that follows check `at`."""
+        _try(lambda: self._store.compare_set(f"look/{number}", "", json.dumps([at, "look"])))
+
+    def look_due(self, number: int, at: int) -> bool:
+        """Whether all gather for it now, at check `at`."""
+        return self._due(f"look/{number}", at) is not None
 
     def _due(self, key: str, at: int) -> str | None:
         """What was asked for. A request made at this very check has to wait: other processes may

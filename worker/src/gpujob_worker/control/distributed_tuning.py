@@ -161,14 +161,14 @@ def root_inside(
 ) -> Root | None:
     """The root inside DistributedDataParallel, where processes can decide together.
 
-    Where its call must be left alone they still decide on the optimizer's kernel together, and so
-    do those of a module that `fully_shard` spreads over them.
+    Where its call must be left alone they still decide on the optimizer's kernel together. Those of
+    a module that `fully_shard` spreads over them decide together too.
     """
     module, session = inside(wrapper), in_force.session
     if session.environment.settings.mode is not OptimizeMode.AUTO:
         return None
     if module is None:
-        _decide_on_kernel(wrapper, in_force)
+        _decide_if_sharded(wrapper, in_force)
         return None
     reason = wrapper_refusal(wrapper, session.world_size)
     if reason is not None:
@@ -182,12 +182,11 @@ def root_inside(
     return root
 
 
-def _decide_on_kernel(module: torch.nn.Module, in_force: AppliedSettings) -> None:
-    """Each process steps its own part of the parameters; no process runs the module alone.
-
-    Settings of an earlier run are the same in all processes: nothing is left to decide.
+def _decide_if_sharded(module: torch.nn.Module, in_force: AppliedSettings) -> None:
+    """Each process steps its own part of the parameters. What a call computes is tried on a copy
+    (`sharded_tuning`); no process runs the module alone.
     """
-    if in_force.session.state.known_tuned is None and is_fully_sharded(module):
+    if is_fully_sharded(module):
         _decide_together(in_force)
 
 

@@ -14,7 +14,8 @@ import statistics
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,17 @@ import torch
 
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.loss_look import Look, difference
+from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
+from gpujob_worker.control.sharded_tuning import (
+    gathered_root,
+    lack_of_memory,
+    moved,
+    sharded_root,
+)
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import batch_statistics, probe_refusal, without_dropout
 from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.unsharded import nothing_gathered
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import RandomStates, no_trace
 from gpujob_worker.run.decision_log import DecisionLog
@@ -47,6 +56,8 @@ LOOKS_NEEDED = 3
 # What a look keeps until backward.
 KEPT_BYTES_MAX = 64 * 2**20
 ROWS_PART = 4
+# All processes come from the same step; one that is past hope is waited for no longer.
+GATHER_SECONDS = 20.0
 ITEM = "loss check"
 
 
@@ -79,6 +90,9 @@ class LossCheck:
         self._spent = 0.0
         self._longest = 0.0
         self._count = 0
+        # How many looks at a sharded module were planned; what the last gathering took.
+        self._planned = 0
+        self._gathering = 0.0
         self.again()
 
     def again(self) -> None:
@@ -89,6 +103,7 @@ class LossCheck:
         self._loss: torch.Tensor | None = None
         # The module of the look under way or the next one, and whose turn it is.
         self._root: Root | None = None
+        self._whole: Root | None = None
         self._turn = 0
 
     def saw_loss(self, loss: torch.Tensor) -> None:
@@ -105,13 +120,44 @@ class LossCheck:
         if look is not None and self._root is not None:
             self._judge(self._root, look, since)
         self._root = root = self._next()
-        if root is None or since < self._due or not self._affordable():
-            return
+        if root is None:
+            self._whole = None
+        if root is not None and sharded_root(self._in_force) is root:
+            self._step_sharded(root, since)
+        elif root is not None and self._looks_now(root, since):
+            root.check = self._begin
+
+    def _looks_now(self, root: Root, since: int) -> bool:
+        if since < self._due or not self._affordable():
+            return False
         refusal = self._refusal(root)
         if refusal is not None:
             self._skip(root, refusal)
+        return refusal is None
+
+    def _step_sharded(self, root: Root, since: int) -> None:
+        """The first process says when; all gather the module then, and the first one looks."""
+        agreement = self._in_force.agreement
+        assert agreement is not None
+        if since % CONFIRM_STEPS:
             return
-        root.check = self._begin
+        if agreement.look_due(self._planned, since):
+            self._planned += 1
+            fits = lack_of_memory(root) is None
+            if agreement.agree("look", yes=fits, seconds=GATHER_SECONDS):
+                self._gather(root, keeps=agreement.leads)
+            else:
+                self._skip(root, "not all processes gather the module for it")
+        elif agreement.leads and not self._of(root).refused and self._looks_now(root, since):
+            agreement.plan_look(self._planned, since)
+
+    def _gather(self, root: Root, *, keeps: bool) -> None:
+        with self._session.meter.paused():
+            start = self._now(root)
+            whole = gathered_root(root)
+            self._gathering = self._now(root) - start
+        if keeps:
+            self._whole, root.check = whole, self._begin
 
     def _of(self, root: Root) -> _Looks:
         return self._looks.setdefault(root, _Looks())
@@ -121,6 +167,10 @@ class LossCheck:
         if self._in_force.rolled_back:
             return None
         changed = [root for root in self._in_force.roots if self._may_change(root)]
+        sharded = sharded_root(self._in_force)
+        if sharded is not None:
+            # All take part in the first process's looks, whatever each of them may say itself.
+            return sharded if sharded.plan.arithmetic() != RootPlan() else None
         suspected = [root for root in changed if self._of(root).changes]
         return (suspected or [changed[self._turn % len(changed)]])[0] if changed else None
 
@@ -151,8 +201,9 @@ class LossCheck:
         try:
             with self._session.meter.paused():
                 start = self._now(root)
-                self._look = self._differences(root, inputs)
-                took = self._now(root) - start
+                with self._tried(root) as tried:
+                    self._look = self._differences(root, tried, inputs)
+                took = self._now(root) - start + self._gathering
         except Exception as error:
             self._skip(root, f"a look failed: {short(error)}")
             return None
@@ -161,6 +212,16 @@ class LossCheck:
         self._spent += took
         self._longest = max(self._longest, took)
         return (as_written, self._watch) if self._look is not None else None
+
+    @contextmanager
+    def _tried(self, root: Root) -> Generator[Root]:
+        """The root itself, or that of its copy, which ends with this look."""
+        whole, self._whole = self._whole, None
+        if whole is None:
+            yield root
+            return
+        with nothing_gathered(root.module):
+            yield whole
 
     def _watch(self, output: Any) -> None:
         """After the call."""
@@ -171,17 +232,18 @@ class LossCheck:
             assert self._root is not None
             self._skip(self._root, f"a look failed: {short(error)}")
 
-    def _differences(self, root: Root, inputs: CallInputs) -> Look | None:
+    def _differences(self, root: Root, tried: Root, inputs: CallInputs) -> Look | None:
+        """`tried`: the root, or a root of its copy."""
         call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
         rows = None if call.whole_only or batch_statistics(root.module) else inputs.rows
         if rows is not None:
             most = root.plan.rows_per_step or rows
             call = few_rows(call, max(1, min(most, -(-rows // ROWS_PART))))
         taken = call.inputs.rows if rows is not None else None
-        plan = root.plan.arithmetic()
-        with no_trace(root.module), without_dropout():
+        plan = moved(root.plan.arithmetic(), root.module, tried.module)
+        with no_trace(tried.module), without_dropout():
             before = RandomStates()
-            probe = RootProbe(root, call)
+            probe = RootProbe(tried, call)
             ours = probe.outputs(plan)
             if before.drawn:
                 self._skip(root, "forward draws random numbers, which differ by type")
@@ -242,7 +304,7 @@ class LossCheck:
         self._log(root).note(ITEM, text, aloud=False)
 
     def _skip(self, root: Root, why: str) -> None:
-        self._of(root).refused = True
+        self._of(root).refused, self._whole = True, None
         self._log(root).skipped(ITEM, why, aloud=False)
 
     def _log(self, root: Root) -> DecisionLog:

@@ -11,6 +11,7 @@ from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.segments import SegmentsCheck
+from gpujob_worker.control.sharded_tuning import sharded_root
 from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.process_flags import Tf32
@@ -129,8 +130,14 @@ class RollbackGuard:
             self._roll_back(why, self._since + 1)
 
     def call_failed(self, error: Exception) -> None:
-        """A call failed with the settings and succeeded without them."""
-        self._roll_back(f"a call of the model failed with it, {short(error)}", self._since + 1)
+        """A call failed with the settings and succeeded without them; that of a sharded module was
+        not made again, and the script's next attempt is to begin without them.
+        """
+        why = f"a call of the model failed with it, {short(error)}"
+        if sharded_root(self._in_force) is not None:
+            self._in_force.roll_back(why)
+        else:
+            self._roll_back(why, self._since + 1)
 
     def _roll_back(self, why: str, at: int) -> None:
         """Rolls back at once; if several processes decide together, after the next check of all."""

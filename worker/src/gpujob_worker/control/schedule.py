@@ -11,7 +11,7 @@ import torch
 
 from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.control.consensus import UNNUMBERED, Consensus
+from gpujob_worker.control.consensus import MEASURED, UNNUMBERED, Consensus
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import SharedTuner, tuner_for
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
@@ -21,6 +21,7 @@ from gpujob_worker.control.secondary_modules import (
     names_of,
     too_many,
 )
+from gpujob_worker.control.sharded_tuning import whole_root
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -172,14 +173,21 @@ class TuningSchedule:
         for root in roots:
             root.stop_recording()
         reason = self._select_roots()
-        if reason is not None and self._has_memory_of_several():
-            tuning.memory_only(names_of(roots[1:]), reason)
-        elif reason is not None:
-            tuning.without_root(reason)
-        elif len(roots) == 1:
-            self._compile_due = tuning.run(roots[0])
-        else:
-            self._compile_due = tuning.run_several(names_of(roots[1:]), too_many(roots))
+        # All processes are asked for a copy of a sharded module, whatever each of them found.
+        with whole_root(in_force, MEASURED, self._tried_call(reason)) as whole:
+            if reason is not None and self._has_memory_of_several():
+                tuning.memory_only(names_of(roots[1:]), reason)
+            elif reason is not None:
+                tuning.without_root(reason)
+            elif len(roots) == 1:
+                self._compile_due = tuning.run(roots[0], whole)
+            else:
+                self._compile_due = tuning.run_several(names_of(roots[1:]), too_many(roots))
+
+    def _tried_call(self, reason: str | None) -> RecordedCall | None:
+        """That of the first module; None where there is a `reason` not to try it."""
+        roots = self._in_force.roots
+        return roots[0].recorded if roots and reason is None else None
 
     def _try_frozen(self) -> None:
         """Modules of which nothing learns, each for itself."""

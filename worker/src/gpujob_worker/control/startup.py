@@ -15,6 +15,7 @@ from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
+from gpujob_worker.control.sharded_tuning import whole_root
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
@@ -117,9 +118,12 @@ class Startup:
         """Applies settings of an earlier run: checked for safety, not measured again."""
         session, in_force = self._session, self._in_force
         tuner = in_force.use(tuner_for(in_force))
-        if in_force.run_refusal is None:
-            session.state.counted(step_flop(root, recorded) if in_force.first_shape else None)
-            tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
+        with whole_root(in_force, "known", recorded) as whole:
+            if in_force.run_refusal is None:
+                flop = step_flop(whole or root, recorded) if in_force.first_shape else None
+                session.state.counted(flop)
+                chunk = in_force.keeps_chunk
+                tuner.adopt(root, recorded, tuned, keeps_chunk=chunk, whole=whole)
         in_force.settle_known()
         if in_force.agreement is not None:
             session.state.start_with(tuner.tuned())

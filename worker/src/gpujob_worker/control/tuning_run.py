@@ -12,6 +12,7 @@ from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.flop import forced_float32, step_flop
 from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
@@ -93,18 +94,32 @@ class TuningRun:
         if beside and not settled:
             fit.judge(observed)
 
-    def run(self, root: Root) -> float | None:
-        """Returns when compilation is due, on the monotonic clock; None if it is not.
+    def run(self, root: Root, whole: Root | None = None) -> float | None:
+        """Returns when compilation is due, on the monotonic clock; None if it is not. `whole`: the
+        copy on which a module is tried that is spread over processes.
 
         Raises `MemoryLimitError` if the memory limit cannot be kept.
         """
-        recorded = root.recorded
+        recorded, tried = root.recorded, whole or root
         assert recorded is not None
         root.stop_recording()
-        self._session.state.computes_in_float32(forced_float32(root))
-        self._session.state.counted(step_flop(root, recorded))
+        self._session.state.computes_in_float32(forced_float32(tried))
+        self._session.state.counted(step_flop(tried, recorded))
         self._memory(root, recorded)
+        if whole is not None:
+            return self._speed_of_copy(root, whole, recorded)
         return self._speed(root, recorded, ())
+
+    def _speed_of_copy(self, root: Root, whole: Root, recorded: RecordedCall) -> float | None:
+        """No gain is reported: the copy's calls leave out what the processes exchange."""
+        try:
+            self._tuner.expects_speed(whole, recorded)
+            self._fused_optimizer()
+            self._tuner.speed(whole, recorded)
+            return self._compile(root, recorded)
+        finally:
+            apply_settings(whole, None, Applied())
+            root.recorded = None
 
     def run_several(self, others: str, reason: str) -> float | None:
         """For several modules in training: the first one is measured, and the others take over

@@ -27,8 +27,8 @@ _MARKING_HOOK = "make_inputs_require_grad"
 # Collects hidden states and attentions for the call of the model that is running, and for no other.
 _COLLECTING_HOOKS = "transformers.utils.output_capturing"
 # What `fully_shard` makes of a module.
-_FULLY_SHARDED = "FSDPModule"
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", _FULLY_SHARDED)
+FULLY_SHARDED = "FSDPModule"
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", FULLY_SHARDED)
 
 
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
@@ -45,7 +45,7 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     """Whether `fully_shard` spreads the module, or parts of it, over processes, and nothing else
     manages its gradients.
     """
-    return parallel_wrapper(module) in (_FULLY_SHARDED, f"{_FULLY_SHARDED} inside")
+    return parallel_wrapper(module) in (FULLY_SHARDED, f"{FULLY_SHARDED} inside")
 
 
 def batch_statistics(module: torch.nn.Module) -> str | None:

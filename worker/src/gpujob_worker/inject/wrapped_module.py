@@ -24,6 +24,7 @@ from gpujob_worker.inject.functional import (
     transforms,
 )
 from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
+from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -289,6 +290,10 @@ class Root:
             return self.run(plan, inputs)
         except Exception as error:
             if is_out_of_memory(error):
+                raise
+            if is_fully_sharded(self.module):
+                # Made again, it would gather what no other process gathers.
+                self.failed(error)
                 raise
             failure = error.with_traceback(None)
         # Not inside the handler: an error of the script itself comes out as if it were the first.

@@ -9,13 +9,9 @@ from typing import Any, cast
 import torch
 
 from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.inject.unsharded import is_sharded
 
 _KEY = "gpujob part of a tensor"
-
-
-def is_sharded(value: Any) -> bool:
-    """Whether it is a tensor that is spread over processes."""
-    return isinstance(value, torch.Tensor) and type(value).__name__ == "DTensor"
 
 
 def sharding_refusal(module: torch.nn.Module) -> str | None:

@@ -274,9 +274,17 @@ class Tuner:
         return chosen.memory_only() if limited else own, chosen
 
     def adopt(
-        self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, keeps_chunk: bool = True
+        self,
+        root: Root,
+        recorded: RecordedCall,
+        tuned: TunedSettings,
+        *,
+        keeps_chunk: bool = True,
+        whole: Root | None = None,
     ) -> None:
-        """Adopts settings of an earlier run, without those that cannot be shown to be safe."""
+        """Adopts settings of an earlier run, without those that cannot be shown to be safe.
+        `whole`: the copy on which a module is tried that is spread over processes.
+        """
         self.applied.loader_workers = tuned.data_loader_workers
         expands = tuned.expandable_segments and self._features.allows("expandable_segments")
         self.applied.expandable_segments = expands
@@ -291,7 +299,7 @@ class Tuner:
             self._activation_offload(root, recorded, self._decision.source)
         if tuned.optimizer_offload:
             self._optimizer_offload(root, recorded, self._decision.source)
-        self.adopt_speed(root, recorded, tuned)
+        self.adopt_speed(whole or root, recorded, tuned)
         self.adopt_compiled(root, recorded, tuned)
 
     def adopt_speed(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:

@@ -1,0 +1,130 @@
+"""Tuning of a module that `fully_shard` spreads over processes: on a copy that each process has
+whole (`inject.unsharded`).
+
+All processes say first whether they can make the copy. Where one cannot, none gathers.
+"""
+
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+from gpujob_api.quantities import format_memory
+from gpujob_worker.checkpoint.host_memory import available_bytes
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.distributed_tuning import communicates
+from gpujob_worker.inject.float32_tail import Float32Tail
+from gpujob_worker.inject.guards import is_fully_sharded
+from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.unsharded import (
+    copy_refusal,
+    counterpart,
+    nothing_gathered,
+    unsharded_copy,
+    whole_bytes,
+)
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.resume.sharded import sharding_refusal
+from gpujob_worker.tune.safety_check import trace_refusal
+
+# The copy's parameters, its gradients as written and under a candidate, and as much again for
+# kernels and for what an allocator keeps.
+COPIES_FREE = 5
+ITEM = "sharded module"
+
+
+def sharded_root(in_force: AppliedSettings) -> Root | None:
+    """The one root of the model in training, if `fully_shard` spreads it and all processes that do
+    so decide together.
+    """
+    if in_force.agreement is None or len(in_force.roots) != 1:
+        return None
+    root = in_force.roots[0]
+    return root if is_fully_sharded(root.module) else None
+
+
+@contextmanager
+def whole_root(
+    in_force: AppliedSettings, name: str, recorded: RecordedCall | None
+) -> Generator[Root | None]:
+    """A root of the copy, to be tried in place of the sharded one. None where there is no sharded
+    one, or where it must not be tried; the reason is logged. `name`: of the question to all.
+
+    What the tuner chose on the copy is of the sharded root afterwards.
+    """
+    root = sharded_root(in_force)
+    whole = _gather(root, in_force, name, recorded) if root is not None else None
+    if root is None or whole is None:
+        yield None
+        return
+    with nothing_gathered(root.module):
+        yield whole
+    if in_force.tuner is not None:
+        applied = in_force.tuner.applied
+        applied.plan = moved(applied.plan, whole.module, root.module)
+
+
+def gathered_root(root: Root) -> Root:
+    """A root of the copy. All processes have to call it at once."""
+    whole = Root(unsharded_copy(root.module), lambda _: None)
+    whole.asks = False
+    whole.user_autocast = root.user_autocast
+    return whole
+
+
+def moved(plan: RootPlan, of: torch.nn.Module, to: torch.nn.Module) -> RootPlan:
+    """The same plan for a copy of the module, or for the module of a copy."""
+    tail = plan.setting(Float32Tail)
+    layer = counterpart(tail.layer(), of, to) if tail is not None else None
+    if tail is None or layer is None:
+        return plan
+    return plan.having(Float32Tail(weakref.ref(layer), tail.whole))
+
+
+def _gather(
+    root: Root, in_force: AppliedSettings, name: str, recorded: RecordedCall | None
+) -> Root | None:
+    agreement, said = in_force.agreement, in_force.explanation
+    assert agreement is not None
+    refusal = _refusal(root, in_force, recorded, agreement.size)
+    if not agreement.agree(f"whole/{name}", yes=refusal is None):
+        said.skipped(ITEM, refusal or "another process cannot gather the whole module")
+        return None
+    assert recorded is not None
+    whole = gathered_root(root)
+    with nothing_gathered(root.module):
+        refusal = trace_refusal(whole, recorded, whole=False) or communicates(whole, recorded)
+    if refusal is not None:
+        said.skipped(ITEM, refusal)
+        return None
+    return whole
+
+
+def _refusal(
+    root: Root, in_force: AppliedSettings, recorded: RecordedCall | None, processes: int
+) -> str | None:
+    """Why this process makes no copy."""
+    reason = in_force.run_refusal
+    if in_force.session.environment.memory_limit_bytes is not None:
+        reason = reason or "a copy of the whole module does not count in the memory limit"
+    if recorded is None:
+        reason = reason or "no call of the module was seen"
+    reason = reason or sharding_refusal(root.module) or copy_refusal(root.module, processes)
+    return reason or lack_of_memory(root)
+
+
+def lack_of_memory(root: Root) -> str | None:
+    """Why the device, or the machine, has no room for trying a copy; None if there is room."""
+    needed, free = COPIES_FREE * whole_bytes(root.module), _free_bytes(root.device)
+    if free is None or needed <= free:
+        return None
+    wanted = f"trying the whole module takes {format_memory(needed)}"
+    return f"{wanted}; {format_memory(free)} are free"
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return available_bytes()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
