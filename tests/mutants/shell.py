@@ -248,14 +248,14 @@ OBSERVES = (
     of_operator(
         "a pod that was asked to go is taken over",
         "observe/placement_records.py",
-        "if pod is not None and is_placed and pod.deletion_at is None:",
-        "if pod is not None and is_placed:",
+        "    return going | crowded_out(",
+        "    return crowded_out(",
         "test_placement_records.py",
     ),
     of_operator(
         "the number of a pod that was asked to go is given again",
         "observe/placement_records.py",
-        "if is_new and (in_doubt or is_placed):",
+        "if is_new and (in_doubt or uid in passed_over):",
         "if is_new and in_doubt:",
         "test_placement_records.py",
     ),

@@ -14,9 +14,9 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.render.pod import worker_pod
-from tests.harness.builders import GIB, make_gpu, make_job, placed, reserve, with_status
+from tests.harness.builders import make_job, placed, with_status
 from tests.harness.clocks import FakeClock
-from tests.harness.manifests import Manifest, gpu_node_manifest, job_manifest, pod_manifest
+from tests.harness.manifests import Manifest, job_manifest, pod_manifest
 
 CONFIGURATION = Configuration(report_url="http://operator:8080/report")
 PENDING = make_job()
@@ -318,42 +318,6 @@ def test_a_pod_that_was_asked_to_go_is_not_taken_over(cache: Cache, in_doubt: bo
     assert shown(cache).status == PENDING.status
     found = snapshot(cache)
     assert (found.recorded, found.perhaps_placed) == ((), ("uid-job",))
-
-
-@pytest.mark.parametrize("in_doubt", [True, False])
-def test_a_pod_whose_gpu_another_job_holds_is_not_taken_over(cache: Cache, in_doubt: bool) -> None:
-    """It came when a later leader had given the GPU away, and no leader has asked it to go yet."""
-    see(cache, placed(make_job("other"), ("n7", ("GPU-7",)), at=9.0), 2)
-    cache.apply(Kind.POD, "ADDED", recorded_pod())
-    cache.begin_to_lead(in_doubt=in_doubt)
-    assert shown(cache).status == PENDING.status
-    found = snapshot(cache)
-    assert (found.recorded, found.perhaps_placed) == ((), ("uid-job",))
-
-
-def test_a_pod_that_has_ended_is_taken_over_whoever_holds_its_gpu(cache: Cache) -> None:
-    """Its leader may have seen the end and given the GPU away, and not have written of it."""
-    see(cache, placed(make_job("other"), ("n7", ("GPU-7",)), at=9.0), 2)
-    cache.apply(Kind.POD, "ADDED", recorded_pod() | {"status": {"phase": "Succeeded"}})
-    cache.begin_to_lead(in_doubt=True)
-    assert snapshot(cache).recorded == ("uid-job",)
-
-
-@pytest.mark.parametrize(("total_gib", "taken_over"), [(40, 2), (24, 1)])
-def test_as_many_pods_of_a_gpu_are_taken_over_as_it_has_room_for(
-    cache: Cache, total_gib: int, taken_over: int
-) -> None:
-    """The leader that placed them knew how large it is: of more, some came late."""
-    gpu = make_gpu("GPU-7", total=total_gib * GIB)
-    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n7", gpu))
-    for name in ("one", "two"):
-        job, held = make_job(name), reserve(16 * GIB)
-        see(cache, job, 1)
-        at = 0.0 if name == "one" else 1.0
-        pod = recorded_pod(placed(job, ("n7", ("GPU-7",)), held=held, at=at), f"uid-pod-{name}")
-        cache.apply(Kind.POD, "ADDED", pod)
-    cache.begin_to_lead(in_doubt=False)
-    assert len(snapshot(cache).recorded) == taken_over
 
 
 def test_a_pod_of_an_attempt_that_a_status_has_records_nothing(cache: Cache) -> None:

@@ -318,12 +318,12 @@ class Cache:
         """
         jobs = [job for job in self.jobs.views if isinstance(job, GPUJob)]
         pods = [pod.view for pod in self.pods.views if pod.view is not None]
-        room_bytes = {
+        allocatable_bytes = {
             (node.metadata.name, gpu.uuid): gpu.memory_total_bytes - gpu.memory_reserved_bytes
             for node in self.gpu_nodes.views
             for gpu in node.status.gpus
         }
-        self.placements.begin(jobs, pods, room_bytes, in_doubt=in_doubt)
+        self.placements.begin(jobs, pods, allocatable_bytes, in_doubt=in_doubt)
 
     def _show_job(self, job: GPUJob) -> None:
         if self.jobs.amend(job.metadata.uid, job):

@@ -5,7 +5,7 @@ there when it began to lead, before it decided anything. A pod with a record tha
 created by a leader before it: the pod is deleted, and its worker does not begin.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
@@ -116,12 +116,12 @@ class PlacementRecords:
         self,
         jobs: Iterable[GPUJob],
         pods: Iterable[PodView],
-        room_bytes: Mapping[Place, int],
+        allocatable_bytes: Mapping[Place, int],
         *,
         in_doubt: bool,
     ) -> None:
-        """This process leads from now on. `jobs` and `pods` are all that there are, `room_bytes`
-        what all jobs on a GPU may hold.
+        """This process leads from now on. `jobs` and `pods` are all that there are, and
+        `allocatable_bytes` is what all jobs on a GPU may hold.
 
         `in_doubt`: a request of the last leader may still arrive. A pod that is being deleted is
         not relied upon: an earlier leader may have asked it to go, because it came late. Nor is one
@@ -130,46 +130,42 @@ class PlacementRecords:
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
         stored: list[GPUJob] = []
-        # By UID; None: the pod is being deleted.
-        recorded: dict[str, GPUJobStatus | None] = {}
-        ended: set[str] = set()
+        recorded: dict[str, PodView] = {}
         for seen in jobs:
             uid = seen.metadata.uid
             job = before[uid].stored if uid in before else seen
             stored.append(job)
             pod = by_name.get(next_pod_name(job))
             if pod is not None and is_recorded(job, pod):
-                recorded[uid] = recorded_status(job, pod) if pod.deletion_at is None else None
-                ended |= {uid} if pod.ended else set()
+                recorded[uid] = pod
             if job is not seen:
                 self._show(job)
-        found = {uid: status for uid, status in recorded.items() if status is not None}
-        running = [
-            replace(job, status=found[job.metadata.uid])
-            for job in stored
-            if job.metadata.uid in found.keys() - ended
-        ]
-        crowded = crowded_out(running, stored, room_bytes)
-        self._take_over(stored, found, crowded | (recorded.keys() - found), in_doubt=in_doubt)
-
-    def _take_over(
-        self,
-        stored: Sequence[GPUJob],
-        found: Mapping[str, GPUJobStatus],
-        passed_over: Set[str],
-        *,
-        in_doubt: bool,
-    ) -> None:
-        """What pods record, but for those of `passed_over`."""
+        passed_over = _passed_over(stored, recorded, allocatable_bytes)
         self._perhaps_placed = {}
         for job in stored:
-            uid, status = job.metadata.uid, found.get(job.metadata.uid)
-            if status is not None and uid not in passed_over:
-                self.place(job, status)
+            uid, pod = job.metadata.uid, recorded.get(job.metadata.uid)
+            if pod is not None and uid not in passed_over:
+                self.place(job, recorded_status(job, pod))
                 continue
             is_new = job.spec.workers == 1 and job.status.attempt == 0 and not job.finished
             if is_new and (in_doubt or uid in passed_over):
                 self._perhaps_placed[uid] = None
+
+
+def _passed_over(
+    stored: Iterable[GPUJob],
+    recorded: Mapping[str, PodView],
+    allocatable_bytes: Mapping[Place, int],
+) -> Set[str]:
+    """The UIDs of jobs of whose pods in `recorded` the records do not count."""
+    going = {uid for uid, pod in recorded.items() if pod.deletion_at is not None}
+    running = [
+        replace(job, status=recorded_status(job, pod))
+        for job in stored
+        if (pod := recorded.get(job.metadata.uid)) is not None
+        if not (pod.ended or job.metadata.uid in going)
+    ]
+    return going | crowded_out(running, stored, allocatable_bytes)
 
 
 def _places(status: GPUJobStatus) -> list[tuple[str, tuple[str, ...]]]:

@@ -10,7 +10,7 @@ from gpujob_operator.decide.model.crowded_records import crowded_out
 from tests.harness.builders import T0, make_job, placed, with_status
 
 GIB = 2**30
-ROOM = {("n0", "GPU-0"): 40 * GIB}
+CAPACITY = {("n0", "GPU-0"): 40 * GIB}
 
 
 def held(
@@ -45,7 +45,7 @@ def held(
 
 def test_a_record_that_fits_beside_the_others_holds() -> None:
     others = [held("b", 5), held("c", 6, 20)]
-    assert crowded_out([held("a")], others, ROOM) == frozenset()
+    assert crowded_out([held("a")], others, CAPACITY) == frozenset()
     assert crowded_out([held("a")], [], {}) == frozenset()
 
 
@@ -63,7 +63,7 @@ def test_a_record_that_fits_beside_the_others_holds() -> None:
 def test_a_record_that_does_not_fit_beside_a_status_is_crowded_out(
     record: GPUJob, other: GPUJob
 ) -> None:
-    assert crowded_out([record], [other], ROOM) == {"uid-a"}
+    assert crowded_out([record], [other], CAPACITY) == {"uid-a"}
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_a_record_that_does_not_fit_beside_a_status_is_crowded_out(
 )
 def test_a_job_that_was_placed_earlier_crowds_nothing_out(earlier: GPUJob) -> None:
     """The record's own leader decided that both may be there, or that the other one has ended."""
-    assert crowded_out([held("a", 5)], [earlier], ROOM) == frozenset()
+    assert crowded_out([held("a", 5)], [earlier], CAPACITY) == frozenset()
 
 
 def test_what_earlier_jobs_hold_counts_beside_a_later_one() -> None:
     others = [held("b", gibibytes=20), held("c", 6, 20)]
-    assert crowded_out([held("a", 5)], others, ROOM) == {"uid-a"}
+    assert crowded_out([held("a", 5)], others, CAPACITY) == {"uid-a"}
 
 
 def test_of_two_records_the_newer_one_holds() -> None:
     records = [held("a", 1, 30), held("b", 2, 30), held("c", 3, 5)]
-    assert crowded_out(records, [], ROOM) == {"uid-a"}
+    assert crowded_out(records, [], CAPACITY) == {"uid-a"}
 
 
 def test_jobs_that_are_over_and_other_gpus_crowd_nothing_out() -> None:
@@ -91,4 +91,4 @@ def test_jobs_that_are_over_and_other_gpus_crowd_nothing_out() -> None:
     going = held("c", 5, 40)
     going = replace(going, metadata=replace(going.metadata, deletion_timestamp=T0))
     elsewhere = held("d", 5, 40, gpu="GPU-1")
-    assert crowded_out([held("a")], [done, going, elsewhere], ROOM) == frozenset()
+    assert crowded_out([held("a")], [done, going, elsewhere], CAPACITY) == frozenset()

@@ -115,7 +115,9 @@ def _refusal(
 
 
 def lack_of_memory(root: Root) -> str | None:
-    """Why the device, or the machine, has no room for trying a copy; None if there is room."""
+    """Why the device, or the machine, has too little memory to try a copy; None if enough is
+    free.
+    """
     needed, free = COPIES_FREE * whole_bytes(root.module), _free_bytes(root.device)
     if free is None or needed <= free:
         return None

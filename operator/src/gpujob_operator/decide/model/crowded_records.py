@@ -17,20 +17,22 @@ Place = tuple[str, str]
 
 
 def crowded_out(
-    recorded: Iterable[GPUJob], stored: Iterable[GPUJob], room_bytes: Mapping[Place, int]
+    recorded: Iterable[GPUJob], stored: Iterable[GPUJob], allocatable_bytes: Mapping[Place, int]
 ) -> frozenset[str]:
     """The UIDs of jobs whose record does not hold beside a later job, by memory, by who is to be
     alone, or by the namespace.
 
     `recorded` are placed as their pods record, which have not ended; `stored` as their statuses
-    say. `room_bytes` is what all jobs on a GPU may hold; a GPU that is not in it has room.
+    say. `allocatable_bytes` is what all jobs on a GPU may hold; one that is not in it has enough.
     """
     holders: dict[Place, list[GPUJob]] = defaultdict(list)
     for job in stored:
         _hold(job, holders)
     crowded: set[str] = set()
     for job in sorted(recorded, key=_placed_at, reverse=True):
-        if any(not _fits(job, holders[place], room_bytes.get(place)) for place in _places(job)):
+        if any(
+            not _fits(job, holders[place], allocatable_bytes.get(place)) for place in _places(job)
+        ):
             crowded.add(job.metadata.uid)
         else:
             _hold(job, holders)
@@ -50,13 +52,13 @@ def _places(job: GPUJob) -> list[Place]:
     return [(worker.node, uuid) for worker in placement.workers for uuid in worker.gpus]
 
 
-def _fits(job: GPUJob, others: list[GPUJob], room_bytes: int | None) -> bool:
+def _fits(job: GPUJob, others: list[GPUJob], allocatable_bytes: int | None) -> bool:
     later = [other for other in others if _placed_at(other) > _placed_at(job)]
     if not later:
         return True
     if any(map(_is_alone, (job, *later))):
         return False
-    if room_bytes is not None and sum(map(_held_bytes, (job, *others))) > room_bytes:
+    if allocatable_bytes is not None and sum(map(_held_bytes, (job, *others))) > allocatable_bytes:
         return False
     return all(other.metadata.namespace == job.metadata.namespace for other in later)
 
