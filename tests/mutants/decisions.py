@@ -310,16 +310,16 @@ DECISIONS = (
     ),
     _of(
         "a late pod takes GPUs that were given away",
-        "model/crowded_records.py",
+        "capacity/crowded_records.py",
         "            crowded.add(job.metadata.uid)\n",
         "            _hold(job, holders)\n",
-        "model/test_crowded_records.py",
+        "capacity/test_crowded_records.py",
     ),
     _of(
         "of two records the older one holds",
-        "model/crowded_records.py",
+        "capacity/crowded_records.py",
         "    for job in sorted(recorded, key=_placed_at, reverse=True):\n",
         "    for job in sorted(recorded, key=_placed_at):\n",
-        "model/test_crowded_records.py",
+        "capacity/test_crowded_records.py",
     ),
 )

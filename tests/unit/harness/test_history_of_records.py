@@ -4,14 +4,10 @@ from datetime import timedelta
 
 from gpujob_api.gpujob import JobPhase
 from gpujob_api.manifest import to_manifest
-from gpujob_api.settings import Settings
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.placement_record import record_of
-from gpujob_operator.decide.model.plan import CreatePod
-from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import T0, make_gpu_node, make_job, placed
 from tests.harness.history import History, Revision
 from tests.harness.manifests import Manifest
+from tests.harness.recorded_pods import recorded_pod
 
 Entry = tuple[str, str, Manifest]
 SHARED = make_job("first"), make_job("second")
@@ -27,9 +23,8 @@ def lease(holder: str, seconds: float) -> Entry:
 
 def pod(type_: str = "ADDED", phase: str = "Pending", **metadata: str) -> Entry:
     """Of the first job, with the record of its placement."""
-    create = CreatePod(FIRST, 0, Settings(), record=record_of(FIRST))
-    made = worker_pod(create, Configuration(report_url="http://operator/report"))
-    made["metadata"] |= {"uid": "uid-pod", **metadata}
+    made = recorded_pod(FIRST)
+    made["metadata"] |= metadata
     return "Pod", type_, made | {"status": {"phase": phase}}
 
 

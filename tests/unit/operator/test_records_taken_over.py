@@ -2,43 +2,24 @@
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus
-from gpujob_api.settings import Settings
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.placement_record import record_of
-from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_api.gpujob import GPUJobStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import GIB, make_gpu, make_job, placed, reserve
-from tests.harness.clocks import FakeClock
-from tests.harness.manifests import Manifest, gpu_node_manifest, job_manifest
-
-CONFIGURATION = Configuration(report_url="http://operator:8080/report")
-PENDING = make_job()
-PLACED = placed(PENDING, ("n7", ("GPU-7",)))
+from tests.harness.manifests import gpu_node_manifest
+from tests.harness.recorded_pods import (
+    CONFIGURATION,
+    PENDING,
+    cache_of_pending,
+    recorded_pod,
+    see,
+)
 
 
 @pytest.fixture
 def cache() -> Cache:
-    """It has the pending job."""
-    cache = Cache(Dirty(), Metrics(), FakeClock().now)
-    see(cache, PENDING, 1)
-    return cache
-
-
-def see(cache: Cache, job: GPUJob, version: int) -> None:
-    """The job is stored like this now."""
-    cache.apply(Kind.JOB, "MODIFIED", job_manifest(job, version))
-
-
-def recorded_pod(job: GPUJob = PLACED, uid: str = "uid-pod") -> Manifest:
-    """The pod that records the placement of the job, as the API server has it."""
-    create = CreatePod(job, 0, Settings(), record=record_of(job))
-    pod = worker_pod(create, CONFIGURATION)
-    return pod | {"metadata": pod["metadata"] | {"uid": uid, "resourceVersion": "1"}}
+    return cache_of_pending(Dirty())
 
 
 def shown(cache: Cache) -> GPUJobStatus:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpujob_worker.control.sharded_tuning import moved
 from gpujob_worker.inject import unsharded
@@ -28,6 +26,7 @@ from gpujob_worker.inject.unsharded import (
     whole_bytes,
 )
 from gpujob_worker.inject.wrapped_module import RootPlan
+from tests.harness.process_groups import one_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZE = 4
@@ -35,9 +34,8 @@ SIZE = 4
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("fake", rank=1, world_size=SIZE, store=FakeStore())
-    yield
-    dist.destroy_process_group()
+    with one_of(SIZE):
+        yield
 
 
 class Tied(nn.Module):

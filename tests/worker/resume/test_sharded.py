@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.sharded import joined_module, sharding_refusal, with_own_parts
+from tests.harness.process_groups import one_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZE = 4
@@ -28,9 +27,8 @@ SIZE = 4
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("fake", rank=1, world_size=SIZE, store=FakeStore())
-    yield
-    dist.destroy_process_group()
+    with one_of(SIZE):
+        yield
 
 
 def net() -> nn.Sequential:

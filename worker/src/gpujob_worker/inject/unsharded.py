@@ -150,7 +150,7 @@ def _state(layer: Any) -> Any:
 
 
 def _groups(layer: nn.Module) -> list[Any]:
-    """FSDP2's groups of parameters that are gathered at once; before torch 2.10 a single one."""
+    """FSDP2's groups of parameters that are gathered at once; older releases have a single one."""
     state = _state(layer)
     groups = getattr(state, "_fsdp_param_groups", None)
     found = groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]

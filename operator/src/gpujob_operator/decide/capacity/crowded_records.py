@@ -10,10 +10,8 @@ held may have been given to the record's job, and its status not have been writt
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode
-
-# Node and UUID of a GPU.
-Place = tuple[str, str]
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.capacity.cluster import Place, Tenant, as_tenant, holds_gpus
 
 
 def crowded_out(
@@ -46,8 +44,7 @@ def _hold(job: GPUJob, holders: dict[Place, list[GPUJob]]) -> None:
 
 def _places(job: GPUJob) -> list[Place]:
     placement = job.status.placement
-    # One that is being deleted holds nothing that is not seen on the GPU.
-    if placement is None or job.finished or job.metadata.deletion_timestamp is not None:
+    if placement is None or not holds_gpus(job):
         return []
     return [(worker.node, uuid) for worker in placement.workers for uuid in worker.gpus]
 
@@ -56,23 +53,16 @@ def _fits(job: GPUJob, others: list[GPUJob], allocatable_bytes: int | None) -> b
     later = [other for other in others if _placed_at(other) > _placed_at(job)]
     if not later:
         return True
-    if any(map(_is_alone, (job, *later))):
+    if any(tenant.whole_gpu for tenant in _tenants([job, *later])):
         return False
-    if allocatable_bytes is not None and sum(map(_held_bytes, (job, *others))) > allocatable_bytes:
+    held_bytes = sum(tenant.memory_bytes for tenant in _tenants([job, *others]))
+    if allocatable_bytes is not None and held_bytes > allocatable_bytes:
         return False
     return all(other.metadata.namespace == job.metadata.namespace for other in later)
 
 
-def _is_alone(job: GPUJob) -> bool:
-    reservation = job.status.reservation
-    if reservation is None or job.spec.sharing.mode is SharingMode.EXCLUSIVE:
-        return True
-    return reservation.exclusive or reservation.source is ReservationSource.WHOLE_GPU
-
-
-def _held_bytes(job: GPUJob) -> int:
-    reservation = job.status.reservation
-    return reservation.memory_bytes if reservation is not None else 0
+def _tenants(jobs: Iterable[GPUJob]) -> list[Tenant]:
+    return [tenant for job in jobs if (tenant := as_tenant(job)) is not None]
 
 
 def _placed_at(job: GPUJob) -> float:
