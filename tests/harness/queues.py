@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
-from gpujob_operator.decide.capacity.cluster import holds_gpus
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.queue.order import OrderEntry, OrderRules, order_key
 from gpujob_operator.decide.queue.quota import QuotaState
 

@@ -104,7 +104,7 @@ DECISIONS = (
     ),
     _of(
         "a deleted job holds its GPUs for ever",
-        "capacity/cluster.py",
+        "model/held_gpus.py",
         "and not job.finished and not leaves",
         "and not job.finished",
         "lifecycle/test_deleted_jobs.py",
@@ -310,16 +310,16 @@ DECISIONS = (
     ),
     _of(
         "a late pod takes GPUs that were given away",
-        "capacity/crowded_records.py",
+        "model/crowded_records.py",
         "            crowded.add(job.metadata.uid)\n",
         "            _hold(job, holders)\n",
-        "capacity/test_crowded_records.py",
+        "model/test_crowded_records.py",
     ),
     _of(
         "of two records the older one holds",
-        "capacity/crowded_records.py",
+        "model/crowded_records.py",
         "    for job in sorted(recorded, key=_placed_at, reverse=True):\n",
         "    for job in sorted(recorded, key=_placed_at):\n",
-        "capacity/test_crowded_records.py",
+        "model/test_crowded_records.py",
     ),
 )

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity.cluster import as_tenant, holds_gpus
+from gpujob_operator.decide.capacity.cluster import as_tenant
 from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot

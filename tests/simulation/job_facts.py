@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from tests.simulation.api_server import ApiServer, OtherKind, Revision
 
 _NUMBER = re.compile("[0-9]")

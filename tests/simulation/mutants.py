@@ -12,8 +12,8 @@ from gpujob_api.gpujob import (
 )
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.report import CheckpointReport
-from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.plan import DeletePod, Plan, PlanItem, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.capacity.cluster import holds_gpus
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
 from tests.simulation.machines import Machine

@@ -10,7 +10,7 @@ from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.act.item_runner import LATE_SECONDS
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
-from gpujob_operator.decide.capacity.cluster import holds_gpus
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision

@@ -14,7 +14,7 @@ from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.capacity.cluster import Capacity, Place, holds_gpus, with_reservation
+from gpujob_operator.decide.capacity.cluster import Capacity, with_reservation
 from gpujob_operator.decide.capacity.sites import gpus_at, gpus_by_place, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -25,6 +25,7 @@ from gpujob_operator.decide.measurement.permitted import permitted
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import (
     CreatePod,

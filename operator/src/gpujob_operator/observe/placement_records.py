@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
-from gpujob_operator.decide.capacity.cluster import Place
-from gpujob_operator.decide.capacity.crowded_records import crowded_out
+from gpujob_operator.decide.model.crowded_records import crowded_out
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.placement_record import (
     is_recorded,
     next_pod_name,

@@ -13,7 +13,6 @@ from gpujob_api.gpujob import (
     WORKER_CONTAINER,
     DisruptionPolicy,
     GPUJob,
-    ReservationSource,
     WorkerPlacement,
 )
 from gpujob_api.meta import (
@@ -26,6 +25,7 @@ from gpujob_api.meta import (
 )
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.model.held_gpus import is_whole_gpu
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
@@ -316,7 +316,7 @@ def _environment(
 def _limits(job: GPUJob) -> dict[str, str]:
     """A memory limit only if the GPU is shared. A job alone on its GPU may use all of it."""
     held = job.status.reservation
-    if held is None or held.exclusive or held.source is ReservationSource.WHOLE_GPU:
+    if held is None or is_whole_gpu(held):
         return {}
     return {names.ENV_MEMORY_LIMIT_BYTES: str(held.memory_bytes)}
 

@@ -11,8 +11,8 @@ from gpujob_operator.decide.backfill.nomination import Nomination, describe_star
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
-from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.requirements import requirements_of
 from tests.harness.builders import (

@@ -14,8 +14,9 @@ from gpujob_operator.decide.capacity.availability import (
     GPUBlocked,
     NodeClosed,
 )
-from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, holds_gpus
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot, Taint
 from tests.harness.builders import (

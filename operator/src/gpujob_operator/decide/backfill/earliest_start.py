@@ -16,11 +16,11 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
-    Place,
     Tenant,
 )
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import why_not_on

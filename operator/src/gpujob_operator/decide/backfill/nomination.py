@@ -13,7 +13,7 @@ from math import inf
 
 from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
-from gpujob_operator.decide.capacity.cluster import Place
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 # Time until an agent has read its GPUs again and published that.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.cache.index import Groups
-from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.measurement.slowdown import is_slowed
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
 

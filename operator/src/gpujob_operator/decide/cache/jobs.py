@@ -10,12 +10,12 @@ from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.volumes import ClaimKey, Volumes
-from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.measurement.profile import (
     attempt_keys,
     differ_in_paces,
     workload_keys,
 )
+from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (
     BoundVolume,

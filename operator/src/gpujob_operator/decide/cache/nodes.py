@@ -17,7 +17,6 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
-    Place,
     capacity_of,
     sizes,
 )
@@ -32,6 +31,7 @@ from gpujob_operator.decide.capacity.sites import facts_of
 from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.capacity.usage import ClusterUsage, Learned
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, ProgramFault, Snapshot
 
 

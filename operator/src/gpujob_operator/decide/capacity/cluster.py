@@ -7,18 +7,17 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.model.held_gpus import is_whole_gpu
 from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
 # An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
 EXTERNAL_NOISE_BYTES = 64 * MIB
-# A node and the UUID of a GPU of it: two nodes can claim one UUID.
-Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +183,15 @@ def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
     return tuple((gpu.model, gpu.total_bytes, gpu.driver_bytes) for gpu in node.gpus)
 
 
-def holds_gpus(job: GPUJob) -> bool:
-    """True while an attempt of the job is not proven finished. Of a job that is being deleted, its
-    pods alone tell (see `usage`)."""
-    leaves = job.metadata.deletion_timestamp is not None
-    return job.status.placement is not None and not job.finished and not leaves
-
-
 def as_tenant(job: GPUJob, party: Party = ANYBODY) -> Tenant | None:
     reservation = job.status.reservation
     if reservation is None:
         return None
-    whole = reservation.exclusive or reservation.source is ReservationSource.WHOLE_GPU
     return Tenant(
         job_uid=job.metadata.uid,
         memory_bytes=reservation.memory_bytes,
         utilization_percent=reservation.utilization_percent,
-        whole_gpu=whole,
+        whole_gpu=is_whole_gpu(reservation),
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
         party=party,
     )

@@ -6,10 +6,10 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.capacity.cluster import (
-    Place,
     Tenant,
     as_tenant,
 )
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, PodPhase, PodView
 from gpujob_operator.decide.model.workers import JobPods, place_of

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
-from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity, Place
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 

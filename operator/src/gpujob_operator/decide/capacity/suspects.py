@@ -7,7 +7,7 @@ namespace from GPU to GPU are that namespace's, so that nobody's bad programs cl
 
 from collections.abc import Iterable
 
-from gpujob_operator.decide.capacity.cluster import Place
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import ProgramFault
 
 SUSPECT_JOBS_MIN = 2

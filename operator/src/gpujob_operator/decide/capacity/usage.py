@@ -17,7 +17,6 @@ from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
     NodeCapacity,
-    Place,
     Tenant,
 )
 from gpujob_operator.decide.capacity.job_usage import JobUsage, TerminatedPod
@@ -28,6 +27,7 @@ from gpujob_operator.decide.capacity.prices import (
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import NodeView

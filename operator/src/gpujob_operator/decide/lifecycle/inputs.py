@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity.cluster import Place
 from gpujob_operator.decide.capacity.sites import Sites
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import (
     GPUUsage,
     PerhapsCreated,

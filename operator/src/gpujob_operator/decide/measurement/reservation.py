@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.capacity.cluster import GPUCapacity, Place
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
 

@@ -16,11 +16,11 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
-    Place,
     Tenant,
     has_external_use,
     with_reservation,
 )
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Integers

@@ -18,10 +18,10 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
-    Place,
     Tenant,
 )
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.capacity.cluster import Place, Tenant, as_tenant, holds_gpus
+from gpujob_operator.decide.model.held_gpus import Place, holds_gpus, is_whole_gpu
 
 
 def crowded_out(
@@ -53,16 +53,13 @@ def _fits(job: GPUJob, others: list[GPUJob], allocatable_bytes: int | None) -> b
     later = [other for other in others if _placed_at(other) > _placed_at(job)]
     if not later:
         return True
-    if any(tenant.whole_gpu for tenant in _tenants([job, *later])):
+    if any(is_whole_gpu(each.status.reservation) for each in (job, *later)):
         return False
-    held_bytes = sum(tenant.memory_bytes for tenant in _tenants([job, *others]))
+    held = [each.status.reservation for each in (job, *others)]
+    held_bytes = sum(each.memory_bytes for each in held if each is not None)
     if allocatable_bytes is not None and held_bytes > allocatable_bytes:
         return False
     return all(other.metadata.namespace == job.metadata.namespace for other in later)
-
-
-def _tenants(jobs: Iterable[GPUJob]) -> list[Tenant]:
-    return [tenant for job in jobs if (tenant := as_tenant(job)) is not None]
 
 
 def _placed_at(job: GPUJob) -> float:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, Sharing, SharingMode
-from gpujob_operator.decide.capacity.crowded_records import crowded_out
+from gpujob_operator.decide.model.crowded_records import crowded_out
 from tests.harness.builders import GIB, T0, make_job, placed, with_status
 
 CAPACITY = {("n0", "GPU-0"): 40 * GIB}
