@@ -107,6 +107,37 @@ def test_what_changes_the_loss_is_rolled_back_after_some_looks(offset: float) ->
     assert not run.in_force.rolled_back, "nothing else was"
 
 
+def test_outputs_too_large_to_be_kept_are_looked_at_in_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A language model's logits of one row of the batch may take more."""
+    monkeypatch.setattr("gpujob_worker.control.loss_check.KEPT_BYTES_MAX", 4096)
+    run, x = Run(far_out(300.0)), torch.randn(8, 512, 8)
+    for _ in range(FIRST_STEPS + BETWEEN_STEPS + LOOKS_NEEDED + 1):
+        if run.root.plan == HALF:
+            run.step(x, near(300.0))
+    assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in run.said
+
+
+class WithLoss(nn.Module):
+    """Returns its loss and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = far_out(300.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return near(300.0)(self.inner(x))
+
+
+def test_a_module_that_returns_its_loss_alone_is_looked_at_with_the_whole_batch() -> None:
+    run, x = Run(WithLoss()), torch.randn(64, 8)
+    for _ in range(FIRST_STEPS + BETWEEN_STEPS + LOOKS_NEEDED + 1):
+        if run.root.plan == HALF:
+            run.step(x, lambda loss: loss)
+    assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in run.said
+
+
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 def test_rounding_that_the_loss_does_not_see_stays(scale: float) -> None:
     torch.manual_seed(1)

@@ -24,6 +24,11 @@ class Long(Numbers):
         return 60
 
 
+class Noisy(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index) + torch.rand(())
+
+
 class OwnNoise(Numbers):
     def __init__(self) -> None:
         super().__init__()

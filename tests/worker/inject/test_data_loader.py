@@ -20,7 +20,7 @@ from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.loader_trial import StepTimes
 from gpujob_worker.tune.registry import tuned
-from tests.worker.inject.numbers_dataset import Long, Numbers, OwnNoise
+from tests.worker.inject.numbers_dataset import Long, Noisy, Numbers, OwnNoise
 
 
 class Training:
@@ -143,6 +143,18 @@ def test_a_loader_that_is_refused_ends_its_trial(training: Training) -> None:
     assert "data loading skipped: the dataset draws from a random generator" in training.said
     assert training.policy._trial is None
     assert training.applied.loader_workers is None
+
+
+def test_how_many_workers_would_help_where_those_of_the_script_draw(training: Training) -> None:
+    """More of them would deal the random numbers out otherwise: only the script may do that."""
+    training.loader = DataLoader(Noisy(), batch_size=1, num_workers=1)
+    training.tuned()
+    training.passes(3, 0.02, 0.008)
+    assert "1 workers draw random numbers" in training.said
+    assert (
+        "num_workers recommended: 2 in the script instead of 1: waiting takes 40" in training.said
+    )
+    assert training.loader.num_workers == 1
 
 
 @pytest.mark.parametrize("fit", [0, 1])

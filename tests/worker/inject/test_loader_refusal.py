@@ -12,12 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, Tenso
 
 from gpujob_worker.inject.loader_refusal import loader_refusal
 from gpujob_worker.resume.resumable_loader import ResumableLoader
-from tests.worker.inject.numbers_dataset import Long, Numbers, OwnNoise
-
-
-class Noisy(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index) + torch.rand(())
+from tests.worker.inject.numbers_dataset import Long, Noisy, Numbers, OwnNoise
 
 
 class Lines(Numbers):

@@ -145,6 +145,14 @@ def test_volumes_that_take_their_time_are_given_more_of_it_each_time() -> None:
     assert stop_of(step(job, pod, at=360)) == "CannotStart"
 
 
+def test_a_refusal_by_kube_scheduler_gives_volumes_no_more_time() -> None:
+    known = StartRefusal("Unschedulable", "", 3, T0, "n9")
+    job = with_status(placed(make_job()), start_refusals=(known,))
+    pod = waiting(job, sandbox_ready=False)
+    assert stop_of(step(job, pod, at=44)) == ""
+    assert stop_of(step(job, pod, at=45)) == "CannotStart"
+
+
 def test_images_may_be_pulled_for_an_hour_and_containers_may_start_after_that() -> None:
     job = placed(make_job())
     pulls = waiting(job, pulls_images=True)

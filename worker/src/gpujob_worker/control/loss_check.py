@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.control.loss_look import Look, difference
+from gpujob_worker.control.loss_look import Look
+from gpujob_worker.control.output_sample import difference, samples_within
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
 from gpujob_worker.control.sharded_tuning import (
     gathered_root,
@@ -235,34 +236,46 @@ class LossCheck:
     def _differences(self, root: Root, tried: Root, inputs: CallInputs) -> Look | None:
         """`tried`: the root, or a root of its copy."""
         call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
-        rows = None if call.whole_only or batch_statistics(root.module) else inputs.rows
-        if rows is not None:
-            most = root.plan.rows_per_step or rows
-            call = few_rows(call, max(1, min(most, -(-rows // ROWS_PART))))
-        taken = call.inputs.rows if rows is not None else None
+        total = None if call.whole_only or batch_statistics(root.module) else inputs.rows
+        if total is None:
+            return self._compared(root, tried, call, None, None)
+        most = root.plan.rows_per_step or total
+        rows = max(1, min(most, -(-total // ROWS_PART)))
+        look = self._compared(root, tried, few_rows(call, rows), rows, total)
+        if look is None or any(sample.rows is not None for sample in look.samples):
+            return look
+        # A module that returns its loss alone has nothing to say of a part of the batch.
+        return self._compared(root, tried, call, None, None)
+
+    def _compared(
+        self, root: Root, tried: Root, call: RecordedCall, rows: int | None, total: int | None
+    ) -> Look | None:
+        """Of the first `rows` of the batch's `total`; of all of it where they are None."""
         plan = moved(root.plan.arithmetic(), root.module, tried.module)
         with no_trace(tried.module), without_dropout():
             before = RandomStates()
             probe = RootProbe(tried, call)
-            ours = probe.outputs(plan)
+            outputs = probe.outputs(plan)
             if before.drawn:
                 self._skip(root, "forward draws random numbers, which differ by type")
                 return None
+            samples = samples_within(
+                outputs, KEPT_BYTES_MAX, rows=rows, total=total, turn=self._count
+            )
+            ours = [sample.of(output) for sample, output in zip(samples, outputs, strict=True)]
+            # Whole outputs of both are never held at a time.
+            del outputs
             written = probe.outputs(RootPlan())
-        kept = sum(8 * output.numel() for output in ours)
-        if kept > KEPT_BYTES_MAX:
-            what = f"outputs of {taken or 'all'} samples"
-            self._skip(root, f"{what} take more than {KEPT_BYTES_MAX} bytes")
-            return None
-        differences = [difference(one, other) for one, other in zip(ours, written, strict=True)]
-        part = taken / rows if taken is not None and rows else 1.0
-        return Look(differences, taken, part)
+        both = zip(samples, ours, written, strict=True)
+        return Look(
+            samples, [difference(*each) for each in both], rows / total if rows and total else 1.0
+        )
 
     def _judge(self, root: Root, look: Look, since: int) -> None:
         look.forget_hooks()
         self._due = since + BETWEEN_STEPS
         loss, self._loss = look.loss, None
-        if loss is None or look.changes is None:
+        if loss is None or not look.seen:
             self._skip(root, look.failure or "no backward from a single loss was seen")
             return
         looks = self._of(root)

@@ -1,83 +1,107 @@
 """One look at what the settings in force change in the loss, for `loss_check`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from gpujob_worker.control.output_sample import OutputSample
 from gpujob_worker.inject.call_inputs import tensor_leaves
+from gpujob_worker.inject.output_graph import inner_outputs
 from gpujob_worker.tune.trial import short
+
+# The change of a sampled output is summed in so many groups, whose spread says what chance is.
+GROUPS = 64
 
 
 @dataclass(slots=True)
 class Look:
     """One call, from before its forward to the end of its step."""
 
-    differences: list[torch.Tensor]
-    # Samples that were compared; None: all.
-    rows: int | None
+    samples: Sequence[OutputSample]
+    # What the settings change in what each sample keeps.
+    differences: Sequence[torch.Tensor]
     # They are this part of the batch.
     part: float
-    # What each sample adds to the change of the loss.
-    changes: torch.Tensor | None = None
     loss: torch.Tensor | None = None
     failure: str | None = None
     # A step ended without its backward, which another optimizer's step may follow.
     waited: bool = False
     handles: list[Any] = field(default_factory=list[Any])
+    # By output: what its groups of values, or its rows, add to the change of the loss.
+    _changes: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    # By output: the others that it is made of.
+    _inner: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+
+    @property
+    def seen(self) -> bool:
+        """True once backward passed an output."""
+        return bool(self._changes)
 
     def ends_with_step(self) -> bool:
         """Called after each optimizer's step. True if backward was seen, or if this is the second
         step without it, after which it is waited for no longer.
         """
         waited, self.waited = self.waited, True
-        return waited or self.changes is not None or self.failure is not None
+        return waited or self.seen or self.failure is not None
 
     def watch(self, output: Any, loss_now: Callable[[], torch.Tensor | None]) -> None:
         """Adds what each output's difference does to the loss, while backward runs."""
-        for leaf, difference in zip(tensor_leaves(output), self.differences, strict=False):
-            if leaf.requires_grad and leaf.dim() == difference.dim():
-                self.handles.append(leaf.register_hook(self._hook(difference, loss_now)))
+        leaves = tensor_leaves(output)
+        # A tensor that is returned twice counts once.
+        first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
+        fitting = {
+            index: leaf
+            for index, (leaf, sample) in enumerate(zip(leaves, self.samples, strict=False))
+            if leaf.requires_grad and first[id(leaf)] == index and sample.fits(leaf)
+        }
+        self._inner = inner_outputs(fitting)
+        for index, leaf in fitting.items():
+            self.handles.append(leaf.register_hook(self._hook(index, loss_now)))
 
     def _hook(
-        self, difference: torch.Tensor, loss_now: Callable[[], torch.Tensor | None]
+        self, index: int, loss_now: Callable[[], torch.Tensor | None]
     ) -> Callable[[torch.Tensor], None]:
         def add(gradient: torch.Tensor) -> None:
             try:
                 with torch.no_grad():
-                    self._add(gradient.detach(), difference)
+                    self._add(gradient.detach(), index)
             except Exception as error:
                 self.failure = short(error)
             self.loss = loss_now()
 
         return add
 
-    def _add(self, gradient: torch.Tensor, difference: torch.Tensor) -> None:
-        few = gradient if self.rows is None else gradient.narrow(0, 0, self.rows)
-        products = few.double() * difference
-        each = products.sum().reshape(1) if self.rows is None else products.flatten(1).sum(1)
-        self.changes = each if self.changes is None else self.changes + each
+    def _add(self, gradient: torch.Tensor, index: int) -> None:
+        sample = self.samples[index]
+        products = sample.of(gradient) * self.differences[index] * sample.every
+        if any(other.every > 1 for other in self.samples):
+            groups = products.flatten().tensor_split(GROUPS)
+            each = torch.stack([group.sum() for group in groups])
+        else:
+            each = products.sum(1)
+        before = self._changes.get(index)
+        self._changes[index] = each if before is None else before + each
 
     def found(self, typical_loss: float) -> tuple[float, float]:
-        """The change of the loss, and what chance alone makes of it; both relative to the loss."""
-        assert self.changes is not None
+        """The change of the loss, and what chance alone makes of it; both relative to the loss.
+
+        An output that another one is made of has its part in the other's difference.
+        """
         assert self.loss is not None
-        rows = self.changes.numel()
-        chance = float(self.changes.std()) * math.sqrt(rows) if rows > 1 else 0.0
+        inner = {one for index in self._changes for one in self._inner.get(index, ())}
+        outer = [each for index, each in self._changes.items() if index not in inner]
+        changes = torch.stack(outer).sum(0)
+        count = changes.numel()
+        chance = float(changes.std()) * math.sqrt(count) if count > 1 else 0.0
         size = self.part * max(abs(float(self.loss)), typical_loss)
-        return _relative(float(self.changes.sum()), size), _relative(chance, size)
+        return _relative(float(changes.sum()), size), _relative(chance, size)
 
     def forget_hooks(self) -> None:
         while self.handles:
             self.handles.pop().remove()
-
-
-def difference(ours: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-    if not ours.is_floating_point() or ours.shape != written.shape:
-        return torch.zeros_like(ours, dtype=torch.float64)
-    return ours.double() - written.double()
 
 
 def _relative(change: float, loss: float) -> float:

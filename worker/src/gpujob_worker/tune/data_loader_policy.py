@@ -29,6 +29,7 @@ from gpujob_worker.tune.pinned_memory import PinnedMemory
 WAIT_PERCENT_NEEDED = 10.0
 _ITEM = "data loading"
 _ADVICE = "data format"
+_OWN_WORKERS = "num_workers"
 _LOADER = "_gpujob_loader"
 
 
@@ -110,7 +111,7 @@ class LoaderPolicy:
                 self._session.explanation.skipped(_ITEM, facts.refusal)
         workers = self._workers or 0
         if facts.refusal is not None:
-            self._end_trial_with(facts.refusal)
+            self._end_trial_with(facts.refusal, iterator._num_workers)
             return
         if self._trial is None:
             workers = min(workers, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
@@ -133,11 +134,23 @@ class LoaderPolicy:
             text = f"{_named(workers)}{own}, new for each pass"
             self._session.explanation.applied(_ITEM, text)
 
-    def _end_trial_with(self, refusal: str) -> None:
+    def _end_trial_with(self, refusal: str, own: int) -> None:
         """Unless the workers of another loader are on trial."""
-        if self._trial is not None and not self._trial.has_started:
+        trial = self._trial
+        if trial is not None and not trial.has_started:
             self._judged = True
+            workers = self._workers or 0
             self._remove_workers(refusal)
+            if own and trial.found_before is not None:
+                self._advise_more(trial.found_before, own, workers)
+
+    def _advise_more(self, now: StepTimes, own: int, workers: int) -> None:
+        """A script that starts workers itself may start more of them, with other random numbers."""
+        text = (
+            f"{workers} in the script instead of {own}: waiting takes {now.wait_percent:.0f} % of a"
+            " step. What workers draw at random is other numbers then, of the same distribution"
+        )
+        self._session.explanation.recommended(_OWN_WORKERS, text)
 
     def received(self, batch: Any) -> Any:
         """The batch that the script gets."""

@@ -67,6 +67,11 @@ class LoaderTrial:
         self._settled: Timed | None = None
 
     @property
+    def found_before(self) -> StepTimes | None:
+        """The steps without more workers, once enough of them were timed."""
+        return self._before
+
+    @property
     def measures_before(self) -> bool:
         return self._before is None
 

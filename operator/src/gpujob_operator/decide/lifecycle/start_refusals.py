@@ -101,10 +101,9 @@ def _of_pod(
         return Refusal(CANNOT_START, with_advice(text), place.node, left)
     if pod.sandbox_ready:
         return None
-    limit = min(
-        SANDBOX_SECONDS * 2 ** min(_count(job.status.start_refusals), 16),
-        configuration.start_timeout_seconds,
-    )
+    # Of pods that could not start: a refusal by kube-scheduler says nothing of volumes.
+    waits = _count(one for one in job.status.start_refusals if one.reason == CANNOT_START)
+    limit = min(SANDBOX_SECONDS * 2 ** min(waits, 16), configuration.start_timeout_seconds)
     text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
     return Refusal(CANNOT_START, text, place.node, limit - waited_seconds)
 
