@@ -4,7 +4,8 @@
     python -m bench.gpu --device cpu --quick      # the same code on the CPU, to try it out
     python -m bench.gpu --merge FILE FILE ...     # several runs on one device as one table
 
-Needs torch from a checkout, nothing installed and no network; what is not installed is named. The
+Needs torch from a checkout, nothing installed and no network; what is not installed is named.
+Without a compiler or Triton nothing is compiled, which is said first and in the compiled rows. The
 parts share the time; what no longer fits is left out and said. Compilation is most of it: for all
 ways of all workloads give two runs of three and two workloads. Writes bench/results/<device>.json
 and .txt with the tables, the device's name, its driver and versions.
@@ -26,7 +27,7 @@ from typing import Any
 
 from bench import overhead, worker
 from bench.machine import describe_machine
-from bench.speed.device import describe_device, device_refusal
+from bench.speed.device import compilable, describe_device, device_refusal
 from bench.speed.merged import merged
 from bench.speed.race import Deadline
 from bench.speed.ways import WORKLOADS, Scale, scale_of
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     scale = scale_of(options.device, quick=options.quick)
     names, parts = options.workloads.split(","), options.parts.split(",")
+    if "worker" in parts:
+        scale = compilable(scale)
     found = measure(names, parts, scale, options.minutes * 60)
     result = {**found, **about(scale), "bench": "gpu"}
     _publish(result, options.results, () if tuple(names) == WORKLOADS else names)

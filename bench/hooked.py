@@ -1,6 +1,7 @@
 """A program run as in a pod of the worker's image, and what its last report says of it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
 from gpujob_worker.options import ENV_OPTIONS
 
 SECONDS_MAX = 300.0
+_DECISION = re.compile(r"(?P<item>.+?) (?P<verdict>applied|skipped): (?P<reason>.*)", re.DOTALL)
 
 Process = subprocess.Popen[bytes]
 
@@ -103,13 +105,20 @@ def injected(run: Run, *, trains: bool) -> str:
     return f"yes, {run.report.step} steps"
 
 
-def decided(run: Run) -> tuple[str, str]:
-    """What was applied and what was skipped, for a table."""
+def applied(run: Run) -> str:
+    """What was applied, for a table."""
+    return ", ".join(_decisions(run, "applied")) or "-"
+
+
+def refused(run: Run) -> dict[str, str]:
+    """The reason of each item that was skipped."""
+    return _decisions(run, "skipped")
+
+
+def _decisions(run: Run, verdict: str) -> dict[str, str]:
     lines = run.report.explain if run.report is not None else ()
-    applied = [line.partition(" applied: ")[0] for line in lines if " applied: " in line]
-    refusals = [line for line in lines if line.startswith(("everything ", "processes skipped"))]
-    skipped = sum(" skipped: " in line for line in lines)
-    return ", ".join(applied) or "-", refusals[0][:60] if refusals else f"{skipped} items"
+    found = [match for line in lines if (match := _DECISION.match(line))]
+    return {match["item"]: match["reason"] for match in found if match["verdict"] == verdict}
 
 
 def _report(message: Path) -> Report | None:

@@ -105,8 +105,8 @@ def _entries(name: str, scale: Scale, receiver: Receiver, folder: Path) -> list[
     )
     message = {"GPUJOB_TERMINATION_FILE": str(folder / f"{name}.json")}
     return [
-        plain(OFF, name, scale),
-        plain(AGAIN, name, scale),
+        plain(OFF, name, scale, beside_trials=False),
+        plain(AGAIN, name, scale, beside_trials=False),
         injected(NOTHING, name, scale, url=None, without=nothing),
         replace(measuring, environment={**measuring.environment, **message}),
     ]

@@ -9,15 +9,16 @@ other. On a GPU it is the clock's.
 
 - plain: the script, nothing else; `plain again`: a second one, which shows the noise;
 - auto: `gpujob-run --` with default settings, without compilation, which a job of its own accord
-  gets only after two minutes of training; `auto, compiled` asks for it at once;
+  gets only after two minutes of training; `auto, compiled` asks for it at once, and is a note
+  where there is no compiler;
 - by hand: the best of all combinations of settings, tried on this machine (bench/speed/hand.py);
 - only X: injected with one item left on, where several were applied: the gain stated apart.
   Of the batch nothing is gained by design: the total never changes, the whole goes through at once.
 
-The second table limits memory to 60 % of what the script takes. `auto` is given the limit, and its
-peak shows whether it is kept; Accelerate's find_executable_batch_size and Lightning's
-scale_batch_size run beside it, with allocations failing at that limit (on the CPU of reserved
-pages, which is stricter). They look for another total batch; ours splits the same one.
+The second table limits memory to 60 % of what the script takes. `auto` is given the limit, without
+loader workers, and its peak shows whether it is kept; Accelerate's find_executable_batch_size and
+Lightning's scale_batch_size run beside it, with allocations failing at that limit (on the CPU of
+reserved pages, which is stricter). They look for another total batch; ours splits the same one.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bench.machine import print_result
-from bench.speed.device import describe_device, device_refusal
+from bench.speed.device import compilable, describe_device, device_refusal
 from bench.speed.race import Deadline, race
 from bench.speed.receiver import receiving
 from bench.speed.tight import COMPARED, race_tight
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = scale_of(options.device, quick=options.quick)
     if options.no_compile:
         scale = replace(scale, compile=False)
+    scale = compilable(scale)
     names = options.workloads.split(",")
     tight = ["vit"] if options.quick else names
     if options.tight is not None:

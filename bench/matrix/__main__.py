@@ -4,7 +4,8 @@
 
 Each kind is run as it is and in the environment of a pod of the worker's image, then stopped by a
 SIGTERM to its first process at the twelfth step, and started again. `result` compares what both
-print. On the CPU.
+print. `skipped` has the settings that were refused and why; what nearly all kinds refuse for one
+reason is listed once, under the table. On the CPU.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from bench.machine import print_result
 from bench.matrix.kinds import KINDS
 from bench.matrix.runs import COLUMNS, row
+from bench.refusals import fill_skipped
 from bench.table import format_markdown, format_table
 
 
@@ -30,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = {name: kind for name, kind in KINDS.items() if options.kinds in name}
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
 
-        def measure(name: str) -> dict[str, str]:
+        def measure(name: str) -> dict[str, Any]:
             place = Path(folder) / str(list(kinds).index(name))
             found = row(name, kinds[name], place, stops=not options.no_stops)
             print(f"{name}: {found['injected']}", file=sys.stderr, flush=True)
@@ -38,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         with ThreadPoolExecutor(options.jobs) as pool:
             rows = list(pool.map(measure, kinds))
+    legend = fill_skipped(rows, "kind")
     print(format_markdown(rows, COLUMNS) if options.markdown else format_table(rows, COLUMNS))
+    print("\n".join(["", *legend]))
     print_result(rows, bench="matrix")
     return 0
 

@@ -5,34 +5,38 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.hooked import (
     SECONDS_MAX,
     Process,
     Run,
-    decided,
+    applied,
     execute,
     hooked_environment,
     injected,
+    refused,
 )
 from bench.matrix.kinds import MARK, Kind
+from bench.refusals import REFUSED, SKIPPED
 
 STEPS, STEPS_STOPPED = 24, 4000
 ALIKE = 0.02
 OPTIONS = "--explain --tuning-seconds 2"
-COLUMNS = ("kind", "injected", "applied", "skipped", "result", "stopped", "resumed")
+COLUMNS = ("kind", "injected", "applied", SKIPPED, "result", "stopped", "resumed")
 
 
-def row(name: str, kind: Kind, folder: Path, *, stops: bool) -> dict[str, str]:
+def row(name: str, kind: Kind, folder: Path, *, stops: bool) -> dict[str, Any]:
     """What became of it. `stops`: whether it is stopped and started again too."""
     plain = run(kind, folder / "plain", {}, STEPS)
     hooked = run(kind, folder / "hooked", hooked_environment(folder / "hooked", OPTIONS), STEPS)
     found = {
         "kind": name,
         "injected": injected(hooked, trains=kind.trains),
+        "applied": applied(hooked),
+        REFUSED: refused(hooked),
         "result": _result(plain, hooked),
     }
-    found["applied"], found["skipped"] = decided(hooked)
     if not stops or not kind.trains:
         return {**found, "stopped": "-", "resumed": "-"}
     variables = hooked_environment(folder / "stopped", OPTIONS)

@@ -7,7 +7,8 @@ them); a script whose repository is missing is left out. The data that scripts r
 Each script is run on the CPU as it is, then in the environment of a pod of the worker's image:
 once with `optimize.mode: Recommend`, where everything is measured and nothing applied, and once as
 a job is by default. `measured` and `result` compare what is printed, without times: `identical`, or
-`close` where the last loss that is printed is within 2 %.
+`close` where the last loss that is printed is within 2 %. `skipped` has the settings that were
+refused and why; what nearly all scripts refuse for one reason is listed once, under the table.
 """
 
 import argparse
@@ -16,9 +17,11 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from bench.hooked import packages_in_one_folder
 from bench.machine import print_result
+from bench.refusals import fill_skipped
 from bench.scripts.catalogue import SCRIPTS, Script
 from bench.scripts.runs import COLUMNS, Ground, interpreter, row
 from bench.table import format_markdown, format_table
@@ -41,12 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--data: {options.data} is no folder with checkouts; --list says of what")
     with tempfile.TemporaryDirectory(prefix="scripts-") as folder:
         rows = _rows(options, options.keep or Path(folder))
+    legend = fill_skipped(rows, "script")
     print(format_markdown(rows, COLUMNS) if options.markdown else format_table(rows, COLUMNS))
+    print("\n".join(["", *legend]))
     print_result(rows, bench="scripts")
     return 0
 
 
-def _rows(options: argparse.Namespace, folder: Path) -> list[dict[str, str]]:
+def _rows(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     data, folder = options.data.resolve(), folder.resolve()
     hook = packages_in_one_folder(folder / "packages")
     ground = Ground(data, interpreter(options.python), hook)
@@ -57,7 +62,7 @@ def _rows(options: argparse.Namespace, folder: Path) -> list[dict[str, str]]:
         else:
             print(f"{name}: no checkout of {script.repository}", file=sys.stderr)
 
-    def measure(name: str) -> dict[str, str]:
+    def measure(name: str) -> dict[str, Any]:
         found = row(name, wanted[name], ground, folder / name.replace(" ", "-"))
         print(f"{name}: {found['result']}", file=sys.stderr, flush=True)
         return found

@@ -6,8 +6,10 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.hooked import Run, decided, execute, hooked_environment, injected
+from bench.hooked import Run, applied, execute, hooked_environment, injected, refused
+from bench.refusals import REFUSED, SKIPPED
 from bench.scripts.catalogue import Script
 
 # A script that sets no seed draws other numbers in every process, from torch too.
@@ -31,7 +33,7 @@ TIMES = re.compile(
     r"|\d{4}-\d\d-\d\d|\d{9,}"
 )
 ALIKE = 0.02
-COLUMNS = ("script", "injected", "applied", "skipped", "measured", "loss", "with", "result")
+COLUMNS = ("script", "injected", "applied", SKIPPED, "measured", "loss", "with", "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Ground:
     hook: Path
 
 
-def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, str]:
+def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, Any]:
     """What became of it; runs are kept in `folder`."""
     plain = run(script, ground, folder / "plain", None)
     if plain.code:
@@ -51,8 +53,8 @@ def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, st
         return {"script": name, "result": f"fails as it is: {said[:100]}"}
     measured = run(script, ground, folder / "measured", MEASURED)
     hooked = run(script, ground, folder / "hooked", OPTIONS)
-    found = {"script": name, "injected": injected(hooked, trains=True)}
-    found["applied"], found["skipped"] = decided(hooked)
+    found: dict[str, Any] = {"script": name, "injected": injected(hooked, trains=True)}
+    found["applied"], found[REFUSED] = applied(hooked), refused(hooked)
     found["measured"] = _of_measured(plain, measured)
     found["loss"], found["with"] = (_value(script, run) or "-" for run in (plain, hooked))
     return {**found, "result": judge(script, plain, hooked)}

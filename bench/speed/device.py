@@ -1,6 +1,7 @@
 """On what device a figure was taken, and whether it is there at all."""
 
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,6 +21,21 @@ def device_refusal(device: str) -> str | None:
             "no CUDA device is available here; nothing was measured (--device cpu runs on the CPU)"
         )
     return None
+
+
+def compilable(scale: Scale) -> Scale:
+    """The scale; where nothing can be compiled here, without compilation and with the reason."""
+    if not scale.compile:
+        return scale
+    import torch
+
+    from gpujob_worker.inject.compiling import compile_refusal
+
+    refusal = compile_refusal(torch.nn.Identity(), torch.device(scale.device))
+    if refusal is None:
+        return scale
+    print(f"nothing is compiled: {refusal}", file=sys.stderr)
+    return replace(scale, compile=False, compile_refusal=refusal)
 
 
 def describe_device(scale: Scale) -> dict[str, Any]:

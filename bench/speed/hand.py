@@ -97,12 +97,17 @@ class Bench:
         return point.channels_last or nn.Conv2d not in map(type, self.model.modules())
 
     def seconds(self, point: Point, steps: int) -> float:
-        """Time of `steps` steps from a fresh pass over the data on."""
+        """Time of `steps` steps, each with the batch it takes, from the second one of a pass on.
+
+        The first batch comes before: waiting for it is mostly waiting for workers to start, which
+        is no part of a step. It is in no step, so that as many batches as steps are timed.
+        """
         # On a busy machine the processor's time says more; on a GPU it would say nothing.
         clock = time.perf_counter if self.device == "cuda" else time.process_time
+        batches = self.batches(point)
+        next(batches)
         self._synchronize()
         start = clock()
-        batches = self.batches(point)
         for _ in range(steps):
             self.step(point, next(batches))
         self._synchronize()

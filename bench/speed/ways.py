@@ -14,9 +14,14 @@ WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
 PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"
 ACCELERATE, LIGHTNING = "accelerate", "lightning"
 STEPS_MANY = 1_000_000
-# 2 to warm up, 5 as baseline, 10 to confirm, and a pass over the data must have ended.
-FREE_STEPS = 28
-FREE_STEPS_TIGHT = 20
+# The first block comes after the worker's last trial. Of loader workers: 7 steps up to the tuning,
+# one that is not timed, 10 without workers, one until they start, 5 to settle, 20 with them, and
+# the one at whose batch they are judged; one more if a pass would begin with the trial. On a GPU a
+# step's time is known one later, and pinned memory is tried afterwards, for 10 + 5 + 20 steps.
+FREE_STEPS = {"cpu": 46, "cuda": 82}
+# Without these trials: 7 up to the tuning, 10 to confirm.
+FREE_STEPS_NO_TRIAL = 20
+_LOADER_FEATURE, _LOADER_SETTING = "data_loader", "dataLoading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class Scale:
     tuning_seconds: float = 12.0
     batch_factor_when_tight: int = 1
     threads: int | None = None
+    # Why nothing is compiled although the size asks for it.
+    compile_refusal: str | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,11 +78,20 @@ def script(name: str, scale: Scale, batch: int | None = None) -> list[str]:
     return [str(ROOT / "bench" / "workloads" / f"{name}.py"), *arguments]
 
 
-def plain(label: str, workload: str, scale: Scale, batch: int | None = None) -> Entry:
+def plain(
+    label: str,
+    workload: str,
+    scale: Scale,
+    batch: int | None = None,
+    *,
+    beside_trials: bool = True,
+) -> Entry:
+    """As written. With `beside_trials` its blocks are of the same steps, and so of the same
+    batches, as those of a worker that tries its data loader.
+    """
     command = [sys.executable, *script(workload, scale, batch)]
-    return Entry(
-        label, command, scale.environment, FREE_STEPS if batch is None else FREE_STEPS_TIGHT
-    )
+    free_steps = FREE_STEPS[scale.device] if beside_trials else FREE_STEPS_NO_TRIAL
+    return Entry(label, command, scale.environment, free_steps)
 
 
 def injected(
@@ -104,7 +120,8 @@ def injected(
         environment["GPUJOB_MEMORY_LIMIT_BYTES"] = str(limit_bytes)
     command = [sys.executable, "-m", "gpujob_worker", *options, "--", "python"]
     command += script(workload, scale, batch)
-    free_steps = FREE_STEPS if limit_bytes is None else FREE_STEPS_TIGHT
+    tries_loader = _LOADER_FEATURE not in off and (settings or {}).get(_LOADER_SETTING) != "Off"
+    free_steps = FREE_STEPS[scale.device] if tries_loader else FREE_STEPS_NO_TRIAL
     # No fence: the worker keeps to what is resident, as a CPU card measures it, and on a GPU it
     # limits the allocator itself. Whether the limit is kept is seen in the peak.
     return Entry(label, command, environment, free_steps)

@@ -1,6 +1,7 @@
 """The benchmarks' commands: no GPU is said, time is shared, figures are kept."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 
 from bench import gpu, overhead, worker
 from bench.overhead import Heat
-from bench.speed.device import describe_device
-from bench.speed.ways import WORKLOADS, Scale, scale_of
-from bench.turns.conductor import ENDED
+from bench.speed import race
+from bench.speed.device import compilable, describe_device
+from bench.speed.ways import BY_HAND, COMPILED, WORKLOADS, Scale, scale_of
+from bench.turns.conductor import ENDED, Entry, Program
 
 CPU = scale_of("cpu", quick=True)
 
@@ -35,14 +37,15 @@ def test_without_a_gpu_that_is_said_and_nothing_is_measured(
 
 
 class Recorded:
-    """Stands in for the parts: keeps what time each was given."""
+    """Stands in for the parts: keeps what time each was given, and the scale of the first."""
 
     def __init__(self) -> None:
+        self.scale: Scale | None = None
         self.seconds: dict[str, float | None] = {}
         self.tight: list[str] = []
 
     def worker(self, names: Any, scale: Scale, seconds: float | None) -> list[dict[str, Any]]:
-        self.seconds["worker"] = seconds
+        self.seconds["worker"], self.scale = seconds, scale
         return [{"workload": name, "way": "auto", "speedup": 2.0} for name in names]
 
     def overhead(self, names: Any, scale: Scale, seconds: float, heats: int) -> list[Any]:
@@ -61,6 +64,86 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(overhead, "measure", found.overhead)
     monkeypatch.setattr(worker, "measure_tight", found.limited)
     return found
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Unstarted:
+    """Stands in for the conductor: keeps what it is to start, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.programs: dict[str, Program] = {}
+
+    def __call__(self, *_: Any) -> "Unstarted":
+        return self
+
+    def __enter__(self) -> "Unstarted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, entries: Sequence[Entry], _: Any) -> None:
+        self.entries |= {entry.name: entry for entry in entries}
+
+    def round(self) -> None:
+        pass
+
+    def end_all_but(self, _: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("command", [gpu, worker])
+def test_without_a_compiler_that_is_said_first_and_nothing_is_compiled(
+    command: Any, recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(tmp_path / "results")] if command is gpu else []
+    assert command.main(["--device", "cpu", "--workloads", "gpt2", *results]) == 0
+    said = capsys.readouterr().err.splitlines()[0]
+    assert "no C++ compiler" in said
+    assert recorded.scale is not None
+    assert not recorded.scale.compile
+    assert said == f"nothing is compiled: {recorded.scale.compile_refusal}"
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_compiled_row_is_a_note_where_nothing_can_be_compiled(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conductor = Unstarted()
+    monkeypatch.setattr(race, "Conductor", conductor)
+    scale = compilable(scale_of(device, quick=False))
+    (row,) = worker.measure(["gpt2"], scale, None)
+    assert (row["workload"], row["way"]) == ("gpt2", COMPILED)
+    assert row["note"] == f"not run, nor compiled by hand: {scale.compile_refusal}"
+    assert COMPILED not in conductor.entries
+    assert "--compile" not in conductor.entries[BY_HAND].command
+    assert worker.summary([row]) == {}
+
+
+def test_with_a_compiler_the_scale_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_refused(_module: torch.nn.Module, _device: torch.device) -> None:
+        return None
+
+    monkeypatch.setattr("gpujob_worker.inject.compiling.compile_refusal", nothing_refused)
+    scale = scale_of("cuda", quick=False)
+    assert compilable(scale) is scale
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_size_that_compiles_nothing_needs_no_compiler() -> None:
+    assert compilable(CPU) is CPU
 
 
 def test_the_parts_share_the_time(recorded: Recorded) -> None:

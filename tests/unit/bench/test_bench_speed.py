@@ -1,15 +1,35 @@
 """From what scripts print and workers report to rows of figures."""
 
+import itertools
+from typing import Any
+
 import pytest
 
 from bench.speed.race import Deadline
 from bench.speed.receiver import receiving
 from bench.speed.results import applied_items, loss_at, losses, switch_of
 from bench.speed.tight import predicted_bytes
-from bench.speed.ways import WORKLOADS, batch_size, finder, injected, plain, scale_of
+from bench.speed.ways import (
+    FREE_STEPS,
+    FREE_STEPS_NO_TRIAL,
+    WORKLOADS,
+    batch_size,
+    finder,
+    injected,
+    plain,
+    scale_of,
+    workload_module,
+)
 from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
+from gpujob_api.settings import Settings
+from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
+from gpujob_worker.hooks import BASELINE_STEPS, WARM_UP_STEPS
+from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.reporter import Destination, post
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune import pinned_memory
+from gpujob_worker.tune.loader_trial import LoaderTrial
 from gpujob_worker.tune.settings import FEATURES
 from tests.harness.repository import ROOT
 
@@ -69,17 +89,68 @@ def test_a_limit_is_told_to_the_worker_and_fences_the_finders() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_pass_over_the_data_ends_while_settings_are_chosen(
+def test_passes_are_so_long_that_workers_are_tried_and_end_while_settings_are_chosen(
     name: str, quick: bool, device: str
 ) -> None:
-    """A loader gets workers from its next pass on; that must lie before the first block."""
-    from bench.speed.ways import FREE_STEPS, workload_module
-
     scale = scale_of(device, quick=quick)
     samples = workload_module(name).SIZES[scale.size]["samples"]
     batch = batch_size(name, scale)
-    assert 8 <= samples // batch < FREE_STEPS
+    assert 8 <= samples // batch < FREE_STEPS[device]
     assert batch * scale.batch_factor_when_tight <= samples
+
+
+TUNED_STEPS = WARM_UP_STEPS + BASELINE_STEPS
+
+
+def last_step_of_a_loader_trial() -> int:
+    """The step at whose batch the trial is judged, on a device whose times are known at once."""
+    meter = Session(Environment(Settings())).meter
+    trial: LoaderTrial | None = None
+    for step in itertools.count(1):
+        if trial is not None:
+            # As the policy: workers start before a batch, and what was timed is read after it.
+            if trial.may_start:
+                trial.starts()
+            trial.before()
+            if trial.verdict() is not None:
+                return step
+        meter.step_done()
+        if step == TUNED_STEPS:
+            trial = LoaderTrial(meter)
+            meter.new_window()
+    raise AssertionError
+
+
+def test_no_trial_of_the_worker_reaches_into_the_measured_blocks() -> None:
+    one_at_a_pass = 1
+    loader = last_step_of_a_loader_trial() + one_at_a_pass
+    assert loader == FREE_STEPS["cpu"]
+    known_later = 1
+    pinned = pinned_memory.BEFORE_STEPS + pinned_memory.SETTLE_STEPS + pinned_memory.TRIAL_STEPS
+    assert loader + known_later + pinned == FREE_STEPS["cuda"]
+    assert TUNED_STEPS + CONFIRM_STEPS <= FREE_STEPS_NO_TRIAL
+
+
+@pytest.mark.parametrize(
+    ("changed", "tries"),
+    [
+        ({}, True),
+        ({"only": "data_loader"}, True),
+        ({"only": "precision"}, False),
+        ({"without": FEATURES}, False),
+        ({"settings": {"dataLoading": "Off"}}, False),
+    ],
+)
+def test_only_a_worker_that_tries_its_loader_gets_the_steps_for_it(
+    changed: dict[str, Any], tries: bool
+) -> None:
+    scale = scale_of("cpu", quick=True)
+    expected = FREE_STEPS["cpu"] if tries else FREE_STEPS_NO_TRIAL
+    entry = injected("x", "vit", scale, url=None, **changed)
+    assert entry.free_steps == expected
+    assert plain("p", "vit", scale, beside_trials=tries).free_steps == expected
+    settings = Settings.from_text(entry.environment["GPUJOB_SETTINGS"])
+    assert settings.data_loading.value == ("Off" if "settings" in changed else "Auto")
 
 
 def test_reports_arrive_under_the_name_of_their_program() -> None:

@@ -1,13 +1,15 @@
 """The ways of training, for real on tiny models: by hand, with finders, and in a race."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from bench import worker
-from bench.speed import finders
+from bench.speed import finders, hand
 from bench.speed.finders import Training, with_accelerate, with_lightning
 from bench.speed.hand import Bench, Point, search
 from bench.speed.ways import AGAIN, AUTO, BY_HAND, PLAIN, scale_of
@@ -59,6 +61,34 @@ def test_a_restart_begins_with_the_first_step() -> None:
     assert bench.step(Point(fused=True), batch) < first
     bench.restart()
     assert bench.step(Point(), batch) == first
+
+
+def test_starting_a_pass_is_no_part_of_the_steps_that_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    class Slow(Bench):
+        """Its workers take a hundred seconds to start, a batch two, and what is computed one."""
+
+        def batches(self, point: Point) -> Iterator[Any]:
+            wait(100.0)
+            while True:
+                wait(2.0)
+                yield None
+
+        def step(self, point: Point, batch: Any) -> float:
+            wait(1.0)
+            return 0.0
+
+    monkeypatch.setattr(hand, "time", SimpleNamespace(process_time=lambda: now))
+    bench = Slow("gpt2", "tiny")
+    bench.device = "cpu"
+    assert bench.seconds(Point(workers=4), 3) == 9.0, "three batches, three steps"
 
 
 def test_the_fastest_point_is_found_and_one_that_fails_is_left_out() -> None:

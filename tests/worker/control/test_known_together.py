@@ -49,7 +49,8 @@ class Vision(nn.Module):
         self.patches, self.head = nn.Conv2d(3, 16, 2, 2), nn.Linear(16, 1)
     def forward(self, x):
         tokens = self.patches(x).flatten(2).transpose(1, 2).unsqueeze(1).contiguous()
-        return self.head(functional.scaled_dot_product_attention(tokens, tokens, tokens).mean((1, 2)))
+        attended = functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.head(attended.mean((1, 2)))
 net = DistributedDataParallel(Vision())
 opt = torch.optim.AdamW(net.parameters(), lr=0.01)
 images = torch.randn(8 * steps * size, 3, 8, 8)

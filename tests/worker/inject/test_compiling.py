@@ -21,6 +21,7 @@ from gpujob_worker.inject.compiling import (
     ENV_CACHE,
     CompiledBlocks,
     blocks_refusal,
+    compile_refusal,
     graphs_refusal,
     keep_compiled_in,
 )
@@ -131,6 +132,40 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
     assert tuner.tuned().regional_compile
     _, explanation = tuned(module, "regional_compile")
     assert explanation.lines[-1] == "compile blocks skipped: switched off"
+
+
+NO_COMPILER = "no C compiler (gcc, clang or CC) on PATH"
+
+
+@pytest.mark.parametrize(
+    ("programs", "variable", "refusal"),
+    [
+        ((), None, NO_COMPILER),
+        (("g++", "clang++", "cc"), None, NO_COMPILER),
+        (("gcc",), None, None),
+        (("clang",), None, None),
+        (("gcc-14",), "gcc-14", None),
+        (("gcc",), "gcc-14", NO_COMPILER),
+        (("gcc",), "", NO_COMPILER),
+    ],
+)
+def test_on_a_gpu_triton_needs_a_c_compiler(
+    programs: tuple[str, ...],
+    variable: str | None,
+    refusal: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for program in programs:
+        (tmp_path / program).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", variable or "")
+    if variable is None:
+        monkeypatch.delenv("CC")
+    monkeypatch.setattr(compiling, "_has_triton", lambda: True)
+    assert compile_refusal(model(), torch.device("cuda", 0)) == refusal
+    monkeypatch.setattr(compiling, "_has_triton", lambda: False)
+    assert compile_refusal(model(), torch.device("cuda", 0)) == "triton is not installed"
 
 
 def dropping() -> nn.Sequential:

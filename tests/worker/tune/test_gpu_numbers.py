@@ -86,6 +86,21 @@ def test_attentions_masks_do_not_count_either(gpu: None) -> None:
     assert split_refusal(root, call) is None
 
 
+class Noisy(nn.Linear):
+    def forward(self, input: Any) -> Any:  # noqa: A002 - as torch has it
+        out = super().forward(input)
+        return out + torch.randn_like(out)
+
+
+def test_a_split_is_refused_for_what_is_drawn_on_the_gpu(gpu: None) -> None:
+    """It was refused as if samples influenced each other."""
+    _, _, root, call = trial(Noisy(16, 8).to("cuda"), torch.randn(8, 16, device="cuda"))
+    host, device = torch.get_rng_state(), torch.cuda.get_rng_state()
+    assert split_refusal(root, call) == "forward draws random numbers other than dropout's"
+    assert torch.equal(torch.cuda.get_rng_state(), device)
+    assert torch.equal(torch.get_rng_state(), host), "nothing is drawn on the host"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_another_order_in_memory_is_not_refused_for_its_masks(gpu: None, device: str) -> None:
     torch.manual_seed(0)

@@ -33,9 +33,7 @@ def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None
         compiler = environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if not compiler or shutil.which(compiler) is None:
             return "no C++ compiler (g++, clang++ or CXX) on PATH"
-    elif device.type == "cuda" and not _has_triton():
-        return "triton is not installed"
-    return None
+    return _triton_refusal() if device.type == "cuda" else None
 
 
 def blocks_refusal(module: torch.nn.Module) -> str | None:
@@ -161,6 +159,19 @@ def keep_compiled_in(folder: Path | None) -> str | None:
         return None
     environ[ENV_CACHE] = str(place)
     return str(place)
+
+
+def _triton_refusal() -> str | None:
+    """Triton builds what launches its kernels with a C compiler, when the first of them runs.
+
+    It takes `CC` as the name of a program, whatever it is, and looks for others only without it.
+    """
+    if not _has_triton():
+        return "triton is not installed"
+    names = [environ["CC"]] if "CC" in environ else ["gcc", "clang"]
+    if not any(map(shutil.which, names)):
+        return "no C compiler (gcc, clang or CC) on PATH"
+    return None
 
 
 def _has_triton() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.probe.compare import Closeness, closeness
+from gpujob_worker.probe.compare import Closeness, closeness, update_error
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 MEASURE_BYTES_MAX = 2 * 1024**3
@@ -126,6 +126,7 @@ class OptimizerCopy:
         )
         self.optimizer.__setstate__({"param_groups": groups, "state": _states(optimizer, twins)})
         self.parameters = list(twins.values())
+        self._start = list(twins)
 
     def step_seconds(self) -> float:
         device = self.parameters[0].device
@@ -145,6 +146,16 @@ class OptimizerCopy:
         """Of what this process has of the parameters; nothing is asked of other processes."""
         return closeness(
             list(map(_own_part, self.parameters)), list(map(_own_part, other.parameters))
+        )
+
+    def update_error(self, other: "OptimizerCopy") -> float:
+        """The same of what both have added to the parameters that they are copies of, relative to
+        what this one has added. Those must not have changed since.
+        """
+        return update_error(
+            list(map(_own_part, self._start)),
+            list(map(_own_part, self.parameters)),
+            list(map(_own_part, other.parameters)),
         )
 
 

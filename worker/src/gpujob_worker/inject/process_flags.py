@@ -3,11 +3,25 @@
 Backward runs outside the root's call, so these cannot be applied around the call only.
 """
 
+import warnings
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
 from gpujob_worker.inject.call_settings import CallSetting
+
+# Where `torch.backends` lets float32 be computed in TF32, and the value without it. The newer
+# interface comes last: what is off by the older one may still be on by it.
+_TF32_FLAGS: tuple[tuple[str, bool | str], ...] = (
+    ("cuda.matmul.allow_tf32", False),
+    ("cudnn.allow_tf32", False),
+    ("cuda.matmul.fp32_precision", "ieee"),
+    ("cudnn.conv.fp32_precision", "ieee"),
+    ("cudnn.rnn.fp32_precision", "ieee"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,59 @@ def tf32_refusal() -> str | None:
     except RuntimeError:
         return "the script chooses by an interface that does not go together with this one"
     return None
+
+
+@contextmanager
+def without_tf32() -> Generator[None]:
+    """Inside, products and cuDNN's layers compute float32 as such; then as the script chose it.
+
+    Each flag is restored through the interface by which it was read: torch refuses to answer by the
+    older one where the two do not agree.
+    """
+    restoring = ExitStack()
+    try:
+        # Some versions of torch warn of the older interface.
+        with _no_warnings():
+            _switch_tf32_off(restoring)
+        yield
+    finally:
+        with _no_warnings():
+            restoring.close()
+
+
+@contextmanager
+def _no_warnings() -> Generator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _switch_tf32_off(restoring: ExitStack) -> None:
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = "highest"  # the script chose by the newer interface, which follows
+    if products != "highest":
+        restoring.callback(torch.set_float32_matmul_precision, products)
+        torch.set_float32_matmul_precision("highest")
+    for path, off in _TF32_FLAGS:
+        chosen = _backend_flag(path)
+        if chosen in (True, "tf32"):
+            restoring.callback(_set_backend_flag, path, chosen)
+            _set_backend_flag(path, off)
+
+
+def _backend_flag(path: str) -> bool | str | None:
+    """None if this torch does not have it, or refuses to answer."""
+    try:
+        return attrgetter(path)(torch.backends)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _set_backend_flag(path: str, value: bool | str) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(attrgetter(owner)(torch.backends), name, value)
 
 
 def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> str | None:

@@ -9,6 +9,9 @@ import torch
 
 # In float64 they take 16 MiB.
 PIECE_ELEMENTS = 2**21
+# In units of the type's `eps`: each of two steps rounds a parameter at most twice, for the decay
+# and for the rest, by half a unit in the last place each time.
+_STEP_ROUNDING = 2.0
 PAIRS_MIN = 5
 # A gain that does not show in the mean of this many pairs is not worth more of them.
 PAIRS_FUTILE = 10
@@ -159,17 +162,17 @@ def _reals(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(plain) if plain.is_complex() else plain).double()
 
 
-def _pieces(a: torch.Tensor, b: torch.Tensor) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both cut alike, across their longest dimension, until no piece is too large."""
+def _pieces(a: torch.Tensor, *others: torch.Tensor) -> Generator[tuple[torch.Tensor, ...]]:
+    """All cut alike, across their longest dimension, until no piece is too large."""
     if a.numel() <= PIECE_ELEMENTS or a.layout is not torch.strided:
-        yield a, b
+        yield (a, *others)
         return
     longest = max(range(a.dim()), key=lambda dim: a.shape[dim])
     total = a.shape[longest]
     length = max(1, PIECE_ELEMENTS * total // a.numel())
     for start in range(0, total, length):
         here = min(length, total - start)
-        yield from _pieces(a.narrow(longest, start, here), b.narrow(longest, start, here))
+        yield from _pieces(*(tensor.narrow(longest, start, here) for tensor in (a, *others)))
 
 
 def closeness(
@@ -197,3 +200,29 @@ def closeness(
         same = norm == other_norm
         return Closeness(0.0 if same else math.inf, 1.0 if same else -1.0)
     return Closeness(math.sqrt(difference / norm), product / math.sqrt(norm * other_norm))
+
+
+def update_error(
+    start: Sequence[torch.Tensor],
+    reference: Sequence[torch.Tensor],
+    other: Sequence[torch.Tensor],
+) -> float:
+    """How far two updates of the same numbers differ, relative to the first (2-norm over
+    everything).
+
+    That a result is rounded to its type is no error of the update, and may be more than a small
+    update. Compares in float64, in pieces that take about 80 MiB together.
+    """
+    difference = norm = 0.0
+    for tensors in zip(start, reference, other, strict=True):
+        rounding = _STEP_ROUNDING * torch.finfo(tensors[0].dtype).eps
+        for pieces in _pieces(*tensors):
+            before, x, y = map(_reals, pieces)
+            beyond = (x - y).abs_().sub_(x.abs(), alpha=rounding).clamp_(min=0.0)
+            difference += float(beyond.square_().sum())
+            norm += float(x.sub_(before).square_().sum())
+    if not math.isfinite(difference + norm):
+        return math.inf
+    if norm == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return math.sqrt(difference / norm)

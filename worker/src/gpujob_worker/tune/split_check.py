@@ -17,12 +17,14 @@ from gpujob_worker.inject.guards import (
     without_dropout,
 )
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
+from gpujob_worker.inject.process_flags import without_tf32
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
-from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.probe.side_effects import RandomStates, no_trace
 from gpujob_worker.tune.probe import probe
 
 CHECK_ROWS = 6
+# Without TF32, whose rounding alone differs by more between a batch and its parts.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
 _TOLERANCE_OTHER = 3e-2
 
@@ -46,7 +48,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return INDIVISIBLE
     few = recorded.of(recorded.inputs.first(CHECK_ROWS).detached())
     try:
-        with no_trace(module):
+        with no_trace(module), without_tf32():
             return _difference(root, few)
     except NotSplittableError as error:
         return f"{error}: a value over the whole batch could be weighted wrongly"
@@ -58,13 +60,13 @@ def _difference(root: Root, few: RecordedCall) -> str | None:
     module = root.module
     parameters = trainable(module)
     call = module._call_impl  # pyright: ignore[reportPrivateUsage]
-    before, random_before = observe(module), torch.get_rng_state()
+    before, states = observe(module), RandomStates()
     with without_dropout():
         whole = probe(lambda inputs: inputs.call(call), parameters, few)
         changed = state_refusal(before, observe(module))
         if changed is not None:
             return changed
-        if not torch.equal(random_before, torch.get_rng_state()):
+        if states.drawn:
             return "forward draws random numbers other than dropout's"
         rows = few.inputs.rows
         assert rows is not None

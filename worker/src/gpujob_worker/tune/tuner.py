@@ -45,7 +45,10 @@ from gpujob_worker.tune.trial import (
     tolerance_of,
 )
 
+# Of the parameters, and of what a step adds to them, which is small beside them. The second says
+# little of narrow types, whose rounding is larger than most updates.
 FUSED_ERROR_MAX = 1e-5
+UPDATE_ERROR_MAX = 1e-3
 _FUSED = setting_called("optimizer").ITEM
 
 
@@ -227,7 +230,8 @@ class Tuner:
             use_fused(fused.optimizer, True)
             plain.step_seconds()
             fused.step_seconds()
-            close = plain.closeness(fused).relative_error
+            parameters = plain.closeness(fused).relative_error
+            updates = plain.update_error(fused)
             found = measure_speedup(
                 plain.step_seconds,
                 fused.step_seconds,
@@ -237,8 +241,9 @@ class Tuner:
         except Exception as error:
             self._explain.skipped(_FUSED, f"failed: {short(error)}")
             return
-        numbers = f"parameters differ by {close:.1e} after a step"
-        if self._decision.decide(_FUSED, found, numbers, close <= FUSED_ERROR_MAX, False):
+        numbers = f"parameters differ by {parameters:.1e} after a step, updates by {updates:.1e}"
+        close = parameters <= FUSED_ERROR_MAX and updates <= UPDATE_ERROR_MAX
+        if self._decision.decide(_FUSED, found, numbers, close, False):
             self.applied.fused = True
 
     def gain(
