@@ -36,4 +36,5 @@ class Model(nn.Module):
 def root_and_call(model: nn.Module, rows: int = 12) -> tuple[Root, RecordedCall]:
     root = Root(model, lambda _: None)
     root.install()
-    return root, RecordedCall(CallInputs.of((torch.randn(rows, 16),), {}))
+    batch = torch.randn(rows, 16).to(root.device)
+    return root, RecordedCall(CallInputs.of((batch,), {}))

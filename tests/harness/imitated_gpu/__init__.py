@@ -11,7 +11,8 @@ Time is virtual. Host time advances by launches, sleeps and waiting only; device
 each kernel. So a step of seconds is tested in milliseconds, with the same figures every time.
 
 Not imitated: more than one device, Triton (and with it `torch.compile`), cuDNN's choice of kernels,
-`torch.Generator(device="cuda")`, recurrent layers, and the order in which a GPU adds.
+`torch.Generator(device="cuda")`, recurrent layers, nested tensors, parameters that a first call
+makes, and the order in which a GPU adds.
 """
 
 from tests.harness.imitated_gpu.cost import CostModel, Kernel

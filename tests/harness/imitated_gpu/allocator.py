@@ -50,6 +50,7 @@ class CachingAllocator:
         self.segments: list[_Segment] = []
         self.allocated = self.reserved = 0
         self.allocated_peak = self.reserved_peak = 0
+        self.retries = self.failures = 0
 
     def allocate(self, size: int) -> Block:
         """Raises `torch.OutOfMemoryError` where the limit would be overstepped."""
@@ -89,6 +90,8 @@ class CachingAllocator:
             "reserved_bytes.all.current": self.reserved,
             "reserved_bytes.all.peak": self.reserved_peak,
             "segment.all.current": len(self.segments),
+            "num_alloc_retries": self.retries,
+            "num_ooms": self.failures,
         }
 
     def _from_free(self, size: int) -> Block | None:
@@ -145,8 +148,10 @@ class CachingAllocator:
     def _reserve(self, wanted: int) -> None:
         limit = int(self.fraction * self.total_bytes)
         if self.reserved + wanted > limit:
+            self.retries += 1
             self.empty_cache()
         if self.reserved + wanted > limit:
+            self.failures += 1
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {wanted / MIB:.2f} MiB. The limit is "
                 f"{limit / MIB:.2f} MiB, of which {self.reserved / MIB:.2f} MiB are reserved."

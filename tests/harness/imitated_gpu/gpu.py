@@ -35,13 +35,20 @@ class ImitatedGpu:
         self.allocator = CachingAllocator(model.memory_bytes)
         self.stream = 0
         self.streams_made = 1
-        self.initialized = False
         # What an operation of a captured graph does once more; None while nothing is captured.
         self.capture: list[Callable[[], None]] | None = None
         self.launched: list[str] = []
         self._random = torch.Generator().manual_seed(0).get_state()
         self._pinned: dict[int, StorageWeakRef] = {}
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def initialized(self) -> bool:
+        return torch.cuda._initialized  # pyright: ignore[reportPrivateUsage]
+
+    def begin(self) -> None:
+        """Torch's own code reads it there, to know whether there are random states to keep."""
+        torch.cuda._initialized = True  # pyright: ignore[reportPrivateUsage]
 
     def refuse_in_capture(self) -> None:
         """Raises for what would end the capture of a graph."""
@@ -77,7 +84,7 @@ class ImitatedGpu:
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Counts the tensor's storage as allocated until it is freed."""
-        self.initialized = True
+        self.begin()
         storage = tensor.untyped_storage()
         if storage in self._known or storage.nbytes() == 0:
             return
@@ -87,13 +94,16 @@ class ImitatedGpu:
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A pinned copy of a host tensor."""
-        size = tensor.numel() * tensor.element_size()
-        self.clock.host_works(size / self.model.cost.pinning_bytes_per_second)
         copy = torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
-        self._pinned = {at: ref for at, ref in self._pinned.items() if not ref.expired()}
-        storage = copy.untyped_storage()
-        self._pinned[storage.data_ptr()] = StorageWeakRef(storage)
+        self.pinned(copy)
         return copy
+
+    def pinned(self, tensor: torch.Tensor) -> None:
+        """The memory of a new host tensor is pinned."""
+        storage = tensor.untyped_storage()
+        self.clock.host_works(storage.nbytes() / self.model.cost.pinning_bytes_per_second)
+        self._pinned = {at: ref for at, ref in self._pinned.items() if not ref.expired()}
+        self._pinned[storage.data_ptr()] = StorageWeakRef(storage)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         found = self._pinned.get(tensor.untyped_storage().data_ptr())

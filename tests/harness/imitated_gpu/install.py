@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     _foreach_supported_types as foreach_types,  # pyright: ignore[reportUnknownVariableType]
 )
 
+from tests.harness.imitated_gpu.attention import attend
 from tests.harness.imitated_gpu.gpu import GpuModel, ImitatedGpu
 from tests.harness.imitated_gpu.streams import Capturing, Event, Graph, OnStream, Stream
 from tests.harness.imitated_gpu.tensor import DeviceTensor, parse_to, to_device
@@ -160,15 +161,13 @@ def _device(gpu: ImitatedGpu, patches: _Patches) -> None:
         uuid="00000000-0000-0000-0000-000000000000",
     )
 
-    def begin() -> None:
-        gpu.initialized = True
-
     patches.set(
         torch.cuda,
-        _lazy_init=begin,
+        _initialized=False,
+        _lazy_init=gpu.begin,
         _exchange_device=ignoring(lambda: 0),
         _maybe_exchange_device=ignoring(lambda: 0),
-        init=begin,
+        init=gpu.begin,
         is_available=lambda: True,
         is_initialized=lambda: gpu.initialized,
         device_count=lambda: 1,
@@ -305,23 +304,9 @@ def _kernels(patches: _Patches) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        fused = torch.backends.cuda.mem_efficient_sdp_enabled() and not enable_gqa
-        if not (isinstance(query, DeviceTensor) and fused and query.dim() == 4):
-            return plain_attention(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
-        bias = attn_mask
-        if bias is not None and bias.dtype is torch.bool:
-            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, float("-inf"))
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+        of = attend if isinstance(query, DeviceTensor) else plain_attention
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        return of(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     patches.set(torch._VF, dropout=dropout)
     patches.set(functional, scaled_dot_product_attention=attention)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tests.harness.imitated_gpu.gpu import ImitatedGpu
 from tests.harness.imitated_gpu.kernels import KERNELS
@@ -28,12 +27,18 @@ class DeviceTensor(torch.Tensor):
     gpu: ClassVar[ImitatedGpu | None] = None
     patches: ClassVar[object] = None  # kept for as long as the device is there
     __torch_function__: Any = torch._C._disabled_torch_function_impl
+    # Of a sparse tensor, whose parts have storages and itself none.
+    sparse: torch.Tensor
 
     @staticmethod
     def on(gpu: ImitatedGpu, host: torch.Tensor) -> "DeviceTensor":
         """Stands for the host tensor on the device; its memory is counted there."""
-        gpu.hold(host)
-        return torch.Tensor._make_subclass(DeviceTensor, host, host.requires_grad)
+        for part in parts_of(host):
+            gpu.hold(part)
+        made = torch.Tensor._make_subclass(DeviceTensor, host, host.requires_grad)
+        if host.layout is not torch.strided:
+            made.sparse = host
+        return made
 
     @classmethod
     def __torch_dispatch__(
@@ -123,7 +128,8 @@ class _ToHost(torch.autograd.Function):
         gpu = DeviceTensor.gpu
         assert gpu is not None
         copy = host_of(tensor).clone()
-        gpu.copy(copy.numel() * copy.element_size(), copy, non_blocking=non_blocking)
+        for part in parts_of(copy):
+            gpu.copy(part.numel() * part.element_size(), part, non_blocking=non_blocking)
         return copy
 
     @staticmethod
@@ -138,7 +144,8 @@ class _ToDevice(torch.autograd.Function):
         del ctx
         gpu = DeviceTensor.gpu
         assert gpu is not None
-        gpu.copy(tensor.numel() * tensor.element_size(), tensor, non_blocking=non_blocking)
+        for part in parts_of(tensor):
+            gpu.copy(part.numel() * part.element_size(), part, non_blocking=non_blocking)
         return DeviceTensor.on(gpu, tensor.clone())
 
     @staticmethod
@@ -154,9 +161,26 @@ def to_device(tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
 
 def host_of(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a plain tensor, by its storage: setting `.data` changes that too."""
+    if tensor.layout is not torch.strided:
+        return tensor.sparse if isinstance(tensor, DeviceTensor) else tensor
     plain = torch.empty(0, dtype=tensor.dtype)
     storage = tensor.untyped_storage()
     return plain.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def parts_of(host: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What has a storage of its own."""
+    if host.layout is torch.sparse_coo:
+        return host._indices(), host._values()
+    if host.layout is torch.sparse_csr:
+        return host.crow_indices(), host.col_indices(), host.values()
+    if host.layout is torch.sparse_csc:
+        return host.ccol_indices(), host.row_indices(), host.values()
+    return (host,)
+
+
+def _memory_of(host: torch.Tensor) -> set[int]:
+    return {part.untyped_storage().data_ptr() for part in parts_of(host)}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -168,28 +192,62 @@ def _carry_out(gpu: ImitatedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[
         args[1], DeviceTensor
     ):
         return _copy_between(gpu, *args, **kwargs)
-    flat, spec = pytree.tree_flatten((args, kwargs))
-    _refuse_mixed(func, flat)
-    hosts = [_as_host(value) for value in flat]
-    own = {id(host): value for host, value in zip(hosts, flat, strict=True) if _is_tensor(host)}
-    host_args, host_kwargs = pytree.tree_unflatten(hosts, spec)
-    inputs = [host for host in hosts if _is_tensor(host)]
+    if kwargs.get("pin_memory"):
+        return _made_in_pinned_memory(gpu, func, args, kwargs)
+    _refuse_mixed(func, [*_leaves(args), *_leaves([*kwargs.values()])])
+    host_args, host_kwargs = _mapped(_as_host, args), _mapped(_as_host, kwargs)
+    pairs = list(zip(_leaves(host_args), _leaves(args), strict=True))
+    pairs += zip(_leaves([*host_kwargs.values()]), _leaves([*kwargs.values()]), strict=True)
+    own = {id(host): value for host, value in pairs if _is_tensor(host)}
+    inputs = [host for host, _ in pairs if _is_tensor(host)]
     run = _runner(gpu, func, host_args, host_kwargs)
     if func._schema.name in _WAITING:
         gpu.wait_for_stream()
         return _wrapped(gpu, run(), own)
     result = run()
-    for host, value in zip(hosts, flat, strict=True):
+    for host, value in pairs:
         if isinstance(value, DeviceTensor) and host.shape != value.shape:
             value.data = DeviceTensor.on(gpu, host)  # changed in place, as by `out=`
-    outputs = [out for out in pytree.tree_leaves(result) if _is_tensor(out)]
-    held = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    fresh = [out for out in outputs if out.untyped_storage().data_ptr() not in held]
+    outputs = [out for out in _leaves(result) if _is_tensor(out)]
+    held = set[int]().union(*map(_memory_of, inputs))
+    fresh = [out for out in outputs if not held & _memory_of(out)]
     if fresh or func._schema.is_mutable:
         gpu.launch(func, inputs, fresh)
         if gpu.capture is not None:
             gpu.capture.append(_again(run, fresh))
     return _wrapped(gpu, result, own)
+
+
+def _made_in_pinned_memory(
+    gpu: ImitatedGpu, func: Any, args: Any, kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """As `empty_like(..., device="cpu", pin_memory=True)` of a tensor on the device.
+
+    Without the latter nothing tells it from torch's own C++ code, for which all of these tensors
+    are on the CPU.
+    """
+    plain = {**kwargs, "pin_memory": False}
+    made: torch.Tensor = func(*_mapped(_as_host, args), **_mapped(_as_host, plain))
+    gpu.pinned(made)
+    return made
+
+
+def _leaves(value: Any) -> list[Any]:
+    """An operation takes and returns values, and lists of them."""
+    if not isinstance(value, list | tuple):
+        return [value]
+    each: list[Any] = [*value]
+    return [leaf for one in each for leaf in _leaves(one)]
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        named: dict[str, Any] = value
+        return {name: _mapped(function, one) for name, one in named.items()}
+    if not isinstance(value, list | tuple):
+        return function(value)
+    each: list[Any] = [_mapped(function, one) for one in value]
+    return tuple(each) if isinstance(value, tuple) else each
 
 
 def _runner(gpu: ImitatedGpu, func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
@@ -210,9 +268,9 @@ def _again(run: Callable[[], Any], fresh: list[torch.Tensor]) -> Callable[[], No
     """What a replay does: the same kernel into the same memory."""
 
     def replay() -> None:
-        held = {out.untyped_storage().data_ptr() for out in fresh}
-        found = [out for out in pytree.tree_leaves(run()) if _is_tensor(out)]
-        made = [out for out in found if out.untyped_storage().data_ptr() not in held]
+        held = set[int]().union(*map(_memory_of, fresh))
+        found = [out for out in _leaves(run()) if _is_tensor(out)]
+        made = [out for out in found if not held & _memory_of(out)]
         for old, new in zip(fresh, made, strict=False):
             old.copy_(new)
 
@@ -231,7 +289,7 @@ def _wrapped(gpu: ImitatedGpu, result: Any, own: dict[int, Any]) -> Any:
             return out
         return own[id(out)] if id(out) in own else DeviceTensor.on(gpu, out)
 
-    return pytree.tree_map(wrap, result)
+    return _mapped(wrap, result)
 
 
 def _refuse_mixed(func: Any, flat: list[Any]) -> None:

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.harness.imitated_gpu import CostModel, GpuModel, ImitatedGpu, installed
@@ -119,6 +122,8 @@ def test_only_pinned_memory_is_copied_beside_the_host(gpu: ImitatedGpu) -> None:
 def test_what_lies_on_the_device_cannot_be_pinned(gpu: ImitatedGpu) -> None:
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
         on("cuda", 2).pin_memory()
+    beside = torch.empty_like(on("cuda", 2, 3).t(), device="cpu", pin_memory=True)
+    assert (beside.is_pinned(), beside.device.type, beside.stride()) == (True, "cpu", (1, 3))
     on_host = DataLoader(TensorDataset(on("cpu", 4, 2)), 2, pin_memory=True)
     assert all(batch.is_pinned() for (batch,) in on_host)
     on_device = DataLoader(TensorDataset(on("cuda", 4, 2)), 2, pin_memory=True)
@@ -160,6 +165,61 @@ def test_attentions_masks_go_by_type_too(gpu: ImitatedGpu) -> None:
     assert (attended(torch.float32, 0.5) - attended(torch.bfloat16, 0.5)).abs().max() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "order", "kernel"),
+    [
+        (torch.float32, None, "efficient"),
+        (torch.bfloat16, None, "flash"),
+        (torch.bfloat16, [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], "cudnn"),
+        (torch.float32, [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], None),
+    ],
+)
+def test_attention_goes_to_the_first_kernel_that_takes_it(
+    dtype: torch.dtype, order: list[SDPBackend] | None, kernel: str | None, gpu: ImitatedGpu
+) -> None:
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 1, 4, 8).to("cuda", dtype).requires_grad_() for _ in range(3))
+    with sdpa_kernel(order, set_priority=True) if order is not None else nullcontext():
+        gpu.launched.clear()
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    found = [name for name in gpu.launched if "attention" in name]
+    assert found == ([f"_scaled_dot_product_{kernel}_attention"] if kernel is not None else [])
+    a, b, c = (tensor.detach().cpu().float().requires_grad_() for tensor in (q, k, v))
+    expected = functional.scaled_dot_product_attention(a, b, c, is_causal=True)
+    ours = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    theirs = torch.autograd.grad(expected.square().sum(), (a, b, c))
+    rtol, atol = (0.05, 0.1) if dtype is torch.bfloat16 else (1e-4, 1e-5)
+    for one, other in zip((out, *ours), (expected, *theirs), strict=True):
+        torch.testing.assert_close(one.float().cpu(), other, rtol=rtol, atol=atol)
+
+
+def test_what_is_computed_again_draws_the_same_numbers(gpu: ImitatedGpu) -> None:
+    def gradient(again: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        x = torch.ones(64, device="cuda", requires_grad=True)
+        drop = functional.dropout
+        out = checkpoint(drop, x, use_reentrant=False) if again else drop(x)
+        torch.rand(8, device="cuda")
+        return torch.autograd.grad(out.sum(), [x])[0].cpu()
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_sparse_matrices_lie_on_the_device(compressed: bool, gpu: ImitatedGpu) -> None:
+    plain = torch.eye(1024).to_sparse_csr() if compressed else torch.eye(1024).to_sparse()
+    sparse, x = plain.to("cuda"), torch.ones(1024, 2, device="cuda", requires_grad=True)
+    assert sparse.device == x.device
+    assert sparse.layout is plain.layout
+    assert torch.cuda.memory_allocated() >= 3 * 4096 + x.numel() * 4
+    (sparse @ x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad.cpu(), torch.ones(1024, 2))
+    with pytest.raises(RuntimeError, match="same device"):
+        _ = sparse @ on("cpu", 1024, 2)
+
+
 def test_random_numbers_have_a_state_of_their_own(gpu: ImitatedGpu) -> None:
     torch.manual_seed(1)
     host, state = torch.get_rng_state(), torch.cuda.get_rng_state()
@@ -196,6 +256,7 @@ def test_a_limit_is_kept_by_running_out_of_memory(gpu: ImitatedGpu) -> None:
     held = torch.empty(10 * MIB, device="cuda")
     with pytest.raises(torch.OutOfMemoryError, match=r"allocate 40.00 MiB"):
         torch.empty(10 * MIB, device="cuda")
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
     del held
     assert torch.empty(15 * MIB, device="cuda").numel() == 15 * MIB, "what is cached goes first"
     assert torch.empty(30 * MIB).numel() > 0, "the host has no such limit"

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gpujob_api.report import FailureClass
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.device.memory import CpuMemory, CudaMemory, DeviceMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -110,23 +110,32 @@ class Wide(nn.Module):
         return self.head(self.blocks(x))
 
 
+def memory_of(device: str) -> DeviceMemory:
+    return CpuMemory() if device == "cpu" else CudaMemory(torch.cuda)
+
+
 def limited(
-    module: nn.Module, rows: int, limit: int, mode: OptimizeMode = OptimizeMode.AUTO
+    module: nn.Module,
+    rows: int,
+    limit: int,
+    mode: OptimizeMode = OptimizeMode.AUTO,
+    device: str = "cpu",
+    features: Features | None = None,
 ) -> SimpleNamespace:
-    root = Root(module, lambda _: None)
+    root = Root(module.to(device), lambda _: None)
     root.install()
-    call = RecordedCall(CallInputs.of((torch.randn(rows, 256),), {}))
+    call = RecordedCall(CallInputs.of((torch.randn(rows, 256, device=device),), {}))
     explanation = DecisionLog()
-    tuner = Tuner(Settings(mode=mode), Features(), explanation, 1.0)
-    found = MemoryFit(CpuMemory(), explanation, tuner, limit)
+    tuner = Tuner(Settings(mode=mode), features or Features(), explanation, 1.0)
+    found = MemoryFit(memory_of(device), explanation, tuner, limit)
     return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)
 
 
-def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
+def test_a_real_model_is_measured_and_split_to_keep_a_limit(device: str) -> None:
     torch.manual_seed(6)
     module = Wide()
-    case = limited(module, 8192, 2**40)
-    memory = CpuMemory()
+    case = limited(module, 8192, 2**40, device=device)
+    memory = memory_of(device)
     memory.give_back_early(True)
     found = MemoryProbe(case.root, case.call, memory).model()
     # Two activations of 256 floats are kept of each of six blocks; temporaries come on top.
@@ -135,7 +144,7 @@ def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
     # The heap of a process that ran other tests makes this slope uncertain.
     assert kept < found.peak.bytes_per_row < 2 * kept
     assert found.output_bytes_per_row == 64 * 4
-    case = limited(module, 8192, int(found.predict(2048) / 0.94))
+    case = limited(module, 8192, int(found.predict(2048) / 0.94), device=device)
     case.fit.fit(case.root, case.call)
     rows = case.tuner.applied.plan.rows_per_step
     assert rows is not None
@@ -144,10 +153,10 @@ def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
     assert case.fit.binds
 
 
-def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
+def test_what_a_real_loss_takes_is_seen_in_the_step_itself(device: str) -> None:
     torch.manual_seed(7)
-    module = Wide(outputs=4096, depth=1)
-    memory = CpuMemory()
+    module = Wide(outputs=4096, depth=1).to(device)
+    memory = memory_of(device)
     memory.give_back_early(True)
     root = Root(module, lambda _: None)
     root.install()
@@ -155,7 +164,8 @@ def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
     watch = LossMemoryWatch(memory, lambda: None)
     root.seen = watch.returned
     outputs = 1024 * 4096 * 4
-    loss = functional.cross_entropy(module(torch.randn(1024, 256)), torch.randint(4096, (1024,)))
+    x, target = torch.randn(1024, 256), torch.randint(4096, (1024,))
+    loss = functional.cross_entropy(module(x.to(device)), target.to(device))
     loss.backward()
     assert watch.found is not None
     # Logarithms, their gradient, and the logits' gradient; the logits themselves go.
@@ -191,8 +201,8 @@ def test_where_nothing_fits_the_error_is_that_of_the_smallest_probe() -> None:
         MemoryProbe(case.root, case.call, CpuMemory()).model()
 
 
-def test_a_limit_that_does_not_bind_says_so_with_numbers() -> None:
-    case = limited(Wide(), 256, 2**40)
+def test_a_limit_that_does_not_bind_says_so_with_numbers(device: str) -> None:
+    case = limited(Wide(), 256, 2**40, device=device)
     case.fit.fit(case.root, case.call)
     assert not case.fit.binds
     assert case.tuner.applied.plan == RootPlan()
@@ -200,16 +210,16 @@ def test_a_limit_that_does_not_bind_says_so_with_numbers() -> None:
     assert case.fit.not_asked.endswith("limit 1 TiB")
 
 
-def test_what_is_held_before_another_call_leaves_less_room() -> None:
+def test_what_is_held_before_another_call_leaves_less_room(device: str) -> None:
     """The graph of another module, or of a call before of the same one."""
     module = Wide()
-    free = limited(module, 4096, 2**40)
+    free = limited(module, 4096, 2**40, device=device)
     free.fit.fit(free.root, free.call)
     whole = float(amount_of(free.said.line("memory limit")))
-    case = limited(module, 4096, int(whole / 0.95) + 24 * MIB)
+    case = limited(module, 4096, int(whole / 0.95) + 24 * MIB, device=device)
     case.fit.fit(case.root, case.call)
     assert case.tuner.applied.plan.rows_per_step is None, case.said.lines
-    held = torch.ones(16 * MIB)
+    held = torch.ones(16 * MIB, device=device)
     case.fit.look_again(case.root, case.call)
     rows = case.tuner.applied.plan.rows_per_step
     assert rows is not None, case.said.lines
@@ -247,8 +257,10 @@ def test_freed_memory_goes_back_for_as_long_as_one_of_several_asks_for_it() -> N
     assert (near.wants_early, far.wants_early, memory.early) == (True, False, True)
 
 
-def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
-    case = limited(Wide(normalize=True, depth=1), 256, 50 * MIB)
+def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs(device: str) -> None:
+    # On a GPU it would go on with all on the host that can be there.
+    features = Features.without("offload")
+    case = limited(Wide(normalize=True, depth=1), 256, 50 * MIB, device=device, features=features)
     with pytest.raises(MemoryLimitError, match="cannot be kept") as caught:
         case.fit.fit(case.root, case.call)
     text = str(caught.value)
@@ -262,7 +274,7 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
     assert failure.failure_class is FailureClass.OUT_OF_MEMORY
     assert failure.needed_bytes == needed
     # So much is enough for the same job.
-    again = limited(Wide(normalize=True, depth=1), 256, int(needed * 1.1))
+    again = limited(Wide(normalize=True, depth=1), 256, int(needed * 1.1), device=device)
     again.fit.fit(again.root, again.call)
     assert "memory limit" in again.said.line("memory limit")
 
@@ -299,8 +311,10 @@ def test_settings_of_an_earlier_run_are_held_against_the_limit_of_this_one() -> 
         assert 128 <= rows <= 4096
 
 
-def test_recommend_says_it_and_goes_on() -> None:
-    case = limited(Wide(normalize=True, depth=1), 256, 50 * MIB, OptimizeMode.RECOMMEND)
+def test_recommend_says_it_and_goes_on(device: str) -> None:
+    model = Wide(normalize=True, depth=1)
+    features = Features.without("offload")
+    case = limited(model, 256, 50 * MIB, OptimizeMode.RECOMMEND, device, features)
     case.fit.fit(case.root, case.call)
     assert "cannot be kept" in case.said.line("memory limit")
     case.fit.correct(case.root, case.call, 2**40)

@@ -14,6 +14,7 @@ from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.split_check import split_refusal
+from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import run_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,11 +27,9 @@ def nested(layout: torch.layout) -> torch.Tensor:
     return torch.nested.nested_tensor(parts, layout=layout)
 
 
-ODD_BATCHES: dict[str, Callable[[], torch.Tensor]] = {
+SPARSE: dict[str, Callable[[], torch.Tensor]] = {
     "coordinates": lambda: torch.eye(ROWS).to_sparse(),
     "compressed rows": lambda: torch.eye(ROWS).to_sparse_csr(),
-    "nested": lambda: nested(torch.strided),
-    "jagged": lambda: nested(torch.jagged),
 }
 
 
@@ -45,26 +44,35 @@ class Spread(nn.Module):
         return edges @ self.layer(features)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", ODD_BATCHES)
-def test_samples_are_counted_and_not_taken_out(kind: str) -> None:
-    batch = ODD_BATCHES[kind]()
-    call = CallInputs.of((batch, torch.ones(ROWS, 4)), {})
+def is_counted_and_not_taken_out(batch: torch.Tensor, device: str) -> None:
+    call = CallInputs.of((batch, torch.ones(ROWS, 4, device=device)), {})
     assert call.rows == ROWS
     assert not call.divisible
     assert call.signature == call.signature
     with pytest.raises(NotSplittableError, match="sparse or nested"):
-        chunked_call(torch.matmul, Spread(), call, 2)
+        chunked_call(torch.matmul, Spread().to(device), call, 2)
 
 
-def test_a_tensor_beside_the_batch_may_be_sparse() -> None:
-    beside = torch.eye(3).to_sparse()
-    assert CallInputs.of((torch.ones(ROWS, 4), beside), {}).divisible
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_samples_of_sparse_batches_are_counted_and_not_taken_out(kind: str, device: str) -> None:
+    is_counted_and_not_taken_out(SPARSE[kind]().to(device), device)
 
 
-def test_a_graph_is_looked_at_as_a_whole_and_not_split() -> None:
-    model = Spread()
-    call = CallInputs.of((torch.eye(ROWS).to_sparse(), torch.ones(ROWS, 4)), {})
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_samples_of_nested_batches_are_counted_and_not_taken_out(layout: torch.layout) -> None:
+    is_counted_and_not_taken_out(nested(layout), "cpu")
+
+
+def test_a_tensor_beside_the_batch_may_be_sparse(device: str) -> None:
+    beside = torch.eye(3).to_sparse().to(device)
+    assert CallInputs.of((torch.ones(ROWS, 4, device=device), beside), {}).divisible
+
+
+def test_a_graph_is_looked_at_as_a_whole_and_not_split(device: str) -> None:
+    model, edges = Spread().to(device), torch.eye(ROWS).to_sparse().to(device)
+    call = CallInputs.of((edges, torch.ones(ROWS, 4, device=device)), {})
     recorded = RecordedCall(call, whole_only=not call.divisible)
     root = Root(model, lambda _: None)
     assert trace_refusal(root, recorded, whole=False) is None
@@ -76,13 +84,13 @@ def test_a_graph_is_looked_at_as_a_whole_and_not_split() -> None:
 
 
 GRAPH = """
-import torch
+import sys, torch
 from torch import nn
-torch.manual_seed(2)
+torch.manual_seed(2); device = sys.argv[1]
 nodes, edges = 40, torch.randint(0, 40, (2, 160))
-graph = torch.sparse_coo_tensor(edges, torch.ones(160), (nodes, nodes)).coalesce()
-features = torch.eye(nodes).to_sparse()
-wanted = torch.randint(0, 3, (nodes,))
+graph = torch.sparse_coo_tensor(edges, torch.ones(160), (nodes, nodes)).coalesce().to(device)
+features = torch.eye(nodes).to_sparse().to(device)
+wanted = torch.randint(0, 3, (nodes,)).to(device)
 class Layer(nn.Module):
     def __init__(self, inward, outward):
         super().__init__()
@@ -94,7 +102,7 @@ class Net(nn.Module):
         self.first, self.second = Layer(nodes, 8), Layer(8, 3)
     def forward(self, features, graph):
         return self.second(torch.relu(self.first(features, graph)), graph)
-net = Net(); optimizer = torch.optim.Adam(net.parameters(), 0.05)
+net = Net().to(device); optimizer = torch.optim.Adam(net.parameters(), 0.05)
 for step in range(24):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(net(features, graph), wanted)
@@ -103,6 +111,7 @@ for step in range(24):
 """
 
 
+@pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("environment", "line"),
     [
@@ -114,15 +123,17 @@ for step in range(24):
     ],
 )
 def test_a_network_on_a_sparse_graph_trains_on(
-    environment: dict[str, str], line: str, tmp_path: Path
+    environment: dict[str, str], line: str, gpu: GpuModel | None, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(GRAPH)
-    command = ["python", str(script)]
-    code, plain = run_worker(tmp_path / "plain", command, settings={"mode": "Off"})
+    command = ["python", str(script), "cpu" if gpu is None else "cuda"]
+    code, plain = run_worker(tmp_path / "plain", command, settings={"mode": "Off"}, gpu=gpu)
     assert code == 0, plain.errors
+    # On a crowded CPU another type may come out as faster.
+    settings = {"batchPerStep": 8, "precision": "float32"}
     code, run = run_worker(
-        tmp_path / "run", command, settings={"batchPerStep": 8}, environment=environment
+        tmp_path / "run", command, settings=settings, environment=environment, gpu=gpu
     )
     assert code == 0, run.errors
     assert run.output == plain.output

@@ -13,6 +13,7 @@ from gpujob_api.settings import OptimizeMode, Precision, Settings
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.compare import PAIRS_MAX, PAIRS_MIN, Speedup, measure_pairs, speedup
+from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune import gain
@@ -21,7 +22,8 @@ from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
-from tests.harness.worker_process import run_worker
+from tests.harness.imitated_gpu import GpuModel
+from tests.harness.worker_process import WorkerRun, run_worker
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -89,11 +91,11 @@ def tuner(
     ("plain", "pairs"), [(0.002, gain.GAIN_PAIRS), (0.6, 6), (5.0 / PAIRS_MIN, None), (60.0, None)]
 )
 def test_as_many_pairs_as_there_is_time_for(
-    plain: float, pairs: int | None, monkeypatch: pytest.MonkeyPatch
+    plain: float, pairs: int | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them, where so few fit that they would say nothing."""
     gpu = GPU(monkeypatch, plain, plain / 3)
-    found = tuner().gain(*root_and_call(Model()), None)
+    found = tuner().gain(*root_and_call(Model().to(device)), None)
     assert (found.pairs if found is not None else None) == pairs
     if found is not None:
         assert (found.ratio, found.low, found.high) == pytest.approx((3.0, 3.0, 3.0))
@@ -111,7 +113,7 @@ def test_where_nothing_is_applied_nothing_is_gained(monkeypatch: pytest.MonkeyPa
     assert gpu.ran == []
 
 
-def test_a_memory_limit_is_kept_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_limit_is_kept_on_both_sides(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[RootPlan] = []
 
     def run(probe: Any, plan: RootPlan) -> float:
@@ -122,31 +124,31 @@ def test_a_memory_limit_is_kept_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(RootProbe, "seconds", run)
     made = tuner(limited=True)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=4))
-    assert made.gain(*root_and_call(Model()), None) is not None
+    assert made.gain(*root_and_call(Model().to(device)), None) is not None
     assert {plan.rows_per_step for plan in plans} == {4}
     assert {plan.autocast for plan in plans} == {None, torch.bfloat16}
 
 
-def test_the_optimizers_kernel_counts_where_it_was_chosen() -> None:
+def test_the_optimizers_kernel_counts_where_it_was_chosen(device: str) -> None:
     torch.manual_seed(1)
-    model = Model()
+    model = Model().to(device)
     root, call = root_and_call(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model(call.inputs.leaves[0]).square().mean().backward()
     optimizer.step()
     before = [parameter.clone() for parameter in model.parameters()]
-    state = torch.get_rng_state()
+    state = RandomStates()
     made = tuner(seconds=600.0)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16), fused=True)
     found = made.gain(root, call, optimizer)
     assert found is not None
     assert found.pairs == gain.GAIN_PAIRS
     assert all(map(torch.equal, model.parameters(), before))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert not state.drawn
     assert optimizer.param_groups[0]["fused"] is None
 
 
-def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_fails_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(probe: Any, plan: RootPlan) -> float:
         raise RuntimeError("no kernel")
 
@@ -154,7 +156,7 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     explanation = DecisionLog()
     made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
-    assert made.gain(*root_and_call(Model()), None) is None
+    assert made.gain(*root_and_call(Model().to(device)), None) is None
     assert explanation.line("speed-up").startswith("speed-up skipped: measuring failed: ")
 
 
@@ -178,40 +180,51 @@ def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
 
 
 SCRIPT = """
-import torch
+import sys, torch
 from torch import nn
 torch.manual_seed(5)
-net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)).to(sys.argv[1])
 opt = torch.optim.AdamW(net.parameters(), lr=0.01)
-x = torch.randn(64, 8)
+x = torch.randn(64, 8).to(sys.argv[1])
 for i in range(20):
     opt.zero_grad(); (net(x) - 1).square().mean().backward(); opt.step()
 """
+ON_BOTH = pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 # A speed-up in any of the words that we have for one.
 FACTOR = re.compile(r"[0-9]x\b|times (as|slower|faster)|speed-?up [0-9a]", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("mode", ["Recommend", "Off"])
-def test_no_speed_up_is_shown_where_nothing_is_applied(mode: str, tmp_path: Path) -> None:
-    script, page = tmp_path / "train.py", tmp_path / "page"
+def reported(folder: Path, gpu: GpuModel | None, settings: dict[str, str]) -> WorkerRun:
+    """Its page is in the folder `page`."""
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    options = ("--explain", "--report-directory", str(page))
-    settings = {"mode": mode, "precision": "bfloat16"}
-    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings, options=options)
+    code, run = run_worker(
+        folder,
+        ["python", str(script), "cpu" if gpu is None else "cuda"],
+        settings=settings,
+        options=("--explain", "--report-directory", str(folder / "page")),
+        gpu=gpu,
+    )
     assert code == 0, run.errors
+    return run
+
+
+@ON_BOTH
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+def test_no_speed_up_is_shown_where_nothing_is_applied(
+    mode: str, gpu: GpuModel | None, tmp_path: Path
+) -> None:
+    run, page = reported(tmp_path, gpu, {"mode": mode, "precision": "bfloat16"}), tmp_path / "page"
     shown = run.errors + (page / "report.md").read_text() + (page / "report.json").read_text()
     assert "speedup" not in run.report
     assert FACTOR.findall(shown) == []
     assert ("precision recommended: asked for, " in shown) is (mode == "Recommend")
 
 
-def test_a_speed_up_comes_with_its_interval(tmp_path: Path) -> None:
-    script, page = tmp_path / "train.py", tmp_path / "page"
-    script.write_text(SCRIPT)
-    options = ("--explain", "--report-directory", str(page))
+@ON_BOTH
+def test_a_speed_up_comes_with_its_interval(gpu: GpuModel | None, tmp_path: Path) -> None:
     settings = {"mode": "Auto", "precision": "bfloat16", "compile": "Off", "dataLoading": "Off"}
-    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings, options=options)
-    assert code == 0, run.errors
+    run, page = reported(tmp_path, gpu, settings), tmp_path / "page"
     gain = run.report["speedup"]
     assert gain["low"] <= gain["ratio"] <= gain["high"]
     assert gain["pairs"] >= 5

@@ -1,5 +1,6 @@
 """Attention kernels, memory format and cuDNN's autotuning: tried, refused, taken back."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
+from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import run_worker
 
 
@@ -50,7 +52,7 @@ class Attention(nn.Module):
         if not self.own:
             y = functional.scaled_dot_product_attention(q, k, v, None, self.drop, is_causal=True)
         else:
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(SDPBackend.MATH):
                 y = functional.scaled_dot_product_attention(q, k, v)
         return x + y.squeeze(1)
 
@@ -68,8 +70,8 @@ class Images(nn.Module):
         return y.view(len(y), -1) if self.flatten else y
 
 
-def recorded(*shape: int) -> RecordedCall:
-    return RecordedCall(CallInputs.of((torch.randn(*shape),), {}))
+def recorded(*shape: int, device: str = "cpu") -> RecordedCall:
+    return RecordedCall(CallInputs.of((torch.randn(*shape, device=device),), {}))
 
 
 @pytest.fixture
@@ -124,9 +126,9 @@ def test_a_faster_attention_kernel_is_used_and_taken_back(fast: None) -> None:
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
-    module = nn.Sequential(Attention(), Attention())
-    root, call = Root(module, lambda _: None), recorded(4, 12, 16)
+def test_blocks_computed_again_use_the_kernel_of_the_forward(device: str) -> None:
+    module = nn.Sequential(Attention(), Attention()).to(device)
+    root, call = Root(module, lambda _: None), recorded(4, 12, 16, device=device)
     root.install()
     kernel = Applied(RootPlan(settings=(AttentionChoice(AttentionKernel.MATH),)))
     apply_settings(root, None, kernel)
@@ -138,17 +140,21 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "reason"),
+    ("module", "reason", "on_gpu"),
     [
-        (nn.Linear(16, 16), "no kernel of scaled_dot_product_attention"),
-        (Attention(drop=0.1), "no kernel of scaled_dot_product_attention"),
-        (Attention(own=True), "chooses its kernels itself"),
+        (nn.Linear(16, 16), "no kernel of scaled_dot_product_attention", None),
+        (Attention(drop=0.1), "no kernel of scaled_dot_product_attention", "drops at random"),
+        (Attention(own=True), "chooses its kernels itself", None),
     ],
 )
-def test_attention_refusals(module: nn.Module, reason: str, fast: None) -> None:
-    root = Root(module, lambda _: None)
+def test_attention_refusals(
+    module: nn.Module, reason: str, on_gpu: str | None, device: str, fast: None
+) -> None:
+    if device == "cuda":
+        reason = on_gpu or reason
+    root = Root(copy.deepcopy(module).to(device), lambda _: None)
     tuning, explanation = tuner()
-    tuning.speed_items(root, recorded(4, 12, 16)).choose("attention")
+    tuning.speed_items(root, recorded(4, 12, 16, device=device)).choose("attention")
     assert explanation.lines[0].startswith("attention kernel skipped")
     assert reason in explanation.lines[0]
     assert tuning.applied == Applied()
@@ -174,12 +180,12 @@ def test_the_attention_of_torchs_own_layers_is_seen(fast: None) -> None:
     assert tuning.tuned().attention is AttentionKernel.MATH, explanation.lines
 
 
-def test_a_kernel_chosen_around_the_whole_loop_stays() -> None:
-    root = Root(Attention(), lambda _: None)
+def test_a_kernel_chosen_around_the_whole_loop_stays(device: str) -> None:
+    root = Root(Attention().to(device), lambda _: None)
     with sdpa_kernel(SDPBackend.MATH):
         watch = AttentionWatch()
         with watch:
-            root.module(torch.randn(2, 3, 16))
+            root.module(torch.randn(2, 3, 16, device=device))
         assert "itself" in (watch.refusal() or "")
 
 
@@ -190,10 +196,10 @@ def test_the_kernel_of_a_gpu_leaves_the_others_allowed() -> None:
             assert torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
-def test_channels_last_changes_nothing_but_the_way_through(fast: None) -> None:
+def test_channels_last_changes_nothing_but_the_way_through(device: str, fast: None) -> None:
     torch.manual_seed(1)
-    module = Images()
-    root, call = Root(module, lambda _: None), recorded(6, 3, 8, 8)
+    module = Images().to(device)
+    root, call = Root(module, lambda _: None), recorded(6, 3, 8, 8, device=device)
     root.install()
     tuning, explanation = tuner()
     before = [t.clone() for t in module.state_dict().values()]
@@ -214,7 +220,7 @@ def test_channels_last_changes_nothing_but_the_way_through(fast: None) -> None:
     output.square().mean().backward()
     assert all(p.is_contiguous() for p in module.parameters())
     assert all(p.grad is not None and p.grad.is_contiguous() for p in module.parameters())
-    module(torch.randn(6, 3, 10, 8))
+    module(torch.randn(6, 3, 10, 8, device=device))
     assert seen == [True, False]
 
 
@@ -232,27 +238,29 @@ def replace_plan(plan: RootPlan) -> RootPlan:
     ],
 )
 def test_channels_last_refusals(
-    module: nn.Module, inputs: tuple[int, ...], reason: str, fast: None
+    module: nn.Module, inputs: tuple[int, ...], reason: str, device: str, fast: None
 ) -> None:
     tuning, explanation = tuner()
-    tuning.speed_items(Root(module, lambda _: None), recorded(*inputs)).choose("channels_last")
+    root = Root(copy.deepcopy(module).to(device), lambda _: None)
+    tuning.speed_items(root, recorded(*inputs, device=device)).choose("channels_last")
     assert explanation.lines[0].startswith("channels_last skipped")
     assert reason in explanation.lines[0]
 
 
 def test_slow_and_switched_off_candidates_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def slower(*args: Any) -> float:
         del args
         return 9.0
 
     monkeypatch.setattr(Trial, "_times_slower", slower)
-    root, call = Root(Images(), lambda _: None), recorded(4, 3, 8, 8)
+    root = Root(Images().to(device), lambda _: None)
+    call = recorded(4, 3, 8, 8, device=device)
     tuning, explanation = tuner()
     explanation.verbose = True
     tuning.speed_items(root, call).choose("channels_last")
-    line = "channels_last skipped: channels_last is 9.0 times slower on cpu"
+    line = f"channels_last skipped: channels_last is 9.0 times slower on {device}"
     assert explanation.lines == (line,)
     assert capsys.readouterr().err == f"gpujob: {line}\n"
     off = {"channels_last": False, "attention": False, "convolution_autotuning": False}
@@ -261,24 +269,20 @@ def test_slow_and_switched_off_candidates_are_refused(
     assert [line.split(" skipped: ")[1] for line in explanation.lines] == ["switched off"] * 4
 
 
-def test_autotuning_of_convolutions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Images()
-    assert "cuDNN runs on CUDA GPUs" in (convolution_autotuning_refusal(module, 1) or "")
-    on_gpu = Images()
-    monkeypatch.setattr(on_gpu, "parameters", lambda: iter([_OnGPU()]))
-    assert convolution_autotuning_refusal(on_gpu, 1) is None
-    assert "2 input shapes" in (convolution_autotuning_refusal(on_gpu, 2) or "")
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    assert "deterministic" in (convolution_autotuning_refusal(on_gpu, 1) or "")
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert "itself" in (convolution_autotuning_refusal(on_gpu, 1) or "")
-    linear = nn.Linear(2, 2)
-    monkeypatch.setattr(linear, "parameters", lambda: iter([_OnGPU()]))
+def test_autotuning_of_convolutions_is_refused(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, linear = Images().to(device), nn.Linear(2, 2).to(device)
+    if device == "cpu":
+        assert "cuDNN runs on CUDA GPUs" in (convolution_autotuning_refusal(module, 1) or "")
+        return
+    assert convolution_autotuning_refusal(module, 1) is None
+    assert "2 input shapes" in (convolution_autotuning_refusal(module, 2) or "")
     assert "no convolution" in (convolution_autotuning_refusal(linear, 1) or "")
-
-
-class _OnGPU:
-    device = torch.device("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert "deterministic" in (convolution_autotuning_refusal(module, 1) or "")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert "itself" in (convolution_autotuning_refusal(module, 1) or "")
 
 
 def test_flags_are_in_force_for_the_plan_alone() -> None:
@@ -296,14 +300,14 @@ def test_flags_are_in_force_for_the_plan_alone() -> None:
     assert not torch.backends.cudnn.benchmark
 
 
-def test_known_kernels_are_adopted_where_they_are_safe() -> None:
+def test_known_kernels_are_adopted_where_they_are_safe(device: str) -> None:
     torch.manual_seed(2)
     known = TunedSettings(attention=AttentionKernel.MATH, channels_last=True, data_loader_workers=3)
     tuning, explanation = tuner()
     module = nn.Sequential(Images(), nn.Flatten(2), nn.Linear(64, 16), Attention())
-    call = recorded(4, 3, 8, 8)
+    call = recorded(4, 3, 8, 8, device=device)
     module[3] = nn.Sequential(nn.Flatten(1), nn.Linear(64, 16))
-    tuning.adopt(Root(module, lambda _: None), call, known)
+    tuning.adopt(Root(module.to(device), lambda _: None), call, known)
     assert tuning.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
     assert explanation.lines == (
         "attention kernel skipped: no kernel of scaled_dot_product_attention runs in the model",
@@ -317,9 +321,9 @@ FUSED = """
 import sys, torch
 from torch import nn
 torch.manual_seed(5)
-net = nn.Linear(8, 1)
+net = nn.Linear(8, 1).to(sys.argv[2])
 opt = torch.optim.Adam(net.parameters(), lr=0.1, foreach={"own": False}.get(sys.argv[1]))
-x = torch.randn(32, 8)
+x = torch.randn(32, 8).to(sys.argv[2])
 for i in range(4):
     opt.zero_grad(); net(x).square().mean().backward(); opt.step()
 print(opt.param_groups[0]["fused"])
@@ -334,6 +338,7 @@ print(len(opt.param_groups[0]["params"]), opt.param_groups[0]["fused"])
 """
 
 
+@pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("argument", "options", "output", "line"),
     [
@@ -343,13 +348,18 @@ print(len(opt.param_groups[0]["params"]), opt.param_groups[0]["fused"])
     ],
 )
 def test_a_known_fused_kernel_steps_from_the_first_step(
-    argument: str, options: tuple[str, ...], output: str, line: str, tmp_path: Path
+    argument: str,
+    options: tuple[str, ...],
+    output: str,
+    line: str,
+    gpu: GpuModel | None,
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(FUSED)
-    command = ["python", str(script), argument]
+    command = ["python", str(script), argument, "cpu" if gpu is None else "cuda"]
     settings = {"tuned": {"fusedOptimizer": True}}
-    code, run = run_worker(tmp_path, command, settings=settings, options=options)
+    code, run = run_worker(tmp_path, command, settings=settings, options=options, gpu=gpu)
     assert code == 0, run.errors
     assert run.output == f"{output}None None None None\n2 {output}", "what it saves is as written"
     assert f"fused optimizer {line}" in run.report["explain"]

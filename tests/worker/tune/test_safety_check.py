@@ -36,33 +36,34 @@ class Base(nn.Module):
 class OwnState(Base):
     """Draws from generators of its own, keeps plain tensors, logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(1)
         self.drawer = random.Random(2)
-        self.bank = torch.zeros(3)
-        self.banks = [torch.zeros(2)]
+        self.bank = torch.zeros(3, device=device)
+        self.banks = [torch.zeros(2, device=device)]
         self.log = logging.getLogger("own")
 
     def forward(self, x: Any) -> Any:
         self.bank += 1
         self.banks[0] -= 1
         self.log.warning("seen")
-        noise = torch.randn(x.shape, generator=self.generator)
+        noise = torch.randn(x.shape, generator=self.generator).to(x.device)
         return self.layer(x + noise) * self.drawer.random() + float(GENERATOR.normal())
 
 
 def test_generators_tensors_and_log_of_the_script_are_put_back(
-    caplog: pytest.LogCaptureFixture,
+    device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = OwnState()
+    model = OwnState(device).to(device)
+    x = torch.ones(2, 4, device=device)
     with no_trace(model):
-        tried = model(torch.ones(2, 4))
-        model(torch.ones(2, 4))
+        tried = model(x)
+        model(x)
     assert caplog.messages == []
     assert model.bank.tolist() == [0, 0, 0]
     assert model.banks[0].tolist() == [0, 0]
-    assert torch.equal(model(torch.ones(2, 4)), tried)
+    assert torch.equal(model(x), tried)
     assert caplog.messages == ["seen"]
 
 
@@ -115,10 +116,11 @@ class Hooks(Base):
 class Trains(Base):
     """Learns in its own forward, as meta learning does; its last step left gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
+        self.to(device)
         self.optimizer = torch.optim.Adam(self.layer.parameters(), 0.1)
-        self.forward(torch.ones(3, 4))
+        self.forward(torch.ones(3, 4, device=device))
 
     def forward(self, x: Any) -> Any:
         self.optimizer.zero_grad(set_to_none=False)
@@ -142,12 +144,14 @@ class Differentiates(Trains):
         (Differentiates, "forward changes the gradient of layer.weight"),
     ],
 )
-def test_a_forward_that_trains_is_not_run_twice(kind: type[Trains], reason: str) -> None:
-    model = kind()
+def test_a_forward_that_trains_is_not_run_twice(
+    kind: type[Trains], reason: str, device: str
+) -> None:
+    model = kind(device)
     gradients = [parameter.grad for parameter in model.parameters()]
     state = (model.state_dict(), model.optimizer.state_dict(), gradients)
     before = copy.deepcopy(state)
-    assert (looked_at(model, torch.ones(3, 4)) or "").startswith(reason)
+    assert (looked_at(model, torch.ones(3, 4, device=device)) or "").startswith(reason)
     assert repr(state) == repr(before)
     assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
     model.optimizer.step()
@@ -158,35 +162,50 @@ def looked_at(model: nn.Module, *args: Any) -> str | None:
     return trace_refusal(root, RecordedCall(CallInputs.of(args, {}).detached()), whole=True)
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def named(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"x": x}
+
+
 @pytest.mark.parametrize(
     ("model", "argument", "reason"),
     [
-        (Momentum, lambda: torch.ones(3, 4), "forward changes parameter layer."),
-        (ScalesInput, lambda: torch.ones(3, 4), "forward changes its input in place"),
-        (WritesBatch, lambda: {"x": torch.ones(3, 4)}, "forward writes into the dict"),
-        (WritesObject, lambda: Batch(torch.ones(3, 4)), "forward writes into the Batch"),
-        (ReturnsObject, lambda: torch.ones(3, 4), "what it returns is inside a Batch"),
-        (Hooks, lambda: torch.ones(3, 4), "forward calls register_hook"),
-        (lambda: nn.LazyLinear(2), lambda: torch.ones(3, 4), "parameter weight is made in the"),
+        (Momentum, plain, "forward changes parameter layer."),
+        (ScalesInput, plain, "forward changes its input in place"),
+        (WritesBatch, named, "forward writes into the dict"),
+        (WritesObject, Batch, "forward writes into the Batch"),
+        (ReturnsObject, plain, "what it returns is inside a Batch"),
+        (Hooks, plain, "forward calls register_hook"),
     ],
 )
 def test_what_cannot_be_undone_is_seen(
-    model: Callable[[], nn.Module], argument: Callable[[], Any], reason: str
+    model: Callable[[], nn.Module],
+    argument: Callable[[torch.Tensor], Any],
+    reason: str,
+    device: str,
 ) -> None:
-    module, given = model(), argument()
+    module, given = model().to(device), argument(torch.ones(3, 4, device=device))
     before = copy.deepcopy((module.state_dict(), given))
     assert (looked_at(module, given) or "").startswith(reason)
     assert repr((module.state_dict(), given)) == repr(before)
 
 
-def test_what_leaves_nothing_is_run() -> None:
-    assert looked_at(OwnState(), torch.ones(3, 4)) is None
+def test_parameters_that_are_made_in_the_first_call_are_seen() -> None:
+    reason = looked_at(nn.LazyLinear(2), torch.ones(3, 4))
+    assert (reason or "").startswith("parameter weight is made in the")
+
+
+def test_what_leaves_nothing_is_run(device: str) -> None:
+    x, layer = torch.ones(3, 4, device=device), nn.Linear(4, 2).to(device)
+    assert looked_at(OwnState(device).to(device), x) is None
     # One state without a batch: two of its four numbers cannot run, all can.
-    assert looked_at(nn.Linear(4, 2), torch.ones(4)) is None
-    assert looked_at(Base().layer, {"none": None}) is None
-    constant = nn.Linear(4, 2)
-    constant.weight.data.fill_(float("nan"))
-    assert looked_at(constant, torch.ones(3, 4)) is None
+    assert looked_at(layer, x[0]) is None
+    assert looked_at(layer, {"none": None}) is None
+    layer.weight.data.fill_(float("nan"))
+    assert looked_at(layer, x) is None
 
 
 def test_hooks_for_all_modules_count() -> None:
@@ -205,8 +224,8 @@ def test_a_call_gets_the_very_objects_of_the_script() -> None:
     assert batch["out"] is output
 
 
-def test_transforms_go_past_us() -> None:
-    model = Base().layer
+def test_transforms_go_past_us(device: str) -> None:
+    model, x = Base().to(device).layer, torch.ones(3, 4, device=device)
     found: list[nn.Module] = []
 
     def on_root(module: nn.Module) -> Root:
@@ -218,37 +237,37 @@ def test_transforms_go_past_us() -> None:
     try:
         parameters = {name: p.detach() for name, p in model.named_parameters()}
 
-        def loss(p: Any, x: Any) -> Any:
-            return functional_call(model, p, (x,)).square().sum()
+        def loss(p: Any, rows: Any) -> Any:
+            return functional_call(model, p, (rows,)).square().sum()
 
-        gradients = vmap(grad(loss), in_dims=(None, 0))(parameters, torch.ones(3, 4))
+        gradients = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
         assert gradients["weight"].shape == (3, 2, 4)
         assert found == []
         root = Root(model, lambda _: None)
         root.install()
-        assert vmap(grad(loss), in_dims=(None, 0))(parameters, torch.ones(3, 4))
+        assert vmap(grad(loss), in_dims=(None, 0))(parameters, x)
     finally:
         discovery.finish()
     own = {name: p.clone().requires_grad_() for name, p in parameters.items()}
     root.recording = True
-    functional_call(model, own, (torch.ones(3, 4),))
+    functional_call(model, own, (x,))
     assert root.recorded is not None
     assert "functional_call" in (trace_refusal(root, root.recorded, whole=True) or "")
-    model(torch.ones(3, 4))
+    model(x)
     assert trace_refusal(root, root.recorded, whole=True) is None
 
 
-def test_no_hook_stays_on_a_parameter_that_is_returned() -> None:
+def test_no_hook_stays_on_a_parameter_that_is_returned(device: str) -> None:
     class ReturnsParameter(Base):
         def forward(self, x: Any) -> Any:
             return self.layer(x), self.layer.bias
 
-    model = ReturnsParameter()
+    model = ReturnsParameter().to(device)
     root = Root(model, lambda _: None)
     root.install()
     root.recording = True
     for _ in range(2):
-        out, bias = model(torch.ones(3, 4))
+        out, bias = model(torch.ones(3, 4, device=device))
         (out.sum() + 3 * bias.sum()).backward()
     assert root.recorded is not None
     assert [g is not None for g in root.recorded.output_gradients] == [True, True]
@@ -261,14 +280,14 @@ class CopiesItself(Base):
         return dict(vars(self))
 
 
-def test_copies_of_a_model_stay_plain_whatever_it_copies() -> None:
-    model = CopiesItself()
+def test_copies_of_a_model_stay_plain_whatever_it_copies(device: str) -> None:
+    model = CopiesItself().to(device)
     root = Root(model, lambda _: sys.exit("called"))
     root.install()
     twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for twin in twins:
         assert vars(twin).get("_compiled_call_impl") is None
-        assert twin.layer(torch.ones(1, 4)).shape == (1, 2)
+        assert twin.layer(torch.ones(1, 4, device=device)).shape == (1, 2)
 
 
 class Counting(Base):

@@ -1,6 +1,5 @@
 """The tuner: measured choices that leave no trace, refusals with reasons, the memory model."""
 
-import copy
 import itertools
 import math
 import operator
@@ -14,15 +13,8 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
-from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.fused_optimizer import (
-    OptimizerCopy,
-    fused_in_force,
-    fused_refusal,
-    keep_fused,
-    use_fused,
-)
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
@@ -52,6 +44,7 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     return [
         [tensor.clone().view(-1).view(torch.uint8).tolist() for tensor in tensors],
         torch.get_rng_state().tolist(),
+        torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else [],
         random.getstate(),
         [str(numpy_state[0]), list(map(int, numpy_state[1])), int(numpy_state[2])],
         names,
@@ -60,9 +53,11 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_probing_leaves_no_trace(
+    normalize: bool, device: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(1)
-    model = Model(normalize)
+    model = Model(normalize).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     root, call = root_and_call(model)
     for _ in range(2):
@@ -77,12 +72,13 @@ def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[s
     probing.speed(root, call)
     probing.fused_optimizer(optimizer)
     limited = tuner(DecisionLog(), Settings(mode=OptimizeMode.RECOMMEND))
-    MemoryFit(CpuMemory(), DecisionLog(), limited, 1).fit(root, call)
+    memory = CpuMemory() if device == "cpu" else CudaMemory(torch.cuda)
+    MemoryFit(memory, DecisionLog(), limited, 1).fit(root, call)
     assert snapshot(model, optimizer) == before
     assert capfd.readouterr().out == ""
 
 
-def test_what_a_forward_adds_to_its_modules_containers_is_taken_out_again() -> None:
+def test_what_a_forward_adds_to_its_modules_containers_is_taken_out_again(device: str) -> None:
     class Keeps(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +94,7 @@ def test_what_a_forward_adds_to_its_modules_containers_is_taken_out_again() -> N
             self.shapes.add(tuple(x.shape))
             return self.layer(x)
 
-    model = Keeps()
+    model = Keeps().to(device)
     before = model.seen, model.counts, model.shapes
     root, call = root_and_call(model)
     probing = tuner(DecisionLog())
@@ -121,9 +117,9 @@ def test_hooks_of_the_script_are_not_set_off_by_probes() -> None:
     assert probe_refusal(model) is None, "a parameter's hooks are off in probes"
 
 
-def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
+def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for(device: str) -> None:
     torch.manual_seed(2)
-    root, call = root_and_call(Model())
+    root, call = root_and_call(Model().to(device))
     explanation = DecisionLog()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
     forced.speed_items(root, call).choose("precision")
@@ -153,13 +149,13 @@ def test_precision_refusals(settings: Settings, switches: dict[str, bool], reaso
     assert reason in explanation.lines[0]
 
 
-def test_the_users_own_types_and_autocast_stay() -> None:
+def test_the_users_own_types_and_autocast_stay(device: str) -> None:
     explanation = DecisionLog()
-    root, call = root_and_call(Model().double())
+    root, call = root_and_call(Model().double().to(device))
     tuner(explanation).speed_items(root, call).choose("precision")
     assert "chose the parameters' type itself" in explanation.lines[0]
-    root, call = root_and_call(Model())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    root, call = root_and_call(Model().to(device))
+    with torch.autocast(device, dtype=torch.bfloat16):
         root.module(call.inputs.leaves[0])
     tuner(explanation).speed_items(root, call).choose("precision")
     assert "uses autocast itself" in explanation.lines[0]
@@ -192,87 +188,20 @@ def test_a_compiled_call_is_used_for_its_own_shape_only() -> None:
     assert calls == [6]
 
 
-def test_known_settings_are_adopted_without_timing() -> None:
-    root, call = root_and_call(Model())
+def test_known_settings_are_adopted_without_timing(device: str) -> None:
+    root, call = root_and_call(Model().to(device))
     explanation = DecisionLog()
     adopting = tuner(explanation)
     tuned = TunedSettings(Precision.BFLOAT16, 4, activation_checkpointing=True)
     adopting.adopt(root, call, tuned)
     assert adopting.tuned() == tuned
     assert len([line for line in explanation.lines if "from an earlier run" in line]) == 3
-    unsafe, call = root_and_call(Model(normalize=True))
+    unsafe, call = root_and_call(Model(normalize=True).to(device))
     adopting = tuner(explanation)
     adopting.adopt(unsafe, call, tuned)
     assert adopting.tuned() == TunedSettings(Precision.BFLOAT16, activation_checkpointing=True), (
         "a BatchNorm is never split"
     )
-
-
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
-def test_a_fused_optimizer_takes_the_same_step(kind: str) -> None:
-    torch.manual_seed(5)
-    model = Model()
-    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
-    for _ in range(3):
-        model(torch.randn(4, 16)).sum().backward()
-        optimizer.step()
-    assert fused_refusal(optimizer) is None
-    plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
-    use_fused(fused.optimizer, True)
-    plain.step_seconds()
-    fused.step_seconds()
-    assert plain.closeness(fused).relative_error < 1e-6
-    before = [p.clone() for p in model.parameters()]
-    use_fused(optimizer, True)
-    optimizer.step()
-    for ours, expected, old in zip(model.parameters(), plain.parameters, before, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
-        assert not torch.equal(ours, old)
-
-
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_what_the_script_saves_names_no_kernel_of_ours(amsgrad: bool) -> None:
-    """A run without us loads it and steps as it would have; in this one the kernel stays."""
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=amsgrad)
-    model(torch.randn(4, 16)).sum().backward()
-    optimizer.step()
-    plain = copy.deepcopy(optimizer.state_dict())
-    use_fused(optimizer, True)
-    use_fused(optimizer, True)
-    saved = optimizer.state_dict()
-    assert saved["param_groups"] == plain["param_groups"]
-    assert fused_in_force(optimizer)
-    assert len(optimizer._optimizer_state_dict_post_hooks) == 1
-    optimizer.load_state_dict(saved)
-    assert not fused_in_force(optimizer)
-    assert keep_fused(optimizer)
-    assert fused_in_force(optimizer)
-
-
-def test_a_kernel_that_the_script_chose_is_saved() -> None:
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    use_fused(optimizer, True)
-    use_fused(optimizer, False)
-    optimizer.param_groups[0]["fused"] = True
-    assert optimizer.state_dict()["param_groups"][0]["fused"] is True
-
-
-def test_fused_refusals() -> None:
-    model = Model()
-    refused = {
-        "Adadelta has no fused kernel": torch.optim.Adadelta(model.parameters()),
-        "chose the kernel itself": torch.optim.Adam(model.parameters(), foreach=False),
-        "differentiable or capturable": torch.optim.Adam(model.parameters(), capturable=True),
-    }
-    for reason, optimizer in refused.items():
-        assert reason in (fused_refusal(optimizer) or "")
-
-    class Mine(torch.optim.SGD):
-        pass
-
-    assert "Mine has no fused kernel" in (fused_refusal(Mine(model.parameters(), lr=1.0)) or "")
 
 
 def test_speedups_have_bounds() -> None:
@@ -361,18 +290,8 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
     assert seconds("unexpected") == 12.0
 
 
-def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
-    model = Model()
-    optimizer = torch.optim.Adam(model.parameters())
-    explanation = DecisionLog()
-    tuner(explanation).fused_optimizer(optimizer, free_bytes=1000)
-    assert "of copies" in explanation.line("fused optimizer")
-    tuner(explanation, optimizer=False).fused_optimizer(optimizer)
-    assert explanation.line("fused optimizer") == "fused optimizer skipped: switched off"
-
-
-def test_what_is_known_to_be_refused_is_not_given_time() -> None:
-    root, call = root_and_call(Model())
+def test_what_is_known_to_be_refused_is_not_given_time(device: str) -> None:
+    root, call = root_and_call(Model().to(device))
     assert tuner(DecisionLog()).speed_items(root, call).expected() == [
         "precision",
         "attention kernel",
@@ -381,12 +300,13 @@ def test_what_is_known_to_be_refused_is_not_given_time() -> None:
     assert off.speed_items(root, call).expected() == []
 
 
-def test_closeness_sees_every_difference() -> None:
-    a = [torch.tensor([1.0, 2.0]), None]
+def test_closeness_sees_every_difference(device: str) -> None:
+    def numbers(*values: float) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    a = [numbers(1.0, 2.0), None]
     assert closeness(a, a).relative_error == 0.0
-    assert closeness(a, [torch.tensor([1.0, 2.1]), None]).relative_error == pytest.approx(
-        0.0447, 0.01
-    )
-    assert closeness(a, [torch.tensor([1.0, math.nan]), None]).relative_error == math.inf
-    assert closeness(a, [torch.tensor([1.0, 2.0]), torch.ones(1)]).relative_error == math.inf
-    assert closeness([torch.zeros(2)], [torch.zeros(2)]).cosine == 1.0
+    assert closeness(a, [numbers(1.0, 2.1), None]).relative_error == pytest.approx(0.0447, 0.01)
+    assert closeness(a, [numbers(1.0, math.nan), None]).relative_error == math.inf
+    assert closeness(a, [numbers(1.0, 2.0), numbers(1.0)]).relative_error == math.inf
+    assert closeness([numbers(0.0, 0.0)], [numbers(0.0, 0.0)]).cosine == 1.0

@@ -29,9 +29,19 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
         for parameter in group["params"]:
             if not parameter.is_floating_point() or parameter.is_sparse:
                 return "it has parameters that are not dense floating point"
+            if not _has_kernel(kind.__name__, parameter.device.type):
+                return f"{kind.__name__} has no fused kernel for {parameter.device.type} in torch"
     if any(p.grad is not None and p.grad.is_sparse for p in parameters_of(optimizer)):
         return "it has sparse gradients"
     return None
+
+
+def _has_kernel(kind: str, device: str) -> bool:
+    """Older torch has Adagrad's for the CPU alone, and raises in the step on a GPU."""
+    if device not in ("cpu", "cuda"):
+        return True
+    has: Any = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
+    return has(f"aten::_fused_{kind.lower()}_", device.upper())
 
 
 def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:

@@ -61,6 +61,14 @@ class DecisionLog:
     def note(self, item: str, what: str, *, aloud: bool = True) -> None:
         self._record(Decision(item, Verdict.NOTED, what), aloud=aloud)
 
+    def settle(self, item: str, part: str) -> None:
+        """The newest decision about a part of a setting is now the one about the setting."""
+        if self.within is not None:
+            self.within.settle(f"{item}{self.addition}", f"{part}{self.addition}")
+        decision = self._decisions.pop(part, None)
+        if decision is not None:
+            self._decisions[item] = replace(decision, item=item)
+
     def said(self, item: str) -> None:
         """Its newest decision was said in another way."""
         self._quiet.discard(item)

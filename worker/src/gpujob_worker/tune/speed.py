@@ -27,12 +27,18 @@ class SpeedItems:
     def choose(self, name: str) -> None:
         """Chooses one setting by its name."""
         context, setting = self._context, setting_called(name)
+        accepted = False
         for found in setting.tried(context):
             item = found.item or setting.ITEM
             if isinstance(found, Refused):
                 context.decision.skip(item, found.why)
-            elif self._accepts(item, found):
-                context.applied.plan = found.plan
+                continue
+            # The line about what was accepted before stays, unless this one is better.
+            own = f"{item} {found.what}" if accepted and not found.item else item
+            if self._accepts(own, found):
+                context.applied.plan, accepted = found.plan, True
+                if own != item:
+                    context.decision.settle(item, own)
 
     def _accepts(self, item: str, found: Candidate) -> bool:
         return self._trial.accepts(

@@ -148,6 +148,10 @@ class AcceptanceRule:
         self._pending.discard(item)
         self._explain.skipped(item, why)
 
+    def settle(self, item: str, part: str) -> None:
+        """What was accepted as a part of the setting is what is chosen for it."""
+        self._explain.settle(item, part)
+
 
 class Trial:
     """Plans of one root, run on one recorded batch, without side effects."""
