@@ -46,7 +46,9 @@ def difference(cycle: GoldenCycle, index: int, decided: Json, with_texts: bool) 
         more = max(before, after, key=len)[min(len(before), len(after))]
         return f"{len(before)} items, now {len(after)}, with or without {_title(more)}"
     seconds = cycle.next_seconds[index], decided["nextSeconds"]
-    return "" if seconds[0] == seconds[1] else f"next in {seconds[0]} s, now in {seconds[1]} s"
+    # Which jobs rest may change: a deadline that is kept as a moment differs in the last digits.
+    one, other = (found if found is None else round(found, 6) for found in seconds)
+    return "" if one == other else f"next in {seconds[0]} s, now in {seconds[1]} s"
 
 
 def _title(item: Json) -> str:

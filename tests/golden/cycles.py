@@ -8,7 +8,7 @@ the next rests on that, as it does in the operator.
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,9 @@ def write_scene(path: Path, cycles: Iterable[Seen]) -> None:
     Raises `ValueError` where the cache changes what is written.
     """
     objects, planner, written = _Objects(), Planner(), list[Json]()
-    for snapshot, now in cycles:
+    for seen, now in cycles:
+        # Of jobs that are being written a cache says nothing again.
+        snapshot = replace(seen, writing=())
         numbers = {
             name: [objects.number(one) for one in value]
             if isinstance(value, list)

@@ -12,6 +12,27 @@ def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
 
 DECISIONS = (
     _of(
+        "a job rests on although its write has ended",
+        "cache/step_queue.py",
+        "for uid in self._written.difference(writing):",
+        "for uid in ():",
+        "test_resting_jobs.py",
+    ),
+    _of(
+        "a job that starts does not hear of a refusal",
+        "cache/starts.py",
+        "        changed = _changed(self._refused, refused) | set(recorded ^ self._recorded)\n",
+        "        changed = set(recorded ^ self._recorded)\n",
+        "test_resting_jobs.py",
+    ),
+    _of(
+        "a job that is being written is never looked at again",
+        "planner.py",
+        "            soon = self.now + REST_MAX\n",
+        "            soon = self.now + 1000 * REST_MAX\n",
+        "test_resting_jobs.py",
+    ),
+    _of(
         "a job is placed where its volume is not",
         "placement/node_filter.py",
         "    for claim, affinity in requirements.volumes:",
@@ -101,6 +122,13 @@ DECISIONS = (
         "free_bytes -= tenant.memory_bytes + tenant.excess_bytes",
         "free_bytes -= tenant.memory_bytes",
         "capacity",
+    ),
+    _of(
+        "what a job grows by is given away in the same cycle",
+        "planner.py",
+        "        assumed.grow(cache.entries[uid].job, reservation)\n",
+        "        pass\n",
+        "test_growth.py",
     ),
     _of(
         "a deleted job holds its GPUs for ever",

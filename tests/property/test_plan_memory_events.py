@@ -35,6 +35,7 @@ from tests.harness.builders import (
     used,
     with_status,
 )
+from tests.harness.plan_items import said_beside
 from tests.harness.world import SETTLE_MAX, World
 
 NODES, GPUS = 3, 2
@@ -62,6 +63,8 @@ class Still(World):
         super().__init__(gpu_nodes=nodes)
         self.memory = SchedulerCache()
         self.tally = tally
+        # One that knows of writes under way, of jobs by lot.
+        self.of_writer, self.lots = SchedulerCache(), Random(0)
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         fresh = plan(snapshot, now)
@@ -70,7 +73,16 @@ class Still(World):
         assert (found.next_seconds is None) is (fresh.next_seconds is None)
         assert abs((found.next_seconds or 0.0) - (fresh.next_seconds or 0.0)) < 1e-3
         self.tally.rested += len(self.memory.entries) - len(self.memory.steps.to_step)
+        self._decide_beside_writes(snapshot, now, fresh)
         return found
+
+    def _decide_beside_writes(self, snapshot: Snapshot, now: datetime, fresh: Plan) -> None:
+        """Of jobs that are being written nothing need be said again; all else stays."""
+        uids = [job.metadata.uid for job in snapshot.jobs]
+        writing = {uid for uid in uids if self.lots.random() < 0.5}
+        found = plan(replace(snapshot, writing=tuple(writing)), now, self.of_writer)
+        assert said_beside(found, writing) == said_beside(fresh, writing)
+        assert all(item in fresh.items for item in said_beside(found, ()))
 
     def tick(self, seconds: float = 1.0) -> None:
         self.seconds += seconds

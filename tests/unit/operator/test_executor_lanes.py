@@ -192,6 +192,7 @@ async def test_what_is_being_written_is_assumed(bench: ExecutorBench) -> None:
     assumed = bench.executor.assume(snapshot)
     assert assumed.jobs[0].status == item.status
     assert assumed.jobs[1] is snapshot.jobs[1]
+    assert assumed.writing == ("uid-job",)
     assert bench.executor.assume(snapshot).jobs[0] is assumed.jobs[0], "one object, cycle by cycle"
     await bench.executor.drain(5)
     assert bench.executor.assume(snapshot) is snapshot

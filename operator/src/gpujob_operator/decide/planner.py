@@ -45,6 +45,11 @@ from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.queue_status import queue_statuses
 from gpujob_operator.decide.queue.quota import QuotaState
 
+# Jobs that start or are being written are looked at again after this, whatever happens.
+REST_MAX = timedelta(seconds=5)
+# A deadline of a job that is being written can wait so long: its write has to end first.
+REST_MIN = timedelta(seconds=1)
+
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` must be timezone-aware; it is the only source of time.
@@ -147,6 +152,8 @@ class _Cycle:
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
     # Jobs whose placement their pods record, and no status yet.
     recorded: frozenset[str] = field(init=False)
+    # Jobs of which a write is under way.
+    writing: frozenset[str] = field(init=False)
     # Other jobs of these workloads with something to save.
     unheard: set[str] = field(default_factory=set[str])
     # Larger reservations of this cycle, by UID. They count at once: nobody else gets these bytes.
@@ -158,6 +165,7 @@ class _Cycle:
 
     def __post_init__(self) -> None:
         self.recorded = frozenset(self.snapshot.recorded)
+        self.writing = frozenset(self.snapshot.writing)
 
     @property
     def configuration(self) -> Configuration:
@@ -262,16 +270,25 @@ class _Cycle:
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
-        """Settles a job whose step wrote nothing, until its inputs change or its deadline comes."""
+        """Settles a job whose step wrote nothing, until its inputs change or its deadline comes. A
+        job that is being written rests, too: what its step wrote waits for the end of that write.
+        """
         cache, entry, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
+        after = step.next_seconds
+        next_at = None if after is None else self.now + timedelta(seconds=after)
         if heard and inputs is not None and is_steady(entry.job, inputs.sites):
-            after = step.next_seconds
-            next_at = None if after is None else self.now + timedelta(seconds=after)
             until = quiet_until(
                 entry.job, next_at, self.configuration, held_back=uid in self.held_back
             )
+            if entry.job.status.phase is JobPhase.STARTING:
+                until = min(until, self.now + REST_MAX)
             cache.steps.settle(entry, step, inputs, until, next_at)
+            return
+        if uid in self.writing and inputs is not None and uid not in self.grown:
+            soon = self.now + REST_MAX
+            until = soon if next_at is None else min(soon, max(next_at, self.now + REST_MIN))
+            cache.steps.rest_while_written(entry, step, inputs, until)
             return
         cache.steps.requeue(entry)
         job = entry.job

@@ -67,11 +67,11 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
 
 
 def is_steady(job: GPUJob, sites: Sites) -> bool:
-    """Whether time alone brings nothing new before the next deadline: a job that runs on nodes that
-    are well, or has finished."""
+    """Whether time alone brings nothing new before the next deadline: a job that starts or runs on
+    nodes that are well, or has finished."""
     if job.finished or job.status.placement is None:
         return job.finished
-    if job.status.phase is not JobPhase.RUNNING:
+    if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
     for site in sites:
         facts = site.facts

@@ -23,16 +23,17 @@ from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.cache.profile_expiries import ProfileExpiries
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.cache.starts import Starts
 from gpujob_operator.decide.cache.step_queue import StepQueue
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.job_usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
-from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import with_own_measurement
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodView, Snapshot
+from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
@@ -71,9 +72,7 @@ class SchedulerCache:
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     # UIDs of jobs that are gone and own pods.
     _gone: set[str] = field(default_factory=set[str])
-    _refused_pods: RefusedPods = field(default_factory=lambda: refused_by_job(()))
-    # By the job's UID.
-    _perhaps_created: dict[str, PerhapsCreated] = field(default_factory=dict[str, PerhapsCreated])
+    _starts: Starts = field(default_factory=Starts)
 
     def __post_init__(self) -> None:
         self._release_arrays = ReleaseArrays(self.releases)
@@ -97,9 +96,6 @@ class SchedulerCache:
         hold."""
         if not self.holds_for(snapshot):
             raise ValueError("the snapshot has another configuration, or other sharing groups")
-        # Read in each cycle by the jobs that start.
-        self._refused_pods = refused_by_job(snapshot.refused_pods)
-        self._perhaps_created = {one.job_uid: one for one in snapshot.perhaps_created}
         self.releases.begin(now)
         self._release_arrays.tidy(len(self.releases.jobs))
         self._nodes.take(snapshot)
@@ -111,7 +107,10 @@ class SchedulerCache:
         for uid in self._jobs.reprofiled:
             self._count(self.entries[uid])
         self._renew_usage(changed)
-        self.steps.to_step |= self._jobs.measured & self.entries.keys()
+        self.steps.to_step |= (
+            self._jobs.measured | self._starts.take(snapshot)
+        ) & self.entries.keys()
+        self.steps.end_writes(self.entries, snapshot.writing)
         for name, gpus in self._nodes.renew(self.configuration, now).items():
             jobs = self.holders.on_node(name) if gpus is None else self.holders.on_gpus(name, gpus)
             self.steps.to_step |= jobs
@@ -173,8 +172,8 @@ class SchedulerCache:
             lost_nodes=frozenset(
                 [s.node for s in sites if s.facts is None and not self._nodes.has(s.node)]
             ),
-            refused_pods=self._refused_pods.get(uid, ()),
-            perhaps_created=self._perhaps_created.get(uid),
+            refused_pods=self._starts.refused(uid),
+            perhaps_created=self._starts.perhaps_created(uid),
             listening_since=self.listening_since,
             profile=entry.profile,
         )

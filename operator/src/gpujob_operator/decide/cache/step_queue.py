@@ -1,5 +1,10 @@
-"""Jobs whose next step is to be decided, and settled ones with their deadlines."""
+"""Jobs whose next step is to be decided, and those that rest, with their deadlines.
 
+A settled job rests because nothing follows from its state. A job that is being written rests
+because what follows would wait for the end of the write.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -19,6 +24,8 @@ class StepQueue:
     next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     # When a settled job has something to do or to say again.
     _quiet_until: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
+    # Jobs that rest while they are written.
+    _written: set[str] = field(default_factory=set[str])
 
     def settle(
         self,
@@ -30,6 +37,7 @@ class StepQueue:
     ) -> None:
         """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         uid = entry.job.metadata.uid
+        self._written.discard(uid)
         entry.inputs, entry.step, entry.quiet_until = inputs, step, until
         self.to_step.discard(uid)
         self._quiet_until.put(uid, until)
@@ -38,15 +46,29 @@ class StepQueue:
         else:
             self.next_at.drop(uid)
 
+    def rest_while_written(
+        self, entry: JobEntry, step: NextStep, inputs: JobInputs, until: datetime
+    ) -> None:
+        """Like `settle`, at most until the write of the job has ended (`end_writes`)."""
+        self.settle(entry, step, inputs, until, until)
+        self._written.add(entry.job.metadata.uid)
+
+    def end_writes(self, entries: Mapping[str, JobEntry], writing: Collection[str]) -> None:
+        """Puts in the jobs that rested for writes, and are not among those being written now."""
+        for uid in self._written.difference(writing):
+            self.requeue(entries[uid])
+
     def requeue(self, entry: JobEntry) -> None:
         """The job's next step is decided anew, in this cycle and those to come."""
         uid = entry.job.metadata.uid
         entry.inputs = entry.step = entry.quiet_until = None
+        self._written.discard(uid)
         self.to_step.add(uid)
         self._quiet_until.drop(uid)
         self.next_at.drop(uid)
 
     def drop(self, uid: str) -> None:
+        self._written.discard(uid)
         self.to_step.discard(uid)
         self._quiet_until.drop(uid)
         self.next_at.drop(uid)

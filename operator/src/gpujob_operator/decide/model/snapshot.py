@@ -269,6 +269,8 @@ class Snapshot:
     refused_templates: tuple[RefusedTemplate, ...] = ()
     # UIDs of jobs whose placement their pods record, and no status yet.
     recorded: tuple[str, ...] = ()
+    # UIDs of jobs with writes under way, and other keys: of such a job nothing more is written.
+    writing: tuple[str, ...] = ()
     # UIDs of pending jobs that another process may have placed unseen.
     perhaps_placed: tuple[str, ...] = ()
     # Since when this process receives reports; None: always.
