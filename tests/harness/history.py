@@ -4,16 +4,17 @@ It knows only what the API server committed, in the order of resourceVersions; `
 it from a real cluster, unit tests from made histories.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopReason
-from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 from tests.harness.pod_facts import attempt_of, exit_code_of, is_live, job_uid_of
 from tests.harness.recorded import RecordedJobs
+from tests.harness.room import Room
 from tests.harness.worker_ends import WorkerEnds
 
 Json = dict[str, Any]
@@ -22,8 +23,6 @@ IMPOSTOR = "tests.example/impostor"
 LEAVING = "tests.example/leaving"
 # The API server rounds, and a request is on its way for a while.
 GRACE_SLACK_SECONDS = 2
-# A decision may rest on a reading that was replaced while it was on its way.
-READINGS_KEPT = 3
 # Watches, the cycle and the write itself take time beyond the staleness limit.
 STALE_SLACK_SECONDS = 10.0
 
@@ -46,13 +45,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.promise} at revision {self.version}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    total_bytes: int
-    driver_bytes: int
-    unmanaged_bytes: int
 
 
 class History:
@@ -82,13 +74,9 @@ class History:
         self.stops: dict[str, list[StopReason]] = defaultdict(list)
         self._stale_seconds = telemetry_stale_seconds
         self._nodes: dict[str, GPUNode] = {}
-        # Job UID and attempt of every worker pod, by the pod's UID, and the peak that agents saw of
-        # each attempt, by GPU.
+        # Job UID and attempt of every worker pod, by the pod's UID.
         self._workers: dict[str, tuple[str, int]] = {}
-        self._seen_bytes: dict[tuple[str, int, str], int] = {}
-        self._readings: dict[str, deque[_Reading]] = defaultdict(
-            lambda: deque(maxlen=READINGS_KEPT)
-        )
+        self._room = Room(self.ends)
 
     def fold(self, revision: Revision) -> None:
         if revision.kind == "GPUJob":
@@ -121,22 +109,7 @@ class History:
             self._nodes.pop(node.metadata.name, None)
             return
         self._nodes[node.metadata.name] = node
-        for gpu in node.status.gpus:
-            self._see(gpu)
-            unmanaged = sum(p.memory_bytes for p in gpu.processes if p.pod_uid is None)
-            reading = _Reading(gpu.memory_total_bytes, gpu.memory_reserved_bytes, unmanaged)
-            self._readings[gpu.uuid].append(reading)
-
-    def _see(self, gpu: GPU) -> None:
-        """What the agent saw each worker use: of the pods whose job is known by then."""
-        used_bytes: dict[tuple[str, int], int] = defaultdict(int)
-        for process in gpu.processes:
-            worker = self._workers.get(process.pod_uid or "")
-            if worker is not None:
-                used_bytes[worker] += process.memory_bytes
-        for worker, now_bytes in used_bytes.items():
-            key = (*worker, gpu.uuid)
-            self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
+        self._room.read(node, self._workers)
 
     # Jobs
 
@@ -216,36 +189,22 @@ class History:
         is_new = before is None or not _holds(before) or _attempt(before) != _attempt(job)
         for worker in placement.workers:
             for uuid in worker.gpus:
-                self._check_room(revision, before, job, uuid, is_new)
+                self._check_room(revision, None if is_new else before, job, uuid)
                 self._check_alone(revision, uuid)
             if is_new:
                 self._check_telemetry(revision, job, worker.node, worker.gpus)
 
     def _check_room(
-        self, revision: Revision, before: GPUJob | None, job: GPUJob, uuid: str, is_new: bool
+        self, revision: Revision, before: GPUJob | None, job: GPUJob, uuid: str
     ) -> None:
-        """I1. Unmanaged processes count for new placements; the driver's reserve always."""
-        readings = self._readings.get(uuid)
-        if not readings or (not is_new and self._decides_nothing(before, job, uuid)):
-            return
-        held = [tenant.status.reservation for tenant in self._tenants(uuid)]
-        reserved = sum(one.memory_bytes for one in held if one is not None)
-        unmanaged = min(one.unmanaged_bytes for one in readings) if is_new else 0
-        newest = readings[-1]
-        if reserved + newest.driver_bytes + unmanaged > newest.total_bytes:
-            text = f"{reserved} reserved + {newest.driver_bytes} driver + {unmanaged} unmanaged"
-            name = job.metadata.name
-            self._fail("I1", revision, f"{uuid}, {name}: {text} > {newest.total_bytes} bytes")
-
-    def _decides_nothing(self, before: GPUJob | None, job: GPUJob, uuid: str) -> bool:
-        """The reservation is what it was, less, or what an agent saw the job use: a fact. Whatever
-        is above that, a margin or what a worker said, is a decision."""
-        held = before.status.reservation if before is not None else None
-        now = job.status.reservation
-        if held is None or now is None:
-            return False
-        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, uuid), 0)
-        return now.memory_bytes <= max(held.memory_bytes, seen_bytes)
+        """I1. `before` is the job of the same attempt."""
+        tenants = self._tenants(uuid)
+        if before is None:
+            found = self._room.check_placed(job, uuid, tenants)
+        else:
+            found = self._room.check_changed(before, job, uuid, tenants)
+        for text in found:
+            self._fail("I1", revision, f"{uuid}: {text}")
 
     def _check_alone(self, revision: Revision, uuid: str) -> None:
         tenants = self._tenants(uuid)

@@ -1,6 +1,6 @@
 """Jobs as whoever leads sees them: placed by what their pod records, until their status says so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -9,6 +9,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.decide.model.placement_record import is_recorded, recorded_status
 from gpujob_operator.read.pods import pod_view
+from tests.harness.pod_facts import job_uid_of
 
 
 @dataclass(slots=True)
@@ -71,6 +72,15 @@ class RecordedJobs:
     def job_gone(self, uid: str) -> None:
         self._recorded.pop(uid, None)
 
-    def forget(self) -> None:
-        """What was recorded is lost."""
+    def restored(
+        self, jobs: Iterable[GPUJob], pods: Iterable[Mapping[str, Any]]
+    ) -> dict[str, GPUJob]:
+        """The jobs by UID, as these pods record them: whatever else was recorded is lost."""
         self._recorded.clear()
+        found = {job.metadata.uid: job for job in jobs}
+        for pod in pods:
+            uid = job_uid_of(pod)
+            job = self.created(pod, found.get(uid))
+            if job is not None:
+                found[uid] = job
+        return found

@@ -57,6 +57,13 @@ class WorkerEnds:
         self.changes += 1
         return True
 
+    def leader_at(self, decided_at: datetime | None) -> int | None:
+        """Which leader it was that decided something then, if it is the present one: what another
+        one asked for may arrive now. Without a Lease one leads all the time."""
+        if decided_at is None or (self.led_since is not None and decided_at < self.led_since):
+            return None
+        return self.changes
+
     def watches_cut(self) -> None:
         """The API server went away, or is there again: what happens now may come in no event."""
         self._renewals = RENEWALS_UNTIL_LISTED - RENEWALS_UNTIL_LISTED_AGAIN

@@ -72,12 +72,17 @@ class Agents:
 
     def join(self, machine: Machine) -> None:
         """The node's agent starts: its GPUNode is there at once."""
-        name = machine.name
-        gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": {"name": name}}
-        self._api.create(Kind.GPU_NODE, gpu_node, "agent")
+        self.register(machine)
         link = AgentLink(self._clock, self._shells, machine, lambda: self.breaks())
         self._publish(machine, link)
         self._clock.every(AGENT_SECONDS, lambda: self._work(machine, link))
+
+    def register(self, machine: Machine) -> None:
+        """A GPUNode that says nothing yet."""
+        metadata = {"name": machine.name}
+        gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": metadata}
+        self._api.create(Kind.GPU_NODE, gpu_node, "agent")
+        machine.shown = (float("-inf"), None)
 
     def _work(self, machine: Machine, link: AgentLink) -> bool:
         if machine.agent_runs and machine.connected and not machine.gone:

@@ -26,9 +26,10 @@ EVENTS_MAX = 150
 
 
 class OtherKind(Enum):
-    """What nobody watches; token reviews are not even kept."""
+    """What nobody watches; token reviews and events are not even kept."""
 
     SERVICE = "Service"
+    EVENT = "Event"
     LEASE = "Lease"
     TOKEN_REVIEW = "TokenReview"
 
@@ -69,6 +70,8 @@ class ApiServer:
         )
         # All commits, for a restored state.
         self._history: list[Revision] = []
+        # The server starts anew with restored data: it has no events of before.
+        self._restored_version = 0
         self._jobs: dict[str, tuple[tuple[Manifest, GPUJob], ...]] = {}
         self.watchers: list[Watcher] = []
         # Told when the state was restored.
@@ -87,7 +90,8 @@ class ApiServer:
     def oldest_version(self, kind: AnyKind) -> int:
         """From this version on no event is missing."""
         events = self._events[kind]
-        return events[0][0] if len(events) == EVENTS_MAX else 0
+        kept = events[0][0] if len(events) == EVENTS_MAX else 0
+        return max(kept, self._restored_version)
 
     def restore(self, seconds: float) -> None:
         """Its data are those of a backup that is so old, and so are its versions. All watches
@@ -108,6 +112,7 @@ class ApiServer:
                 self._objects[one.kind][metadata["uid"]] = one.object
                 self._names[key] = metadata["uid"]
         self._version = self._history[-1].version if self._history else 0
+        self._restored_version = self._version
         self.restores += 1
         for told in list(self.restored):
             told()
@@ -178,14 +183,19 @@ class ApiServer:
         metadata = pod["metadata"]
         return self._asked_at.get((f"{metadata.get('namespace', '')}/{metadata['name']}", by), 0.0)
 
+    def require_free_name(self, kind: AnyKind, namespace: str, name: str) -> tuple[AnyKind, str]:
+        """The key of the name, which no object has yet; all that a dry run asks the store."""
+        key = (kind, f"{namespace}/{name}")
+        if key in self._names:
+            raise AlreadyExists(409, "AlreadyExists", name)
+        return key
+
     def create(
         self, kind: AnyKind, manifest: Mapping[str, Any], by: str, sent_at: float | None = None
     ) -> Manifest:
         stored = cast(Manifest, json.loads(json.dumps(manifest)))
         metadata = stored["metadata"]
-        key = (kind, f"{metadata.get('namespace', '')}/{metadata['name']}")
-        if key in self._names:
-            raise AlreadyExists(409, "AlreadyExists", metadata["name"])
+        key = self.require_free_name(kind, metadata.get("namespace", ""), metadata["name"])
         self._uids += 1
         metadata["uid"] = f"uid-{self._uids:05d}"
         metadata["generation"] = 1

@@ -7,14 +7,15 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpujob_api.codec import format_time, parse_time
-from gpujob_api.meta import LABEL_SPOT, TAINT_RECLAIM
+from gpujob_api.codec import parse_time
+from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.settings import EXIT_DONE
 from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.agents import Agents
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
 from tests.simulation.machines import Machine, PhysicalGPU
+from tests.simulation.node_objects import NodeObjects
 from tests.simulation.pod_starts import PodStarts
 from tests.simulation.pods import (
     SIDECAR,
@@ -24,7 +25,6 @@ from tests.simulation.pods import (
     worker_ended,
     worker_status,
 )
-from tests.simulation.volumes import LABEL_NODE
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
@@ -57,6 +57,7 @@ class Cluster:
         # attempt and the rank.
         self.done: set[tuple[str, int, int]] = set()
         self._start_worker = start_worker
+        self._nodes = NodeObjects(clock, api)
         self._starts = PodStarts(clock, api, workload_of)
         self.agents = Agents(clock, api, self.machines, shells, connection_breaks)
         api.watchers.append(self._watch)
@@ -65,6 +66,8 @@ class Cluster:
     def join(self, plan: NodePlan) -> Machine:
         """A node with its agent. A node of the same name that comes later has other GPUs."""
         count = sum(1 for m in self.machines if m.split("~")[0] == plan.name)
+        is_left = self._nodes.find(plan.name) is not None
+        self._nodes.remove(plan.name)
         if plan.name in self.machines:
             self.machines[f"{plan.name}~{count}"] = self.machines.pop(plan.name)
         gpus = {
@@ -75,18 +78,10 @@ class Cluster:
         }
         machine = Machine(plan.name, plan, gpus)
         self.machines[plan.name] = machine
-        labels = {"gpujob.dev/managed": "true", LABEL_SPOT: "true" if plan.spot else "false"}
-        labels[LABEL_NODE] = plan.name
-        node = {
-            "metadata": {"name": plan.name, "labels": labels},
-            "spec": {},
-            "status": {
-                "allocatable": {"cpu": str(plan.cpu), "memory": "256Gi"},
-                "conditions": [self._ready(True)],
-            },
-        }
-        self.api.create(Kind.NODE, node, "cloud")
+        self._nodes.create(machine)
         self.agents.join(machine)
+        if is_left:
+            self._take_over(machine)
         return machine
 
     # -- the watch of scheduler, kubelets and garbage collector
@@ -164,13 +159,15 @@ class Cluster:
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
             return
-        held_up = self._starts.held_up(machine, pod)
+        runs = uid in machine.workers
+        held_up = None if runs else self._starts.held_up(machine, pod)
         if held_up is not None:
             self._pod_status(pod, held_up.status)
             if held_up.again_seconds is not None:
                 self.clock.after(held_up.again_seconds, lambda: self._start(uid))
             return
-        machine.workers[uid] = self._start_worker(self, machine, pod)
+        if not runs:
+            machine.workers[uid] = self._start_worker(self, machine, pod)
         started = {"running": {"startedAt": machine.time(self.clock.moment)}}
         self._pod_status(pod, {"phase": "Running", "containerStatuses": [worker_status(started)]})
 
@@ -267,7 +264,7 @@ class Cluster:
         if machine.gone:
             return
         machine.connected = machine.powered = True
-        self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
+        self._nodes.say_ready(machine, ready=True)
         self._compare(machine)
 
     def _compare(self, machine: Machine) -> None:
@@ -291,22 +288,62 @@ class Cluster:
         for uid in machine.workers.keys() - known:
             machine.workers.pop(uid).vanish()
 
+    # -- data that were restored
+
     def _restored(self) -> None:
         """Scheduler, kubelets and agents find an older state, and go on from it: pods that are gone
         again are killed, and those that are there again and ran are found dead."""
         for machine in list(self.machines.values()):
             machine.published = (float("-inf"), None)
-            if machine.connected and not machine.gone:
-                self._compare(machine)
+            if self.machines[machine.name] is machine:
+                self._restored_node(machine)
         for pod in self.api.list(Kind.POD):
+            self._again(pod)
+            for owner in pod["metadata"].get("ownerReferences") or ():
+                if self.api.find(Kind.JOB, owner["uid"]) is None:
+                    self.clock.after(5.0, partial(self._collect, owner["uid"]))
+
+    def _restored_node(self, machine: Machine) -> None:
+        """The cloud takes the objects of a node away that is gone; kubelets make theirs anew."""
+        if machine.gone:
+            seconds = self.clock.random.uniform(1.0, 10.0)
+            self.clock.after(seconds, lambda: self._forget(machine))
+            return
+        if not self._nodes.is_of(machine):
+            self._nodes.remove(machine.name)
+            self._nodes.create(machine)
+            self.agents.register(machine)
+        if machine.connected:
+            self._nodes.say_ready(machine, ready=True)
+            self._compare(machine)
+            return
+        self.clock.after(NOT_READY_AFTER_SECONDS, lambda: self._not_ready(machine))
+        self.clock.after(EVICTED_AFTER_SECONDS, lambda: self._evict(machine))
+
+    def _again(self, pod: Manifest) -> None:
+        if pod["status"]["phase"] == "Pending" and not is_foreign(pod):
+            look = self._start if pod["spec"].get("nodeName") else self._bind
             uid = pod["metadata"]["uid"]
-            if pod["status"]["phase"] == "Pending" and not is_foreign(pod):
-                look = self._start if pod["spec"].get("nodeName") else self._bind
-                self.clock.after(self.clock.random.uniform(0.5, 3.0), partial(look, uid))
+            self.clock.after(self.clock.random.uniform(0.5, 3.0), partial(look, uid))
+
+    def _take_over(self, machine: Machine) -> None:
+        """Pods are left there of a node of that name that is gone."""
+        self._compare(machine)
+        for pod in self.api.list(Kind.POD):
+            if pod["spec"].get("nodeName") == machine.name:
+                self._again(pod)
+
+    def _forget(self, machine: Machine) -> None:
+        """The objects of a node that is gone, and that are there again, go, and so do its pods."""
+        if machine.gone and self.machines[machine.name] is machine:
+            self._nodes.remove(machine.name)
+            self._collect_pods_of(machine)
+
+    # -- nodes that are lost
 
     def _not_ready(self, machine: Machine) -> None:
         if not machine.connected and not machine.gone:
-            self._patch_node(machine, {"status": {"conditions": [self._ready(False)]}})
+            self._nodes.say_ready(machine, ready=False)
 
     def _evict(self, machine: Machine) -> None:
         if machine.connected or machine.gone:
@@ -319,7 +356,7 @@ class Cluster:
         """A taint with the deadline, SIGTERM shortly before it, then the node is no more."""
         deadline = int((self.clock.moment + timedelta(seconds=notice_seconds)).timestamp())
         taint = {"key": TAINT_RECLAIM, "effect": "NoSchedule", "value": str(deadline)}
-        self._patch_node(machine, {"spec": {"taints": [taint]}}, spec=True)
+        self._nodes.patch(machine, {"spec": {"taints": [taint]}}, spec=True)
         self.clock.after(notice_seconds - 2, lambda: self._sigterm_all(machine))
         self.clock.after(notice_seconds, lambda: self.destroy(machine))
 
@@ -334,21 +371,10 @@ class Cluster:
         for worker in list(machine.workers.values()):
             worker.vanish()
         machine.workers.clear()
-        for kind in (Kind.NODE, Kind.GPU_NODE):
-            self.api.remove(kind, self.api.get(kind, "", machine.name)["metadata"]["uid"], "cloud")
+        self._nodes.remove(machine.name)
         self.clock.after(self.clock.random.uniform(2, 20), lambda: self._collect_pods_of(machine))
 
     def _collect_pods_of(self, machine: Machine) -> None:
         for pod in self.api.list(Kind.POD):
             if pod["spec"].get("nodeName") == machine.name and machine.gone:
                 self.api.remove(Kind.POD, pod["metadata"]["uid"], "pod-gc")
-
-    def _ready(self, ready: bool) -> dict[str, Any]:
-        return {
-            "type": "Ready",
-            "status": "True" if ready else "Unknown",
-            "lastTransitionTime": format_time(self.clock.moment),
-        }
-
-    def _patch_node(self, machine: Machine, patch: dict[str, Any], *, spec: bool = False) -> None:
-        self.api.patch(Kind.NODE, "", machine.name, patch, "node-controller", spec=spec)

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 
 from gpujob_operator.act.kube import (
+    EVENTS,
     GPU_NODES,
     JOBS,
     LEASES,
@@ -53,6 +54,7 @@ KINDS: dict[ResourceType, AnyKind] = {
     NODES: Kind.NODE,
     VOLUMES: Kind.VOLUME,
     SERVICES: OtherKind.SERVICE,
+    EVENTS: OtherKind.EVENT,
     LEASES: OtherKind.LEASE,
     TOKEN_REVIEWS: OtherKind.TOKEN_REVIEW,
 }
@@ -68,7 +70,7 @@ _WITH_STATUS = frozenset({Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE})
 
 
 @lru_cache(maxsize=4096)
-def request_of(method: str, path: str) -> tuple[Request, str]:
+def request_of(method: str, path: str, *, dry_run: bool = False) -> tuple[Request, str]:
     """What a request asks for, and the subresource."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
@@ -77,6 +79,7 @@ def request_of(method: str, path: str) -> tuple[Request, str]:
         namespace, parts = parts[1], parts[2:]
     plural, name, subresource = (*parts, "", "")[:3]
     verb = "list" if method == "GET" and not name else _VERBS[method]
+    verb = "try" if verb == "create" and dry_run else verb
     return Request(verb, _BY_PLURAL[plural], namespace, name), subresource
 
 
@@ -170,8 +173,8 @@ class Connection:
     ) -> Answer:
         """The answer. It comes after the effect; an error may come before, or instead of it."""
         path, query = _address(url)
-        request, subresource = request_of(method, path)
-        if request.verb == "create" and body is not None:
+        request, subresource = request_of(method, path, dry_run="dryRun" in query)
+        if request.verb in ("create", "try") and body is not None:
             request = replace(request, name=body.get("metadata", {}).get("name", ""))
         if "watch" in query:
             return await self._watch(request.kind, query)
@@ -229,7 +232,8 @@ class Connection:
         except ApiError as error:
             return error
         if writes:
-            self._written()
+            if request.verb != "try":
+                self._written()
             if (error := self._troubles.after_effect(request)) is not None:
                 return error
             if self._faults.loses_answer(self._clock.random):
@@ -252,6 +256,9 @@ class Connection:
                 return self._page(kind, query)
             case "create":
                 return self._create(request, body, sent_at)
+            case "try":
+                self.api.require_free_name(kind, *key)
+                return body
             case "patch":
                 spec = subresource != "status"
                 return self.api.patch(kind, *key, body, self._name, spec=spec, parsed=True)
@@ -278,6 +285,8 @@ class Connection:
     def _create(self, request: Request, body: Manifest, sent_at: float) -> Manifest:
         if request.kind is OtherKind.TOKEN_REVIEW:
             return self.api.review(body)
+        if request.kind is OtherKind.EVENT:
+            return body
         if request.namespace:
             body["metadata"]["namespace"] = request.namespace
         if request.kind in _WITH_STATUS:

@@ -10,6 +10,8 @@ from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from tests.simulation.api_server import ApiServer, OtherKind, Revision
 
+# A job's UID, and the number of an attempt.
+AttemptKey = tuple[str, int]
 _NUMBER = re.compile("[0-9]")
 
 
@@ -65,11 +67,11 @@ def leads(name: str, api: ApiServer) -> bool:
 
 
 def used_bytes(
-    gpu: Mapping[str, Any], workers: Mapping[str, tuple[str, int]]
-) -> Mapping[tuple[str, int], int]:
+    gpu: Mapping[str, Any], workers: Mapping[str, AttemptKey]
+) -> Mapping[AttemptKey, int]:
     """What a reading shows of the GPU in use, by job UID and attempt. `workers` are the jobs and
     attempts of pods, by the pods' UIDs."""
-    found: dict[tuple[str, int], int] = defaultdict(int)
+    found: dict[AttemptKey, int] = defaultdict(int)
     for process in gpu.get("processes") or ():
         worker = workers.get(process.get("podUid") or "")
         if worker is not None:
@@ -106,6 +108,10 @@ def end_of(job: GPUJob) -> str:
     """The phase in which it stays. One that was deleted, and that a finalizer keeps, has the phase
     that it happened to be in."""
     return "deleted" if job.metadata.deletion_timestamp is not None else job.status.phase.value
+
+
+def attempt_key(job: GPUJob) -> AttemptKey:
+    return job.metadata.uid, job.status.attempt
 
 
 def key_of(job: GPUJob) -> str:

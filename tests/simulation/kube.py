@@ -41,7 +41,7 @@ class SimulatedKube(Kube):
         self._connection.cut()
 
     async def _call(self, method: str, path: str, **options: Any) -> Manifest:
-        request, _ = request_of(method, path)
+        request, _ = request_of(method, path, dry_run="dryRun" in options.get("query", ()))
         call = super()._call
         return await self._ask(request, lambda: call(method, path, **options))
 

@@ -10,7 +10,7 @@ from gpujob_api.gpujob import (
     JobPhase,
     Sharing,
 )
-from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.report import CheckpointReport
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.held_gpus import holds_gpus
@@ -96,6 +96,64 @@ def forgets_jobs_that_are_stopping(snapshot: Snapshot, now: datetime) -> Plan:
         if not (isinstance(item, WriteStatus) and item.job.metadata.uid in given)
     )
     return replace(decided, items=(*others, *given.values()))
+
+
+def _within_reservations(snapshot: Snapshot) -> Snapshot:
+    """Every job as if it were seen to use no more than it reserves."""
+    held = {
+        job.metadata.uid: job.status.reservation.memory_bytes
+        for job in snapshot.jobs
+        if job.status.reservation is not None
+    }
+    most = {pod.uid: held[pod.job_uid] for pod in snapshot.pods if pod.job_uid in held}
+
+    def within(gpu: GPU) -> GPU:
+        processes = tuple(
+            replace(one, memory_bytes=min(one.memory_bytes, most[one.pod_uid]))
+            if one.pod_uid in most
+            else one
+            for one in gpu.processes
+        )
+        before, after = (sum(p.memory_bytes for p in of) for of in (gpu.processes, processes))
+        used = gpu.memory_used_bytes - (before - after)
+        return replace(gpu, processes=processes, memory_used_bytes=used)
+
+    nodes = tuple(
+        replace(node, status=replace(node.status, gpus=tuple(map(within, node.status.gpus))))
+        for node in snapshot.gpu_nodes
+    )
+    return replace(snapshot, gpu_nodes=nodes, usage={})
+
+
+def gives_away_what_jobs_grow_by(snapshot: Snapshot, now: datetime) -> Plan:
+    """I1: jobs grow to what was seen of them, and others are placed as if they did not.
+
+    In none of the seeds of the other mutants does a job grow: see `test_growth`.
+    """
+
+    def change(job: GPUJob, status: GPUJobStatus) -> GPUJobStatus:
+        before, after = job.status.reservation, status.reservation
+        usage = snapshot.usage.get((job.metadata.uid, job.status.attempt))
+        if before is None or after is None or usage is None:
+            return status
+        most_bytes = max(before.memory_bytes, usage.memory_peak_bytes)
+        held = replace(after, memory_bytes=min(after.memory_bytes, most_bytes))
+        return replace(status, reservation=held)
+
+    grown = _changed(snapshot, now, change)
+    placed = {
+        item.job.metadata.uid: item
+        for item in plan(_within_reservations(snapshot), now).items
+        if isinstance(item, WriteStatus)
+        and item.status.placement is not None
+        and item.job.status.placement is None
+    }
+    others = tuple(
+        item
+        for item in grown.items
+        if not (isinstance(item, WriteStatus) and item.job.metadata.uid in placed)
+    )
+    return replace(grown, items=(*others, *placed.values()))
 
 
 def shares_exclusive_gpus(snapshot: Snapshot, now: datetime) -> Plan:

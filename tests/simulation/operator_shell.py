@@ -2,8 +2,9 @@
 
 What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; a
 process that is paused, crashes and starts again. What is real: client, watches of jobs, pods and
-nodes, full lists, cache, planning, scheduling loop, executor with its retries, rendering, Lease,
-report server with its token reviews.
+nodes, full lists, cache, planning, scheduling loop, executor with its dry runs and retries,
+rendering, events, Lease, report server with its token reviews. What is left out is named in
+`test_shell_wiring.py`.
 """
 
 import asyncio
@@ -14,17 +15,20 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from gpujob_api.meta import Metadata
 from gpujob_operator.act.backoff import Backoff
 from gpujob_operator.act.cluster_clock import ClusterClock
+from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import Manifest, ResourceType
 from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
@@ -33,12 +37,14 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import ReportReceiver
+from gpujob_operator.render.event import event
 from gpujob_operator.token_checks import TokenChecks
-from tests.simulation.api_server import AnyKind, ApiServer
+from tests.simulation.api_server import ApiServer
 from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
+from tests.simulation.front_watches import FrontWatches
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
 from tests.simulation.quotas import PodQuotas
@@ -46,8 +52,6 @@ from tests.simulation.reading_port import ReadingPort
 from tests.simulation.troubles import Troubles
 
 METRICS = Metrics()
-# Those that kopf watches.
-FRONT_KINDS = (Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
 Answered = Callable[[int, str], None]
 
 
@@ -72,6 +76,7 @@ class Parts:
     cache: type[Cache] = Cache
     kube: type[SimulatedKube] = SimulatedKube
     clock: type[ClusterClock] = ClusterClock
+    trials: type[Trials] = Trials
 
 
 class OperatorShell:
@@ -88,7 +93,7 @@ class OperatorShell:
     ) -> None:
         self.name = name
         self._world = world
-        self._clock, self._api, self._faults = world.clock, world.api, world.faults
+        self._clock, self._faults = world.clock, world.faults
         self._plan = plan
         self._configuration = configuration
         self._parts = parts
@@ -106,8 +111,6 @@ class OperatorShell:
             moved=lambda by: self._cache.clock_moved(by),
         )
         self._listening_since = self._moment()
-        self._delivered: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
-        self._broken_until: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
         self._loop = VirtualLoop(self._clock, self._failed)
         self._stale = asyncio.Event()
         self._dirty = Dirty()
@@ -124,8 +127,10 @@ class OperatorShell:
         self.readings = ReadingPort(
             self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
         )
-        self._api.watchers.append(self._watch)
-        self._api.restored.append(self._restored)
+        self._poster = EventPoster(self.kube, self._now)
+        self._front = FrontWatches(
+            self._clock, world.api, self._loop, self._faults, self._cache, self._failed
+        )
         self._loop.call_soon(self._start)
 
     def _client(self, heard: Callable[[str | None], None] = lambda date: None) -> SimulatedKube:
@@ -149,9 +154,7 @@ class OperatorShell:
         self.readings.cut()
         self._loop.kill()
         self.kube.cut()
-        if self._watch in self._api.watchers:
-            self._api.watchers.remove(self._watch)
-            self._api.restored.remove(self._restored)
+        self._front.cut()
 
     def close(self) -> None:
         """At the end of a simulation, so that nothing of it is left."""
@@ -162,14 +165,13 @@ class OperatorShell:
         self._loop.pause(seconds)
 
     def _start(self) -> None:
-        for kind in FRONT_KINDS:
-            self._relist(kind)
+        self._front.start()
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
         watches = self._watches = [
             Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in FOLLOWED
         ]
-        silent = restart_of(watches, self._restart_front)
+        silent = restart_of(watches, self._front.restart)
         relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
@@ -177,6 +179,7 @@ class OperatorShell:
             self._leadership.keep(),
             self._keep_fresh(relist),
             checks.run(),
+            self._poster.run(),
             self._scheduling_loop().run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
@@ -236,54 +239,6 @@ class OperatorShell:
         self._fresh = False
         self._stale.set()
 
-    # -- kopf
-
-    def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
-        now = self._clock.now
-        if kind not in FRONT_KINDS or self._broken_until[kind] > now:
-            return
-        if self._faults.breaks_watch(self._clock.random):
-            self._break(kind)
-            return
-        at = max(self._delivered[kind], now + self._faults.watch_delay(self._clock.random))
-        self._delivered[kind] = at
-        of = self._api.restores
-        self._loop.call_at(at, self._deliver, of, kind, event_type, manifest)
-        if self._faults.repeats_event(self._clock.random):
-            late = at + self._clock.random.uniform(0, 5)
-            self._loop.call_at(late, self._deliver, of, kind, event_type, manifest)
-
-    def _deliver(self, of: int, kind: Kind, event_type: str, manifest: Manifest) -> None:
-        if of != self._api.restores:
-            # Events of a state that was restored away are never delivered.
-            return
-        try:
-            self._cache.apply(kind, event_type, manifest)
-        except Exception as error:
-            self._failed(error)
-
-    def _break(self, kind: Kind) -> None:
-        """Events are lost until a full list finds what they said."""
-        seconds = self._clock.random.uniform(0.2, self._faults.watch_break_seconds)
-        self._broken_until[kind] = self._clock.now + seconds
-        self._loop.call_later(seconds, self._relist, kind)
-
-    def _restored(self) -> None:
-        """kopf goes on from a version that is still to come, and is deaf until it restarts."""
-        self._broken_until = dict.fromkeys(FRONT_KINDS, float("inf"))
-
-    def _restart_front(self) -> None:
-        for kind in FRONT_KINDS:
-            self._loop.call_later(1.0, self._relist, kind)
-
-    def _relist(self, kind: Kind) -> None:
-        """Our own kinds come from a consistent read, taken at one moment."""
-        self._broken_until[kind] = min(self._broken_until[kind], self._clock.now)
-        try:
-            self._cache.resync(kind, self._api.list(kind), str(self._api.version))
-        except Exception as error:
-            self._failed(error)
-
     # -- reports
 
     def _make_receiver(self, tokens: TokenChecks) -> ReportReceiver:
@@ -327,11 +282,12 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         writer = Writer(
             self.kube,
-            Feedback(self._written_back, self._gone, restored=self._another_history),
+            Feedback(self._written_back, self._gone, self._noted, self._another_history),
             configuration=self._configuration,
             clock=self._moment,
             may_act=self._may_act,
             version=self._version,
+            unknown=self._unknown,
         )
         runner = ItemRunner(
             writer,
@@ -339,6 +295,7 @@ class OperatorShell:
             monotonic=self._now,
             retry=Retry(uniform=uniform),
             backoff=Backoff(self._now, uniform),
+            trials=self._parts.trials(self._configuration, self._moment),
             placements=self._cache.placements,
         )
         return self._parts.executor(runner, METRICS, settled=self._dirty.mark)
@@ -364,12 +321,19 @@ class OperatorShell:
         kind = KINDS[resource]
         return self._cache.version(kind, uid) if isinstance(kind, Kind) else 0
 
+    def _unknown(self, resource: ResourceType, uid: str) -> Manifest:
+        kind = KINDS[resource]
+        return self._cache.unknown_fields(kind, uid) if isinstance(kind, Kind) else {}
+
+    def _noted(self, metadata: Metadata, note: EventNote) -> None:
+        self._poster.post(event(metadata, note, self._moment()))
+
     def _another_history(self) -> None:
         self._lost_data = True
         self._cache.begin_another_history()
         for one in self._watches:
             one.restart()
-        self._restart_front()
+        self._front.restart()
         self._distrust_cache()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:

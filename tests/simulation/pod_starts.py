@@ -19,7 +19,22 @@ if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
 
 AGAIN_SECONDS = 5.0
+# Later than any seed ends.
+NEVER_SECONDS = 1e9
 VOLUME_ELSEWHERE = "0/3 nodes are available: 1 node(s) had volume node affinity conflict."
+# What kube-scheduler counts and the operator does not, in its words.
+NO_FREE_PORTS = (
+    "0/3 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, "
+    "2 node(s) didn't match Pod's node affinity/selector."
+)
+TOO_MANY_PODS = (
+    "0/3 nodes are available: 1 Too many pods, 2 node(s) didn't match Pod's node affinity/selector."
+)
+NO_EXTENDED_RESOURCE = (
+    "0/3 nodes are available: 1 Insufficient example.com/fabric, "
+    "2 node(s) didn't match Pod's node affinity/selector."
+)
+SCHEDULER_WORDS = (NO_FREE_PORTS, TOO_MANY_PODS, NO_EXTENDED_RESOURCE)
 NO_EXECUTABLE = 'exec: "gpujob-run": executable file not found in $PATH: unknown'
 
 
@@ -29,6 +44,15 @@ class HeldUp:
 
     status: dict[str, Any]
     again_seconds: float | None = AGAIN_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefusal:
+    """What kube-scheduler says of a job's pods on these nodes, until then."""
+
+    nodes: tuple[str, ...]
+    words: str
+    until: float = NEVER_SECONDS
 
 
 class PodStarts:
@@ -56,8 +80,13 @@ class PodStarts:
             return "untolerated taint"
         if node["status"]["conditions"][0]["status"] != "True":
             return "node is not ready"
-        nodes = self._workload_of(pod).volume_nodes
-        return VOLUME_ELSEWHERE if nodes and wanted_node(pod) not in nodes else ""
+        workload = self._workload_of(pod)
+        if workload.volume_nodes and wanted_node(pod) not in workload.volume_nodes:
+            return VOLUME_ELSEWHERE
+        refusal = workload.refusal
+        if refusal is None or self._clock.now >= refusal.until:
+            return ""
+        return refusal.words if wanted_node(pod) in refusal.nodes else ""
 
     def held_up(self, machine: Machine, pod: Manifest) -> HeldUp | None:
         """What the kubelet says of a pod that it cannot start now; None where it starts."""

@@ -51,7 +51,16 @@ class Processes:
         self._jobs = jobs
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
+        # Whose pods a restore of the API server's data took away while their nodes were cut off.
+        self._forgotten: set[str] = set()
         api.recorders.append(self.observe)
+        api.restored.append(self._restored)
+
+    def _restored(self) -> None:
+        """Of these nobody knows, and nobody can ask: they run until their nodes are back."""
+        self._forgotten |= {
+            one.pod_uid for one in self._all() if self._api.find(Kind.POD, one.pod_uid) is None
+        }
 
     def begins(self, worker: Worker) -> None:
         """I3: its attempt is not over, no process of another attempt of the job takes steps, and
@@ -72,6 +81,8 @@ class Processes:
                 self._fail("I3", f"{worker.name} begins, {text}")
 
     def _is_unasked_leftover(self, worker: Worker) -> bool:
+        if worker.pod_uid in self._forgotten:
+            return True
         return not worker.answered and self._is_over(worker)
 
     def _is_over(self, worker: Worker) -> bool:
@@ -117,6 +128,7 @@ class Processes:
             return
         for process in self._of_job(job.metadata.uid):
             waits = not process.begun and self._jobs.came_late(process.pod_uid)
+            waits |= process.pod_uid in self._forgotten
             if process.attempt == before.status.attempt and not waits:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)

@@ -12,7 +12,7 @@ from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, Revision
 from tests.simulation.clock import Clock
 from tests.simulation.pods import FINAL
-from tests.simulation.troubles import Request, server_error
+from tests.simulation.troubles import Request, asks_admission, server_error
 
 RECOUNT_SECONDS_MAX = 5.0
 
@@ -37,9 +37,10 @@ class PodQuotas:
             api.recorders.append(self._see)
 
     def check(self, request: Request) -> None:
-        """Raises the server's answer where the namespace has its pods already."""
+        """Raises the server's answer where the namespace has its pods already. A dry run is
+        answered as a creation is, and takes no room."""
         limit = self._limits.get(request.namespace)
-        if limit is None or request.verb != "create" or request.kind is not Kind.POD:
+        if limit is None or not asks_admission(request):
             return
         pods = [pod for pod in self._api.list(Kind.POD) if _counts(pod, request.namespace)]
         used = len(pods) + self._late[request.namespace]

@@ -3,9 +3,6 @@
 It reads only what was committed and what the machines really did, never what an operator believes.
 """
 
-from collections import defaultdict, deque
-from dataclasses import dataclass
-
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.act.item_runner import LATE_SECONDS
@@ -19,34 +16,20 @@ from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
     deleted,
     held,
-    is_shrink,
-    is_within,
     leads,
     may_not_share,
     now_text,
     reason,
     still_holds_gpus,
-    used_bytes,
     wants_all,
 )
 from tests.simulation.pods import attempt_of, is_live, told_grace
+from tests.simulation.room import Place, Room
 
-# A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
-READING_WINDOW_SECONDS = 45.0
-# A GPU: its node, and its UUID.
-Place = tuple[str, str]
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    at: float
-    total_bytes: int
-    driver_bytes: int
-    unmanaged_bytes: int
 
 
 class Recorder:
@@ -73,10 +56,7 @@ class Recorder:
         self._jobs: dict[str, GPUJob] = {}
         self._before: dict[str, GPUJob] = {}
         self._recorded = RecordedJobs()
-        # By node and UUID: what a node that lies calls its own is another GPU.
-        self._readings: dict[Place, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
-        # The peak that agents saw, by job UID, attempt and place.
-        self._seen_bytes: dict[tuple[str, int, Place], int] = {}
+        self._room = Room()
         api.recorders.append(self.observe)
         api.restored.append(self._restored)
 
@@ -97,10 +77,10 @@ class Recorder:
     def _restored(self) -> None:
         """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
         jobs = map(self._api.job, self._api.list(Kind.JOB))
-        self._recorded.forget()
-        self._jobs = {job.metadata.uid: job for job in jobs}
+        self._jobs = self._recorded.restored(jobs, self.pods_of_ours())
         self._ends.forget(self._ours.values())
         self._over_at.clear()
+        self._room.forget_placements()
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""
@@ -137,23 +117,7 @@ class Recorder:
 
     def read_gpus(self, node: str, gpus: list[Manifest]) -> None:
         """What an agent writes, or sends to an operator."""
-        for gpu in gpus:
-            if gpu["memoryUsedBytes"] > gpu["memoryTotalBytes"]:
-                continue
-            unmanaged = sum(
-                process["memoryBytes"]
-                for process in gpu.get("processes") or ()
-                if process.get("podUid") is None
-            )
-            place = node, gpu["uuid"]
-            for (uid, attempt), now_bytes in used_bytes(gpu, self._ours).items():
-                key = uid, attempt, place
-                self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
-            self._readings[place].append(
-                _Reading(
-                    self._api.now, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
-                )
-            )
+        self._room.read(self._api.now, node, gpus, self._ours)
 
     # -- jobs
 
@@ -249,34 +213,15 @@ class Recorder:
         for worker in placement.workers:
             for uuid in worker.gpus:
                 place = worker.node, uuid
-                self._check_room(revision, before, job, place)
+                for text in self._room.check(revision, before, job, place, self._tenants(place)):
+                    self._fail("I1", revision, f"{uuid}: {text}")
                 self._check_alone(revision, job, place)
                 if not is_new:
                     continue
                 self._check_tenants(revision, job, place)
-                if not self._recent(place, revision.at):
+                if not self._room.recent(place, revision.at):
                     text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
                     self._fail("I14", revision, text)
-
-    def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, place: Place) -> None:
-        """Over capacity in the light of every reading that the decision may have known. A job may
-        reserve what an agent saw it use; a margin above that is a decision."""
-        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, place), 0)
-        if is_shrink(before, job) or is_within(before, job, seen_bytes):
-            return
-        reserved = sum(
-            other.status.reservation.memory_bytes
-            for other in self._tenants(place)
-            if other.status.reservation is not None
-        )
-        recent = self._recent(place, revision.at)
-        # Without what jobs hold; an agent that lies may say any size.
-        room_bytes = [one.total_bytes - one.driver_bytes - one.unmanaged_bytes for one in recent]
-        if recent and reserved > max(room_bytes):
-            self._fail(
-                "I1", revision, f"{place[1]}: {reserved} of {max(room_bytes)} bytes after "
-                f"{job.metadata.name} took {job.status.reservation}",
-            )  # fmt: skip
 
     def _check_alone(self, revision: Revision, job: GPUJob, place: Place) -> None:
         tenants = self._tenants(place)
@@ -288,10 +233,6 @@ class Recorder:
         for other in may_not_share(job, self._tenants(place), self._api.list(Kind.QUEUE)):
             text = f"{place[1]}: {job.metadata.key} beside {other.metadata.key}"
             self._fail("I15", revision, text)
-
-    def _recent(self, place: Place, now: float) -> list[_Reading]:
-        """The readings of the window, and the one before it that was still valid within it."""
-        return [r for r in self._readings[place] if r.at >= now - READING_WINDOW_SECONDS]
 
     def _tenants(self, place: Place) -> list[GPUJob]:
         return [

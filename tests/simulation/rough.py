@@ -4,6 +4,7 @@ Jobs that are sick themselves, volumes with zones, images that are large or wron
 agents that lie, evictions, clocks that jump.
 """
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,6 +12,8 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from tests.simulation.faults import FAULTS_END_SECONDS, Incident
 from tests.simulation.lies import WorkerLie
+from tests.simulation.pod_starts import NEVER_SECONDS, SCHEDULER_WORDS, NodeRefusal
+from tests.simulation.queue_worlds import with_queues
 from tests.simulation.quotas import PodQuota
 from tests.simulation.workloads import (
     ANY_END,
@@ -29,6 +32,9 @@ CLOCKS = ("operator-clock", "node-clock", "node-clock")
 # An hour and more: a clock that was never set, a summer time, a restored machine.
 CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 QUOTA_SHARE = 0.2
+REFUSAL_SHARE = 0.3
+BREAKING_SHARE = 0.1
+RESTORE_SHARE = 0.1
 HIDDEN_HINT: dict[str, Any] = {"gpu": {"memory": "6Gi"}, "sharing": {"mode": "Shared"}}
 
 
@@ -85,8 +91,59 @@ def make_rough_scenario(seed: int) -> Scenario:
             )
         )
     submissions = (*plain.submissions, *more)
+    submissions = (*_refused(seed, plain.nodes, submissions), *_breaking(seed))
     quotas = _quotas(seed, submissions, len(plain.impostors))
-    return Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
+    made = Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
+    return with_queues(seed, made)
+
+
+def _refused(
+    seed: int, nodes: tuple[NodePlan, ...], submissions: tuple[Submission, ...]
+) -> tuple[Submission, ...]:
+    """Of some seeds, one or two jobs whose pods kube-scheduler refuses on a node: for a while, or
+    for ever where another node is enough.
+    """
+    random = Random(seed * 86_028_157 + 10)
+    if random.random() >= REFUSAL_SHARE:
+        return submissions
+    found = list(submissions)
+    for _ in range(random.choice([1, 2])):
+        number = random.randrange(len(found))
+        one = found[number]
+        refusal = NodeRefusal(
+            (random.choice(nodes).name,),
+            random.choice(SCHEDULER_WORDS),
+            random.uniform(one.at + 10, FAULTS_END_SECONDS),
+        )
+        if _fits_anywhere(one) and random.random() < 0.5:
+            refusal = replace(refusal, until=NEVER_SECONDS)
+        workload = replace(one.workload, refusal=refusal)
+        found[number] = replace(one, workload=workload)
+    return tuple(found)
+
+
+def _fits_anywhere(submission: Submission) -> bool:
+    """Any single node but a spot node is enough for it."""
+    spec = submission.spec
+    size = spec.get("workers", 1) * spec.get("gpusPerWorker", 1)
+    return size == 1 and not submission.workload.volume_nodes
+
+
+def _breaking(seed: int) -> tuple[Submission, ...]:
+    """Of some seeds, a job that breaks every GPU it is on; somebody resets each of them."""
+    random = Random(seed * 86_028_163 + 11)
+    if random.random() >= BREAKING_SHARE:
+        return ()
+    workload = Workload(
+        steps=100_000,
+        breaks_gpus=True,
+        repaired_after_seconds=random.uniform(30, 120),
+        checkpoint_steps=random.choice([1, 10, 1000]),
+        expected="Failed",
+    )
+    spec = make_spec("breaking", sharing={"mode": random.choice(["Exclusive", "Auto"])})
+    at, namespace = random.uniform(0, 120), random.choice(NAMESPACES)
+    return (Submission("breaking", at, spec, workload, namespace=namespace),)
 
 
 def _quotas(seed: int, submissions: tuple[Submission, ...], others: int) -> tuple[PodQuota, ...]:
@@ -113,12 +170,26 @@ def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
         )
         for _ in range(random.choice([0, 0, 1, 3]))
     ]
-    return clocks + [
-        Incident(
-            random.uniform(1, FAULTS_END_SECONDS - 100),
-            random.choice(ROUGH_INCIDENTS),
-            random.choice(nodes),
-            random.uniform(10, 95),
-        )
-        for _ in range(random.choice([0, 0, 1, 2, 4]))
-    ]
+    return (
+        clocks
+        + _restores(seed)
+        + [
+            Incident(
+                random.uniform(1, FAULTS_END_SECONDS - 100),
+                random.choice(ROUGH_INCIDENTS),
+                random.choice(nodes),
+                random.uniform(10, 95),
+            )
+            for _ in range(random.choice([0, 0, 1, 2, 4]))
+        ]
+    )
+
+
+def _restores(seed: int) -> list[Incident]:
+    """Of some seeds, a restore of the API server's data from a backup. All nodes joined before."""
+    random = Random(seed * 86_028_169 + 12)
+    if random.random() >= RESTORE_SHARE:
+        return []
+    at = random.uniform(10, FAULTS_END_SECONDS - 30)
+    lost_seconds = min(at - 1, random.choice([random.uniform(1, 15), random.uniform(1, 90)]))
+    return [Incident(at, "restore", "", lost_seconds)]

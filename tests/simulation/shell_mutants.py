@@ -212,6 +212,8 @@ class TakesDoubtForNo(SimulatedKube):
         try:
             return await super()._ask(request, call)
         except Unavailable as error:
+            if request.verb == "try":
+                raise
             raise ApiError(422, "Invalid", error.message) from error
 
 

@@ -1,15 +1,13 @@
 """One seed: a cluster, its jobs, operators and incidents; what came of it, checked."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Reply, Report
-from gpujob_operator.act.kube import AlreadyExists, NotFound
+from gpujob_operator.act.kube import NotFound
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -35,12 +33,13 @@ from tests.simulation.orphans import Orphans
 from tests.simulation.pods import FINAL, is_live
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
+from tests.simulation.queue_rules import QueueRules
 from tests.simulation.quotas import PodQuotas
 from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
-from tests.simulation.volumes import mounting, volume_of
+from tests.simulation.users import Users
 from tests.simulation.worker import Disk, Worker
 from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload
 
@@ -80,6 +79,8 @@ class Simulation:
             or self.faults != Faults()
         )
         self.recorder = Recorder(self.api, self.operator_names, sees_all=not is_rough)
+        if len(self.scenario.queues) > 1:
+            QueueRules(self.api, self.recorder, CONFIGURATION.preemptions_max)
         self.shells: list[OperatorShell] = []
         self.cluster = Cluster(
             self.clock, self.api, self._start_worker, self._workload_of, self.shells,
@@ -103,6 +104,7 @@ class Simulation:
             self.quotas,
             self.recorder.operator_broke,
         )
+        self._users = Users(self.clock, self.api, self.scenario.submissions)
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
         self._orphans = Orphans(
@@ -120,8 +122,7 @@ class Simulation:
             self.cluster.join(node)
         for _ in range(self._count):
             self._start_operator()
-        for submission in self.scenario.submissions:
-            self._submit(submission)
+        self._users.begin()
         happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)
         for incident in self.incidents:
             self.clock.after(incident.at, lambda incident=incident: happenings.happen(incident))
@@ -192,38 +193,6 @@ class Simulation:
         self._lists += sum(
             count for (verb, _), count in shell.kube.requests.items() if verb == "list"
         )
-
-    # -- users
-
-    def _submit(self, submission: Submission) -> None:
-        metadata: Manifest = {"name": submission.name, "namespace": submission.namespace}
-        if submission.finalizer:
-            metadata["finalizers"] = [submission.finalizer]
-        job = {
-            "apiVersion": API_VERSION,
-            "kind": "GPUJob",
-            "metadata": metadata,
-            "spec": mounting(submission),
-        }
-        if (volume := volume_of(submission)) is not None:
-            self.api.create(Kind.VOLUME, volume, "user")
-        self.clock.after(submission.at, lambda: self.api.create(Kind.JOB, job, "user"))
-        if submission.delete_at is not None:
-            self.clock.after(submission.delete_at, lambda: self._recreate(submission, job))
-        for at, suspend in ((submission.suspend_at, True), (submission.resume_at, False)):
-            if at is not None:
-                self.clock.after(at, lambda suspend=suspend: self._suspend(submission, suspend))
-
-    def _recreate(self, submission: Submission, job: Manifest) -> None:
-        """The same name at once again: another job; where a finalizer keeps it, none."""
-        self.api.delete(Kind.JOB, submission.namespace, submission.name, "user")
-        with suppress(AlreadyExists):
-            self.api.create(Kind.JOB, job, "user")
-
-    def _suspend(self, submission: Submission, suspend: bool) -> None:
-        patch = {"spec": {"suspend": suspend}}
-        key = (submission.namespace, submission.name)
-        self.api.patch(Kind.JOB, *key, patch, "user", spec=True)
 
     # -- workers
 

@@ -89,10 +89,30 @@ def no_fault_of(job: GPUJob) -> bool:
 
 @pytest.mark.parametrize("kind", [TroubleKind.QUOTA, TroubleKind.WEBHOOK], ids=lambda k: k.value)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_job_whose_pods_are_refused_gives_its_gpus_back(kind: TroubleKind, workers: int) -> None:
+def test_a_job_whose_pods_a_dry_run_refuses_takes_no_gpu(kind: TroubleKind, workers: int) -> None:
+    refused = job("refused", 0.0, Workload(steps=10), OTHER, workers=workers, **EXCLUSIVE)
+    well = job("well", 0.0, Workload(steps=200), workers=workers, **EXCLUSIVE)
+    trouble = Trouble(kind, OTHER, 0.0, MENDED)
+    seen = Watched([NodePlan("n0", workers)], refused, well, troubles=(trouble,))
+    assert not seen.result.violations
+    assert seen.result.ends == {"other/refused": "Succeeded", "team/well": "Succeeded"}
+    first_pod_at = seen.result.stories["team/well"].first_pod_at
+    assert first_pod_at is not None
+    assert first_pod_at < REFUSED_SECONDS
+    words = "exceeded quota" if kind is TroubleKind.QUOTA else "failed calling webhook"
+    assert any(words in text for text in seen.said("refused", "Scheduled"))
+    assert not any(one.status.stop for one in seen.seen["refused"])
+    assert seen.last("refused").status.attempt == 1
+    assert set(seen.result.refused) == {"try Pod refused-1-0"}
+    assert 3 <= seen.result.refused["try Pod refused-1-0"] <= 6, "the pauses between tries grow"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_whose_pods_are_refused_after_all_gives_its_gpus_back(workers: int) -> None:
+    """A webhook with side effects cannot be asked by a dry run."""
     refused = job("refused", 0.0, Workload(steps=10), OTHER, workers=workers, **EXCLUSIVE)
     well = job("well", 5.0, Workload(steps=200), workers=workers, **EXCLUSIVE)
-    trouble = Trouble(kind, OTHER, 0.0, MENDED)
+    trouble = Trouble(TroubleKind.WEBHOOK_WITH_EFFECTS, OTHER, 0.0, MENDED)
     seen = Watched([NodePlan("n0", workers)], refused, well, troubles=(trouble,))
     assert not seen.result.violations
     assert seen.result.ends == {"other/refused": "Succeeded", "team/well": "Succeeded"}
@@ -100,9 +120,9 @@ def test_a_job_whose_pods_are_refused_gives_its_gpus_back(kind: TroubleKind, wor
     assert first_pod_at is not None
     assert first_pod_at < 5.0 + REFUSED_SECONDS
     assert no_fault_of(seen.last("refused"))
-    words = "exceeded quota" if kind is TroubleKind.QUOTA else "failed calling webhook"
     for condition in ("Scheduled", "Running"):
-        assert any(words in text for text in seen.said("refused", condition)), condition
+        said = seen.said("refused", condition)
+        assert any("failed calling webhook" in text for text in said), condition
     reasons = {stop.reason for one in seen.seen["refused"] if (stop := one.status.stop)}
     assert reasons == {"PodRefused"}
     # It holds GPUs for moments only, until nobody refuses its pods any more.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpujob_operator.act import kube
+from gpujob_operator.act.item_runner import NO_DRY_RUN
 from gpujob_operator.act.kube import ApiError
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import AnyKind
@@ -21,10 +22,13 @@ DOUBTFUL = "Internal error occurred: rpc error: code = Unknown desc = something 
 
 
 class TroubleKind(Enum):
-    """`QUOTA`, `WEBHOOK` and `TOO_LARGE` are certain: nothing was written. `DOUBTFUL` is not."""
+    """`QUOTA`, both `WEBHOOK`s and `TOO_LARGE` are certain: nothing was written. `DOUBTFUL` is not.
+    A webhook with side effects is not asked by a dry run, which says so.
+    """
 
     QUOTA = "quota"
     WEBHOOK = "webhook"
+    WEBHOOK_WITH_EFFECTS = "webhook-with-effects"
     TOO_LARGE = "too-large"
     DOUBTFUL = "doubtful"
     DOUBTFUL_WRITTEN = "doubtful-written"
@@ -35,13 +39,25 @@ class TroubleKind(Enum):
 _REFUSALS = {
     TroubleKind.QUOTA: (403, "Forbidden", OVER_QUOTA),
     TroubleKind.WEBHOOK: (500, "InternalError", NO_WEBHOOK),
+    TroubleKind.WEBHOOK_WITH_EFFECTS: (500, "InternalError", NO_WEBHOOK),
     TroubleKind.TOO_LARGE: (500, "", TOO_LARGE),
     TroubleKind.DOUBTFUL: (500, "InternalError", DOUBTFUL),
 }
+_NOT_ASKED = (400, "BadRequest", f'admission webhook "inject.mesh.example" {NO_DRY_RUN}')
+_OF_PODS = frozenset(
+    {
+        TroubleKind.QUOTA,
+        TroubleKind.WEBHOOK,
+        TroubleKind.WEBHOOK_WITH_EFFECTS,
+        TroubleKind.SLOW,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """`verb` is "try" for a creation by dry run, and else as in RBAC; a status's has "replace"."""
+
     verb: str
     kind: AnyKind
     namespace: str
@@ -64,8 +80,8 @@ class Trouble:
             return False
         if self.job and request.name != self.job and not request.name.startswith(f"{self.job}-"):
             return False
-        creates = request.verb == "create" and request.kind is Kind.POD
-        if self.kind in (TroubleKind.QUOTA, TroubleKind.WEBHOOK, TroubleKind.SLOW):
+        creates = asks_admission(request)
+        if self.kind in _OF_PODS:
             return creates
         if self.kind is TroubleKind.TOO_LARGE:
             return request.verb == "replace" and request.kind is Kind.JOB
@@ -88,7 +104,8 @@ class Troubles:
         for one in self._now(request):
             if one.kind in _REFUSALS:
                 self.refused[f"{request.verb} {request.kind.value} {request.name}"] += 1
-                raise server_error(*_REFUSALS[one.kind])
+                unasked = request.verb == "try" and one.kind is TroubleKind.WEBHOOK_WITH_EFFECTS
+                raise server_error(*(_NOT_ASKED if unasked else _REFUSALS[one.kind]))
 
     def after_effect(self, request: Request) -> ApiError | None:
         """The write was made, and the answer says that something went wrong."""
@@ -97,6 +114,11 @@ class Troubles:
 
     def _now(self, request: Request) -> list[Trouble]:
         return [one for one in self._troubles if one.meets(request, self._clock.now)]
+
+
+def asks_admission(request: Request) -> bool:
+    """True where quotas and webhooks judge a pod, be it by a dry run."""
+    return request.verb in ("create", "try") and request.kind is Kind.POD
 
 
 def server_error(status: int, reason: str, message: str) -> ApiError:

@@ -167,14 +167,32 @@ class Worker:
             if self.ended:
                 return
         if self._workload.breaks_gpus:
-            for uuid in self.gpus:
-                self.machine.gpus[uuid].healthy = False
+            self._break_gpus()
         if self._step >= self._workload.steps:
             self._commit(self._workload.steps)
             self._end(EXIT_DONE)
             return
         self._report(WorkerPhase.TRAINING)
         self._clock.after(TICK_SECONDS, self._tick)
+
+    def _break_gpus(self) -> None:
+        for uuid in self.gpus:
+            if self.machine.gpus[uuid].healthy:
+                self.machine.gpus[uuid].healthy = False
+                self._repair_later(uuid)
+
+    def _repair_later(self, uuid: str) -> None:
+        """Nobody resets a GPU that processes use."""
+        seconds, workers = self._workload.repaired_after_seconds, self.machine.workers
+
+        def repair() -> None:
+            if any(uuid in one.gpus for one in workers.values()):
+                self._repair_later(uuid)
+            else:
+                self.machine.gpus[uuid].healthy = True
+
+        if seconds is not None:
+            self._clock.after(seconds, repair)
 
     def _take_memory(self) -> bool:
         """False when neither the limit nor the GPU has room for what the job needs now."""

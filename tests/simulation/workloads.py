@@ -11,6 +11,7 @@ from tests.harness.builders import NAMESPACE
 from tests.simulation.faults import FAULTS_END_SECONDS
 from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES, Impostor, make_impostors
 from tests.simulation.lies import WorkerLie
+from tests.simulation.pod_starts import NEVER_SECONDS, NodeRefusal
 from tests.simulation.pods import SIDECAR
 from tests.simulation.quotas import PodQuota
 from tests.simulation.troubles import Trouble, TroubleKind
@@ -47,6 +48,8 @@ class Workload:
     lie: WorkerLie | None = None
     # What its kernels bring about breaks every GPU that it runs on, at its first step.
     breaks_gpus: bool = False
+    # Somebody resets each of them so long afterwards; None: nobody does.
+    repaired_after_seconds: float | None = None
     # The driver tells of this error when an attempt fails.
     failing_xid: int = 0
     ignores_sigterm: bool = False
@@ -55,11 +58,13 @@ class Workload:
     volume_nodes: tuple[str, ...] = ()
     # Whether its claim is bound before its first pod; otherwise kube-scheduler alone knows where.
     volume_is_bound: bool = True
+    # Nodes on which kube-scheduler finds no room for its pods, which nobody else knows.
+    refusal: NodeRefusal | None = None
     # How long a node takes to pull its image for the first time.
     pull_seconds: float = 0.0
     # Why its container cannot be started, in the kubelet's word, and until when.
     cannot_start: str = ""
-    cannot_start_until: float = 1e9
+    cannot_start_until: float = NEVER_SECONDS
     has_executable: bool = True
     # What the process leaves as its termination message instead of a report.
     final_text: str = ""

@@ -302,7 +302,7 @@ class Operator:
             self._metrics,
             monotonic=time.monotonic,
             retry=Retry(retried=self._metrics.write_retries.inc),
-            trials=Trials(self._configuration, utc_now),
+            trials=Trials(self._configuration, self._clock.now),
             placements=self._cache.placements,
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
@@ -338,7 +338,7 @@ class Operator:
             self._cache.forget(_KINDS[resource], uid)
 
         def noted(metadata: Metadata, note: EventNote) -> None:
-            poster.post(event(metadata, note, utc_now()))
+            poster.post(event(metadata, note, self._clock.now()))
 
         return Feedback(written, gone, noted, self._restored)
 

@@ -218,6 +218,14 @@ def test_a_later_pod_without_a_record_is_left_alone() -> None:
     assert not is_given_up(PENDING, pod)
 
 
+@pytest.mark.parametrize(("age_seconds", "goes"), [(119.0, False), (120.0, True)])
+def test_a_pod_of_an_attempt_that_no_status_will_know_goes(age_seconds: float, goes: bool) -> None:
+    """The status was lost when data were restored: by then a view of the job would be new."""
+    pod = replace(POD, record=None, created_at=after(0))
+    items = plan(make_snapshot(PENDING, pods=[pod], gpus=GPUS), after(age_seconds)).items
+    assert any(isinstance(item, DeletePod) for item in items) is goes
+
+
 @pytest.mark.parametrize("phase", [PodPhase.RUNNING, PodPhase.SUCCEEDED])
 def test_a_late_pod_that_goes_is_not_deleted_again(phase: PodPhase) -> None:
     pod = replace(POD, phase=phase, deletion_at=after(30))

@@ -282,6 +282,17 @@ async def test_a_worker_of_an_attempt_that_is_over_is_told_so(
     assert answer.get("stop") == (expected if is_over else None)
 
 
+async def test_a_worker_that_no_status_placed_does_not_begin(bench: _Bench) -> None:
+    """I3: the status was lost when data were restored. One that has begun goes on: an old view of
+    the job looks the same."""
+    bench.workers.jobs["uid-job"] = with_status(JOB, attempt=0, placement=None)
+    begins = make_report(phase=WorkerPhase.STARTING, step=0, current=None)
+    _, answer = await bench.post(begins)
+    assert answer["stop"] == {"reason": "AttemptOver", "deadlineSeconds": 0.0}
+    _, answer = await bench.post(make_report(phase=WorkerPhase.TRAINING, sequence=1))
+    assert answer.get("stop") is None
+
+
 async def test_late_reports_do_not_replace_newer_ones(bench: _Bench) -> None:
     await bench.post(make_report(step=20, sequence=5))
     await bench.post(make_report(step=10, sequence=4))

@@ -41,7 +41,11 @@ class _Verdict:
 
 
 class Trials:
-    """The verdicts on templates. Bounded."""
+    """The verdicts on templates. Bounded.
+
+    `clock` is that of planning. By any other, planning would place a job whose verdict still holds,
+    again and again, or wait for one that has ended: nothing here backs off beside the verdict.
+    """
 
     def __init__(self, configuration: Configuration, clock: Callable[[], datetime]) -> None:
         self._pause_seconds = configuration.retry_backoff_seconds

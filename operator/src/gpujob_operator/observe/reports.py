@@ -15,7 +15,7 @@ from cachetools import LRUCache
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest
+from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, WorkerPhase
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.logs import Log
@@ -115,8 +115,9 @@ class ReportReceiver:
         pod, job = self._worker(claimed)
         await self._prove(token, claimed, request.remote or "")
         self._limit(pod.uid)
-        self._keep(job.metadata.uid, pod, _read_report(await _body(request), pod))
-        return self._reply(job, pod)
+        report = _read_report(await _body(request), pod)
+        self._keep(job.metadata.uid, pod, report)
+        return self._reply(job, pod, report)
 
     def _worker(self, claimed: PodIdentity) -> tuple[PodView, GPUJob]:
         """The worker that the token claims to be, and its job, as far as we know them."""
@@ -157,9 +158,9 @@ class ReportReceiver:
         self._newest[key] = ReceivedReport(job_uid, pod.rank, self._clock(), report)
         self._dirty.mark(urgent=before is None or _is_urgent(before.report, report))
 
-    def _reply(self, job: GPUJob, pod: PodView) -> Reply:
+    def _reply(self, job: GPUJob, pod: PodView, report: Report) -> Reply:
         stop = job.status.stop
-        if is_given_up(job, pod):
+        if is_given_up(job, pod) or (_begins(report) and is_unknown(job, pod)):
             request: StopRequest | None = StopRequest(STOP_ATTEMPT_OVER, 0.0)
         elif stop is not None and pod.attempt == job.status.attempt:
             left = (stop.deadline - self._clock()).total_seconds()
@@ -184,6 +185,20 @@ def is_given_up(job: GPUJob, pod: PodView) -> bool:
     if status.finished or pod.attempt < status.attempt:
         return True
     return pod.attempt == status.attempt and status.placement is None
+
+
+def is_unknown(job: GPUJob, pod: PodView) -> bool:
+    """Whether nothing says that the worker's attempt was placed: the status that did so was lost
+    when the API server's data were restored, and the request for the pod arrived after that.
+
+    A view of the job that is old looks the same, so a worker that has begun goes on.
+    """
+    return pod.attempt > job.status.attempt and job.status.placement is None
+
+
+def _begins(report: Report) -> bool:
+    """Whether the worker asks if it may begin."""
+    return report.phase is WorkerPhase.STARTING and report.step == 0
 
 
 def _refusal(error: Exception) -> Refused:

@@ -151,6 +151,17 @@ def test_children_of_one_parent_count_together() -> None:
     assert names_in_line(jobs, *queues) == ["of-alone", "of-y", "of-x"]
 
 
+def test_a_job_of_the_parent_itself_counts_beside_those_of_its_children() -> None:
+    """I11: the parent's quota bounds it and its children together."""
+    parent, child = make_queue("lab", gpus=3), make_queue("north", gpus=3, parent="lab")
+    workers = ("n0", ("GPU-1",)), ("n0", ("GPU-2",))
+    jobs = [running(make_job("a", queue="north", workers=2), *workers, held=reserve(GIB))]
+    queues = queues_of([parent, child], jobs)
+    assert queues.quota_shortfall(make_job(queue="lab"), GIB) == ""
+    too_many = make_job(queue="lab", workers=2)
+    assert queues.quota_shortfall(too_many, GIB) == "queue lab uses 2 of 3 GPUs, needs 2 more"
+
+
 def test_jobs_within_their_quota_come_before_borrowers_of_any_priority() -> None:
     queues = [make_queue("a", gpus=0, borrow=5), make_queue("b", gpus=1)]
     jobs = [

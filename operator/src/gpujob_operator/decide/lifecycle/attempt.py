@@ -66,7 +66,7 @@ def advance(
         return NextStep(
             job.status, deletes=abandoned_pods(job, inputs.job_pods.pods, configuration)
         )
-    strays = stray_pods(job, inputs.job_pods, configuration)
+    strays = stray_pods(job, inputs.job_pods, configuration, now)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)

@@ -36,17 +36,19 @@ def abandoned_pods(
 
 
 def stray_pods(
-    job: GPUJob, job_pods: JobPods, configuration: Configuration
+    job: GPUJob, job_pods: JobPods, configuration: Configuration, now: datetime
 ) -> tuple[DeletePod, ...]:
-    """Live pods of ended attempts, and finished pods whose logs are no longer kept. Of pods that
-    came late all: the next leader would take one over that is still there.
+    """Live pods of ended attempts and of attempts that no status knows, and finished pods whose logs
+    are no longer kept. Of pods that came late all: the next leader would take one over that is
+    still there.
     """
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
     for pod in job_pods.pods:
         late = came_late(job, pod)
-        if pod.attempt > job.status.attempt and not late:
-            # A later attempt than that of the status means that this view of the job is old.
+        may_be_young = pod.created_at is None or _is_young(pod, now)
+        if pod.attempt > job.status.attempt and not late and may_be_young:
+            # This view of the job may be old. If it is not, the status was lost with restored data.
             continue
         stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT

@@ -195,10 +195,11 @@ class QuotaState:
         cohort_use: Mapping[str, QueueUse],
     ) -> str:
         name = job.spec.queue
-        cohort = self.cohort(name)
         problem = self._exceeds(name, use.get(name, QueueUse()), job, memory_bytes)
-        if problem or cohort == name:
+        if problem:
             return problem
+        # Of a queue that is itself a parent, its children count as well.
+        cohort = self.cohort(name)
         return self._exceeds(cohort, cohort_use.get(cohort, QueueUse()), job, memory_bytes)
 
     def _exceeds(self, name: str, use: QueueUse, job: GPUJob, memory_bytes: int) -> str:

@@ -1,0 +1,95 @@
+"""kopf's watches of the kinds that only people and agents write, as a model: events lag, repeat and
+get lost, until a full list finds what they said.
+"""
+
+from collections.abc import Callable
+
+from gpujob_operator.act.kube import Manifest
+from gpujob_operator.observe.cache import Cache, Kind
+from tests.simulation.api_server import AnyKind, ApiServer
+from tests.simulation.clock import Clock
+from tests.simulation.event_loop import VirtualLoop
+from tests.simulation.faults import Faults
+
+# Those that kopf watches.
+FRONT_KINDS = (Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
+
+
+class FrontWatches:
+    """Feeds one process's cache. `failed` is told of what ends the process."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        api: ApiServer,
+        loop: VirtualLoop,
+        faults: Faults,
+        cache: Cache,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._api = api
+        self._loop = loop
+        self._faults = faults
+        self._cache = cache
+        self._failed = failed
+        self._delivered: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
+        self._broken_until: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
+        api.watchers.append(self._watch)
+        api.restored.append(self._restored)
+
+    def start(self) -> None:
+        for kind in FRONT_KINDS:
+            self._relist(kind)
+
+    def restart(self) -> None:
+        for kind in FRONT_KINDS:
+            self._loop.call_later(1.0, self._relist, kind)
+
+    def cut(self) -> None:
+        """The process is gone."""
+        if self._watch in self._api.watchers:
+            self._api.watchers.remove(self._watch)
+            self._api.restored.remove(self._restored)
+
+    def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
+        now = self._clock.now
+        if kind not in FRONT_KINDS or self._broken_until[kind] > now:
+            return
+        if self._faults.breaks_watch(self._clock.random):
+            self._break(kind)
+            return
+        at = max(self._delivered[kind], now + self._faults.watch_delay(self._clock.random))
+        self._delivered[kind] = at
+        of = self._api.restores
+        self._loop.call_at(at, self._deliver, of, kind, event_type, manifest)
+        if self._faults.repeats_event(self._clock.random):
+            late = at + self._clock.random.uniform(0, 5)
+            self._loop.call_at(late, self._deliver, of, kind, event_type, manifest)
+
+    def _deliver(self, of: int, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        if of != self._api.restores:
+            # Events of a state that was restored away are never delivered.
+            return
+        try:
+            self._cache.apply(kind, event_type, manifest)
+        except Exception as error:
+            self._failed(error)
+
+    def _break(self, kind: Kind) -> None:
+        """Events are lost until a full list finds what they said."""
+        seconds = self._clock.random.uniform(0.2, self._faults.watch_break_seconds)
+        self._broken_until[kind] = self._clock.now + seconds
+        self._loop.call_later(seconds, self._relist, kind)
+
+    def _restored(self) -> None:
+        """kopf goes on from a version that is still to come, and is deaf until it restarts."""
+        self._broken_until = dict.fromkeys(FRONT_KINDS, float("inf"))
+
+    def _relist(self, kind: Kind) -> None:
+        """Our own kinds come from a consistent read, taken at one moment."""
+        self._broken_until[kind] = min(self._broken_until[kind], self._clock.now)
+        try:
+            self._cache.resync(kind, self._api.list(kind), str(self._api.version))
+        except Exception as error:
+            self._failed(error)
