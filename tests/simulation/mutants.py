@@ -128,7 +128,7 @@ def _within_reservations(snapshot: Snapshot) -> Snapshot:
 def gives_away_what_jobs_grow_by(snapshot: Snapshot, now: datetime) -> Plan:
     """I1: jobs grow to what was seen of them, and others are placed as if they did not.
 
-    In none of the seeds of the other mutants does a job grow: see `test_growth`.
+    In none of the seeds of the other mutants does a job grow: see `test_growth_beside_placements`.
     """
 
     def change(job: GPUJob, status: GPUJobStatus) -> GPUJobStatus:

@@ -38,8 +38,8 @@ def abandoned_pods(
 def stray_pods(
     job: GPUJob, job_pods: JobPods, configuration: Configuration, now: datetime
 ) -> tuple[DeletePod, ...]:
-    """Live pods of ended attempts and of attempts that no status knows, and finished pods whose logs
-    are no longer kept. Of pods that came late all: the next leader would take one over that is
+    """Live pods of ended attempts and of attempts that no status knows, and finished pods whose
+    logs are no longer kept. Of pods that came late all: the next leader would take one over that is
     still there.
     """
     waiting = job.status.placement is None or job.finished
