@@ -174,7 +174,8 @@ class Cluster:
     def _terminate(self, uid: str) -> None:
         """SIGTERM now, SIGKILL at the deadline; the object goes when the process is gone."""
         pod = self.api.find(Kind.POD, uid)
-        if pod is None:
+        # A restore may have lost the request to delete it.
+        if pod is None or "deletionTimestamp" not in pod["metadata"]:
             return
         machine = self.machines.get(pod["spec"].get("nodeName", ""))
         if machine is None or machine.gone or not (machine.powered and machine.connected):
