@@ -16,7 +16,7 @@ CARD_GIB = 24
 
 
 def with_queues(seed: int, scenario: Scenario) -> Scenario:
-    """The scenario, of some seeds with two to four queues more, and each job in one of them."""
+    """The scenario, of some seeds with one to three queues more, and each job in one of them."""
     random = Random(seed * 67_867_967 + 9)
     if random.random() >= QUEUE_SHARE:
         return scenario
@@ -29,7 +29,10 @@ def with_queues(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _queues(random: Random, gpus: int, largest: int) -> tuple[dict[str, Any], ...]:
-    """`default`, two queues, and sometimes their parent. `largest` is how many GPUs a job needs."""
+    """`default`, one or two queues, and sometimes their parent.
+
+    `largest` is how many GPUs a job needs.
+    """
     has_parent = random.random() < 0.5
     found = [make_queue("default", **_group(random))]
     for name in CHILDREN[: random.choice([1, 2, 2])]:

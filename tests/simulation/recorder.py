@@ -7,7 +7,7 @@ from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.act.item_runner import LATE_SECONDS
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
-from gpujob_operator.decide.model.held_gpus import holds_gpus
+from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
@@ -24,7 +24,7 @@ from tests.simulation.job_facts import (
     wants_all,
 )
 from tests.simulation.pods import attempt_of, is_live, told_grace
-from tests.simulation.room import Place, Room
+from tests.simulation.room import Room
 
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.cluster_clock import TOLERANCE_SECONDS
+from gpujob_operator.decide.model.held_gpus import Place
 from tests.harness.builders import T0
 from tests.harness.placements import Placements, by_then, held_bytes
 from tests.simulation.api_server import Manifest, Revision
@@ -24,8 +25,6 @@ from tests.simulation.job_facts import (
     used_bytes,
 )
 
-# A GPU: its node, and its UUID.
-Place = tuple[str, str]
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
 # An operator's clock is that of the API server, as far as that tells whole seconds.

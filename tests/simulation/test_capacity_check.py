@@ -6,10 +6,11 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import after, make_job, placed, reserve, with_status
 from tests.simulation.api_server import Revision
-from tests.simulation.room import CLOCK_SLACK_SECONDS, READING_WINDOW_SECONDS, Place, Room
+from tests.simulation.room import CLOCK_SLACK_SECONDS, READING_WINDOW_SECONDS, Room
 
 PLACE: Place = ("n0", "GPU-0")
 FIRST = placed(make_job("a"), held=reserve(8 * GIB))

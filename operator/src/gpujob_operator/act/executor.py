@@ -151,19 +151,21 @@ class Executor:
         return self._lanes_max // 2 if all(map(only_tells, items)) else self._lanes_max
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the statuses that are being written and the pods that were refused. It
-        names the jobs with lanes.
-        Capacity that a write will free still counts as reserved (`assumed_status`).
+        """The snapshot with the statuses that are being written, whose jobs it names, and the pods
+        that were refused. Capacity that a write will free still counts as reserved
+        (`assumed_status`).
         """
         return self._runner.tell(self._with_assumed(snapshot))
 
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
+        if not self._lanes:
+            return snapshot
+        snapshot = replace(snapshot, writing=tuple(self._lanes))
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()
             if lane.assumed is not None
         }
-        snapshot = replace(snapshot, writing=tuple(self._lanes)) if self._lanes else snapshot
         if not assumed:
             return snapshot
         jobs = tuple(

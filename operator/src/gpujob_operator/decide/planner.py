@@ -54,8 +54,9 @@ REST_MIN = timedelta(seconds=1)
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` must be timezone-aware; it is the only source of time.
 
-    The `cache` of earlier cycles saves time and never changes the plan. Raises ValueError for a
-    cache of another configuration.
+    The `cache` of earlier cycles saves time. It changes no plan, but that it may leave out what was
+    said before of jobs that are being written. Raises ValueError for a cache of another
+    configuration.
     """
     cache = cache if cache is not None else SchedulerCache.of(snapshot)
     cache.update(snapshot, now)

@@ -137,20 +137,16 @@ def test_the_node_is_that_of_the_worker_that_is_refused() -> None:
     assert [one.node for one in found.status.start_refusals] == ["n1"]
 
 
-def test_volumes_that_take_their_time_are_given_more_of_it_each_time() -> None:
-    known = StartRefusal("CannotStart", "", 3, T0, "n9")
+@pytest.mark.parametrize(("reason", "seconds"), [("CannotStart", 360), ("Unschedulable", 45)])
+def test_volumes_that_take_their_time_are_given_more_of_it_each_time(
+    reason: str, seconds: float
+) -> None:
+    """A refusal by kube-scheduler says nothing of volumes."""
+    known = StartRefusal(reason, "", 3, T0, "n9")
     job = with_status(placed(make_job()), start_refusals=(known,))
     pod = waiting(job, sandbox_ready=False)
-    assert stop_of(step(job, pod, at=359)) == ""
-    assert stop_of(step(job, pod, at=360)) == "CannotStart"
-
-
-def test_a_refusal_by_kube_scheduler_gives_volumes_no_more_time() -> None:
-    known = StartRefusal("Unschedulable", "", 3, T0, "n9")
-    job = with_status(placed(make_job()), start_refusals=(known,))
-    pod = waiting(job, sandbox_ready=False)
-    assert stop_of(step(job, pod, at=44)) == ""
-    assert stop_of(step(job, pod, at=45)) == "CannotStart"
+    assert stop_of(step(job, pod, at=seconds - 1)) == ""
+    assert stop_of(step(job, pod, at=seconds)) == "CannotStart"
 
 
 def test_images_may_be_pulled_for_an_hour_and_containers_may_start_after_that() -> None:

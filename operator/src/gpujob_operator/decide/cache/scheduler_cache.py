@@ -2,7 +2,8 @@
 
 A large cluster changes little from cycle to cycle. Nouns are immutable, and an observed object is
 replaced only when it changed: objects are compared by identity, and only what rests on a new one
-is derived again. Dropping the cache changes no plan; a test holds it to that.
+is derived again. Dropping the cache changes no plan, but that what waits for writes under way is
+said again; tests hold it to that.
 """
 
 from collections.abc import Mapping

@@ -269,7 +269,8 @@ class Snapshot:
     refused_templates: tuple[RefusedTemplate, ...] = ()
     # UIDs of jobs whose placement their pods record, and no status yet.
     recorded: tuple[str, ...] = ()
-    # UIDs of jobs with writes under way, and other keys: of such a job nothing more is written.
+    # UIDs of jobs with writes under way, before whose end nothing more of the job is written. Keys
+    # of profiles and queues may be among them.
     writing: tuple[str, ...] = ()
     # UIDs of pending jobs that another process may have placed unseen.
     perhaps_placed: tuple[str, ...] = ()
