@@ -150,7 +150,8 @@ class Cluster:
         pod = self.api.find(Kind.POD, uid)
         if pod is None or pod["status"]["phase"] != "Pending":
             return
-        machine = self.machines.get(pod["spec"]["nodeName"])
+        # A restore may have lost that the pod was bound.
+        machine = self.machines.get(pod["spec"].get("nodeName", ""))
         if machine is None or machine.gone:
             return
         if not (machine.powered and machine.connected):

@@ -26,6 +26,7 @@ from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
+from gpujob_operator.cache_sync import CacheSync
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
@@ -102,8 +103,6 @@ class OperatorShell:
         # How far its wall clock is ahead of the API server's.
         self.clock_error_seconds = clock_error_seconds
         self._leads = False
-        self._fresh = False
-        self._lost_data = False
         self._time = parts.clock(
             self._wall,
             self._now,
@@ -112,12 +111,12 @@ class OperatorShell:
         )
         self._listening_since = self._moment()
         self._loop = VirtualLoop(self._clock, self._failed)
-        self._stale = asyncio.Event()
         self._dirty = Dirty()
         self._watches: list[Watch] = []
         self._cache = parts.cache(
             self._dirty, METRICS, self._moment, restored=self._another_history
         )
+        self._sync = CacheSync(self._cache, self._dirty)
         # As in `run.py`, each has connections of its own.
         self.kube, lease = self._client(), self._client(self._time.heard)
         reviews, self._checks = self._client(), self._client()
@@ -173,14 +172,15 @@ class OperatorShell:
         ]
         silent = restart_of(watches, self._front.restart)
         relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
+        executor = self._executor()
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
             *(watch.run() for watch in watches),
             self._leadership.keep(),
-            self._keep_fresh(relist),
+            self._sync.keep(relist.refresh, executor, self._leadership),
             checks.run(),
             self._poster.run(),
-            self._scheduling_loop().run(),
+            self._scheduling_loop(executor).run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
 
@@ -208,12 +208,12 @@ class OperatorShell:
 
         def changed(leads: bool) -> None:
             self._leads = leads
-            self._fresh = False
+            self._sync.synced = False
             if not leads:
                 self.readings.hang_up_all()
             if leads:
                 self._listening_since = self._moment()
-                self._distrust_cache()
+                self._sync.lose()
             self._dirty.mark()
 
         return Leadership(
@@ -223,21 +223,6 @@ class OperatorShell:
             changed=changed,
             restored=self._another_history,
         )
-
-    async def _keep_fresh(self, relist: Relist) -> None:
-        while True:
-            await self._stale.wait()
-            self._stale.clear()
-            await relist.refresh()
-            self._fresh = not self._stale.is_set()
-            if self._fresh:
-                in_doubt = self._leadership.in_doubt or self._lost_data
-                self._cache.begin_to_lead(in_doubt=in_doubt)
-            self._dirty.mark()
-
-    def _distrust_cache(self) -> None:
-        self._fresh = False
-        self._stale.set()
 
     # -- reports
 
@@ -265,11 +250,11 @@ class OperatorShell:
 
     # -- the loop
 
-    def _scheduling_loop(self) -> SchedulingLoop:
+    def _scheduling_loop(self, executor: Executor) -> SchedulingLoop:
         return SchedulingLoop(
             snapshot=self._snapshot,
             plan=self._decide,
-            executor=self._executor(),
+            executor=executor,
             dirty=self._dirty,
             metrics=METRICS,
             clock=self._moment,
@@ -310,7 +295,7 @@ class OperatorShell:
         return self._time.now()
 
     def _may_act(self) -> bool:
-        return self.leads and self._fresh
+        return self.leads and self._sync.synced
 
     def _written_back(self, resource: ResourceType, manifest: Mapping[str, Any]) -> None:
         kind = KINDS[resource]
@@ -329,12 +314,10 @@ class OperatorShell:
         self._poster.post(event(metadata, note, self._moment()))
 
     def _another_history(self) -> None:
-        self._lost_data = True
-        self._cache.begin_another_history()
+        self._sync.restored()
         for one in self._watches:
             one.restart()
         self._front.restart()
-        self._distrust_cache()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:
         kind = KINDS[resource]

@@ -86,12 +86,13 @@ class Processes:
         return not worker.answered and self._is_over(worker)
 
     def _is_over(self, worker: Worker) -> bool:
-        """The job went on without the worker's attempt. Of a deleted job the pods go anyway."""
+        """The job goes on without the worker's attempt, or knows nothing of it any more. Of a
+        deleted job the pods go anyway."""
         job = self._jobs.job_now(worker.job_uid)
         if job is None:
             return False
         status = job.status
-        return status.finished or status.placement is None or status.attempt > worker.attempt
+        return status.finished or status.placement is None or status.attempt != worker.attempt
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
         """I1: a worker that keeps to what its job holds finds it, unless somebody else does not, or
@@ -114,7 +115,8 @@ class Processes:
         """I3: an attempt is over, and its GPUs are others', only when its processes are gone.
 
         A pod that came late may be there before any operator hears of it: a second one of its name,
-        once the first is gone. Its process asks before it begins, and must not: see `begins`.
+        once the first is gone. Its process asks before it begins, and must not, unless nobody
+        answers it: see `begins`.
         """
         if revision.kind is not Kind.JOB or revision.before is None or revision.by == "user":
             return
@@ -127,9 +129,10 @@ class Processes:
         if holds_gpus(job) and job.status.attempt == before.status.attempt:
             return
         for process in self._of_job(job.metadata.uid):
-            waits = not process.begun and self._jobs.came_late(process.pod_uid)
-            waits |= process.pod_uid in self._forgotten
-            if process.attempt == before.status.attempt and not waits:
+            excused = not (process.begun and process.answered)
+            excused &= self._jobs.came_late(process.pod_uid)
+            excused |= process.pod_uid in self._forgotten
+            if process.attempt == before.status.attempt and not excused:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)
 

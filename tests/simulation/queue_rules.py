@@ -26,6 +26,10 @@ class Findings(Protocol):
         """The job as it is committed, in its status or on its pod."""
         ...
 
+    def may_not_know(self, at: float) -> bool:
+        """Whether an operator then may still decide on what a restore has taken away."""
+        ...
+
 
 class QueueRules:
     """Feed it every revision, each after `findings`, which is told what broke a promise. Queues do
@@ -48,6 +52,8 @@ class QueueRules:
         holders = self._holders()
         new = holders.keys() - self._holding
         self._holding = set(holders)
+        if self._jobs.may_not_know(revision.at):
+            return
         queues = self._queues() if new else {}
         for attempt in sorted(new):
             self._check(holders[attempt], holders.values(), queues)

@@ -28,6 +28,9 @@ from tests.simulation.room import Room
 
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0
+# An operator notices within this that the API server's data were restored: until then it asks for
+# what it decided on the state that was lost.
+RESTORE_NOTICED_SECONDS = 5.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
@@ -57,6 +60,7 @@ class Recorder:
         self._before: dict[str, GPUJob] = {}
         self._recorded = RecordedJobs()
         self._room = Room()
+        self._restored_at = -RESTORE_NOTICED_SECONDS
         api.recorders.append(self.observe)
         api.restored.append(self._restored)
 
@@ -76,6 +80,7 @@ class Recorder:
 
     def _restored(self) -> None:
         """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
+        self._restored_at = self._api.now
         jobs = map(self._api.job, self._api.list(Kind.JOB))
         self._jobs = self._recorded.restored(jobs, self.pods_of_ours())
         self._ends.forget(self._ours.values())
@@ -103,6 +108,10 @@ class Recorder:
 
     def came_late(self, pod_uid: str) -> bool:
         return pod_uid in self._late
+
+    def may_not_know(self, at: float) -> bool:
+        """Whether an operator then may still decide on what a restore has taken away."""
+        return at <= self._restored_at + RESTORE_NOTICED_SECONDS
 
     def job_of(self, pod: Manifest) -> str:
         return self._ours[pod["metadata"]["uid"]][0]
@@ -148,7 +157,7 @@ class Recorder:
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
-        if held(job) != held(before) and holds_gpus(job):
+        if held(job) != held(before) and holds_gpus(job) and not self.may_not_know(revision.at):
             self._check_gpus(revision, before, job)
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
@@ -179,6 +188,8 @@ class Recorder:
         exits = self._ends.exits[key]
         done = [rank for rank, code in exits.items() if code == 0]
         all_known = len(done) == job.spec.workers and self._ends.is_known(key)
+        if self.may_not_know(revision.at):
+            return
         if succeeded:
             if len(done) < job.spec.workers:
                 self._fail("I15", revision, f"{name} Succeeded; its workers ended with {exits}")
@@ -300,10 +311,11 @@ class Recorder:
         if recorded is not None:
             job = recorded
             self._take(revision, job, ours=True)
+        is_late |= self._is_of_lost_status(revision, job, attempt)
         if is_late:
             # Nobody can call it back. Its process asks before it begins: see `Processes`.
             self._late.add(uid)
-        if is_over or (is_late and job is not None and job.status.attempt != attempt):
+        if is_over or (is_late and job is not None and not _is_in_force(job, attempt)):
             return
         live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]
         of_job = {self._ours[one][1] for one in live if one not in self._late}
@@ -315,8 +327,13 @@ class Recorder:
         story.first_pod_at = revision.at if story.first_pod_at is None else story.first_pod_at
         if job.finished:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
-        elif job.status.placement is None or job.status.attempt != attempt:
+        elif not _is_in_force(job, attempt):
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
+
+    def _is_of_lost_status(self, revision: Revision, job: GPUJob | None, attempt: int) -> bool:
+        """Whoever asked for the pod could not know yet that a restore took its attempt away."""
+        unknown = self.may_not_know(revision.sent_at)
+        return unknown and job is not None and job.status.attempt < attempt
 
     def _check_stop(self, revision: Revision, job: GPUJob, attempt: int) -> None:
         """A pod of the attempt in force is stopped after the reason is durable, with the grace."""
@@ -333,6 +350,10 @@ class Recorder:
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
             self._fail("I13", revision, f"{_name(revision)}: {text}")
+
+
+def _is_in_force(job: GPUJob, attempt: int) -> bool:
+    return job.status.placement is not None and job.status.attempt == attempt
 
 
 def _name(revision: Revision) -> str:

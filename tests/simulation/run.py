@@ -59,12 +59,18 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _results(seeds: Iterable[int], processes: int) -> Iterable[tuple[int, Result | str]]:
     if processes == 1:
-        collect_seldom()
+        _prepare()
         for seed in seeds:
             yield seed, _guarded(seed)
         return
-    with ProcessPoolExecutor(processes, initializer=collect_seldom) as pool:
+    with ProcessPoolExecutor(processes, initializer=_prepare) as pool:
         yield from zip(seeds, pool.map(_guarded, seeds, chunksize=4), strict=True)
+
+
+def _prepare() -> None:
+    """Of this process, which plays seeds. What its operators log is of no use."""
+    collect_seldom()
+    logging.getLogger("gpujob_operator").setLevel(logging.CRITICAL)
 
 
 def _guarded(seed: int) -> Result | str:
@@ -88,5 +94,4 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    logging.getLogger("gpujob_operator").setLevel(logging.CRITICAL)
     sys.exit(main())

@@ -36,9 +36,11 @@ def _others(count: int, at: float) -> list[Submission]:
     ]
 
 
-def _simulation(*submissions: Submission) -> tuple[Simulation, dict[str, set[str]]]:
+def _simulation(
+    *submissions: Submission, nodes: tuple[NodePlan, ...] = NODES
+) -> tuple[Simulation, dict[str, set[str]]]:
     """And by job the GPUs that it was ever on."""
-    scenario = Scenario(NODES, submissions)
+    scenario = Scenario(nodes, submissions)
     simulation = Simulation(1, scenario=scenario, faults=Faults(), incidents=[], operators=1)
     placed: dict[str, set[str]] = {}
 
@@ -72,6 +74,25 @@ def test_a_job_that_breaks_gpus_takes_three_and_no_more() -> None:
     ends = _ends(result)
     assert ends.pop("poison") == "Failed"
     assert set(ends.values()) == {"Succeeded"}
+
+
+def test_a_job_beside_one_that_breaks_gpus_is_not_taken_for_one_itself() -> None:
+    """It is beside it on the first two. The other one has the third for itself."""
+    nodes = tuple(NodePlan(f"n{number}", 1) for number in range(4))
+    sharing = {"mode": "Shared", "maxSlowdownPercent": 100}
+    shared: dict[str, Any] = {"gpu": {"memory": "8Gi"}, "sharing": sharing}
+    poison = Workload(GIB, steps=400, breaks_gpus=True, checkpoint_steps=1, expected="Failed")
+    beside = Workload(GIB, steps=400, checkpoint_steps=1)
+    simulation, placed = _simulation(
+        Submission("poison", 0.0, make_spec("poison", **shared), poison),
+        Submission("beside", 0.0, make_spec("beside", **shared), beside),
+        nodes=nodes,
+    )
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    assert _ends(result) == {"poison": "Failed", "beside": "Succeeded"}
+    assert len(placed["poison"]) == 3
+    assert len(placed["poison"] & placed["beside"]) == 2
 
 
 def test_a_namespaces_bad_programs_close_no_gpu_to_others() -> None:

@@ -35,6 +35,7 @@ from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
+from gpujob_operator.cache_sync import CacheSync
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
@@ -101,7 +102,6 @@ class Operator:
         self._supervisor = Supervisor(self._metrics)
         self._dirty = Dirty()
         self._stop = asyncio.Event()
-        self._stale = asyncio.Event()
         self._took_lead = asyncio.Event()
         self._leads = False
         self._clock = ClusterClock(
@@ -111,13 +111,11 @@ class Operator:
             moved=lambda by: self._cache.clock_moved(by),
         )
         self._listening_since = self._clock.now()
-        self._fresh = False
-        # Whether data of the API server were restored while this process ran.
-        self._lost_data = False
         scope = Scope(options.watch_namespaces)
         self._cache = Cache(
             self._dirty, self._metrics, self._clock.now, scope, restored=self._restored
         )
+        self._sync = CacheSync(self._cache, self._dirty)
         self._configuration: Configuration = options.configuration
         self._readings: ReadingReceiver | None = None
         self._restart_watches: Callable[[], None] = lambda: None
@@ -179,7 +177,7 @@ class Operator:
                     *(keep(f"watch {one.name}", one.run) for one in watches),
                     keep("relist", relist.run),
                     keep("event poster", poster.run),
-                    keep("refresh", lambda: self._keep_fresh(relist, leadership)),
+                    keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
                     endpoint = ReportEndpoint(clients.lease, service, lambda: leadership.leads)
@@ -205,36 +203,10 @@ class Operator:
             executor.submit(Plan(placements.statuses()))
             return await executor.drain(DRAIN_SECONDS) and drained and not placements.leaves_doubt
 
-    async def _keep_fresh(self, relist: Relist, leadership: Leadership) -> None:
-        """Lists everything after becoming the leader. Nothing is decided before."""
-        while True:
-            await self._stale.wait()
-            self._stale.clear()
-            try:
-                await relist.refresh()
-            except Exception:
-                # Repeated if this part is restarted.
-                self._stale.set()
-                raise
-            # Leadership changed during the list: list again.
-            self._fresh = not self._stale.is_set()
-            if self._fresh:
-                in_doubt = leadership.in_doubt or self._lost_data
-                self._cache.begin_to_lead(in_doubt=in_doubt)
-                log.info("listed everything and decides from now on", in_doubt=in_doubt)
-            self._dirty.mark()
-
-    def _distrust_cache(self) -> None:
-        self._fresh = False
-        self._stale.set()
-
     def _restored(self) -> None:
-        """The API server's data was restored from a backup: nothing is decided on newer states."""
-        log.warning("data of the API server restored")
-        self._lost_data = True
-        self._cache.begin_another_history()
+        """Nothing that comes of what the watches followed so far counts any more."""
+        self._sync.restored()
         self._restart_watches()
-        self._distrust_cache()
 
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
@@ -243,14 +215,14 @@ class Operator:
         def changed(leads: bool) -> None:
             self._leads = leads
             self._metrics.leader.set(leads)
-            self._fresh = False
+            self._sync.synced = False
             if not leads and self._readings is not None:
                 self._readings.hang_up_all()
             if leads:
                 self._took_lead.set()
                 # Only the leader receives reports.
                 self._listening_since = self._clock.now()
-                self._distrust_cache()
+                self._sync.lose()
             self._dirty.mark()
 
         spot = self._cache.spot
@@ -284,7 +256,7 @@ class Operator:
             monotonic=time.monotonic,
             interval_seconds=self._options.configuration.report_interval_seconds,
             # Before that nobody knows which attempts are in force.
-            is_leader=lambda: leadership.leads and self._fresh,
+            is_leader=lambda: leadership.leads and self._sync.synced,
         )
 
     def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
@@ -293,7 +265,7 @@ class Operator:
             self._feedback(poster),
             configuration=self._configuration,
             clock=self._clock.now,
-            may_act=lambda: leadership.leads and self._fresh,
+            may_act=lambda: leadership.leads and self._sync.synced,
             version=lambda kind, uid: self._cache.version(_KINDS[kind], uid),
             unknown=lambda kind, uid: self._cache.unknown_fields(_KINDS[kind], uid),
         )
@@ -323,7 +295,7 @@ class Operator:
             dirty=self._dirty,
             metrics=self._metrics,
             clock=self._clock.now,
-            may_act=lambda: leadership.leads and self._fresh,
+            may_act=lambda: leadership.leads and self._sync.synced,
             dumps=None if directory is None else CycleDumps(directory),
             dump_every=self._options.dump_every,
             pace=self._pace,
@@ -389,7 +361,7 @@ class Operator:
             ]
 
         def not_acting() -> list[str]:
-            missing = {"the Lease": leadership.leads, "a complete cache": self._fresh}
+            missing = {"the Lease": leadership.leads, "a complete cache": self._sync.synced}
             return [name for name, is_there in missing.items() if not is_there]
 
         return HealthServer(self._metrics, ages, unheard, not_acting)

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobPhase, SharingMode
 from gpujob_api.gpunode import GPU
-from gpujob_api.quantities import GIB
+from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.quantities import GIB, FleetMemory
 from gpujob_api.report import FailureClass, Report, Timing
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
@@ -14,6 +17,7 @@ from tests.harness.builders import (
     make_gpu_node,
     make_job,
     make_pod,
+    make_queue,
     make_report,
     make_snapshot,
     measured,
@@ -40,7 +44,10 @@ def waiting(gib: int) -> GPUJob:
 
 
 def decided(
-    jobs: tuple[GPUJob, ...], peaks_gib: dict[str, float], report: Report = QUIET
+    jobs: tuple[GPUJob, ...],
+    peaks_gib: dict[str, float],
+    report: Report = QUIET,
+    queue: GPUQueue | None = None,
 ) -> dict[str, GPUJobStatus]:
     """The statuses that one plan writes. The peaks are also what the newest reading shows."""
     tenants = [job for job in jobs if job.status.placement is not None]
@@ -51,6 +58,7 @@ def decided(
         gpus=[gpu_of(tenants, peaks)],
         usage={(job.metadata.uid, 1): used(peaks[job.metadata.name]) for job in tenants},
         reports=tuple(received(job, report) for job in tenants),
+        queues=() if queue is None else (queue,),
     )
     return statuses(plan(snapshot, after(1)).items)
 
@@ -73,6 +81,17 @@ def test_what_a_job_grows_by_is_given_to_nobody_else_in_the_same_cycle() -> None
     found = decided((tenant("a", 8), waiting(14)), {"a": 9})
     assert held_gib(found["a"]) == 9.9
     assert held_gib(found["waiting"]) == 14
+
+
+@pytest.mark.parametrize(("quota_gib", "fits"), [(23, False), (24, True)])
+def test_what_a_job_grows_by_counts_in_its_queue_in_the_same_cycle(
+    quota_gib: int, fits: bool
+) -> None:
+    """I11: 8 GiB and 14 fit in either quota, 9.9 and 14 only in the second."""
+    queue = make_queue(gpu_memory=FleetMemory(quota_gib * GIB))
+    found = decided((tenant("a", 8), waiting(14)), {"a": 9}, queue=queue)
+    assert held_gib(found["a"]) == 9.9
+    assert (found["waiting"].placement is not None) is fits
 
 
 def test_two_jobs_that_grow_at_once_share_what_is_free() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.lifecycle.recorded import RECORDED_SECONDS_MAX
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
@@ -105,6 +106,19 @@ def test_what_has_a_pod_already_is_not_recorded_by_another() -> None:
     item = written(placing(PENDING, pods=[left]))
     assert item.status.placement is not None
     assert item.pod is None
+
+
+@pytest.mark.parametrize("owner", ["uid-job", ""], ids=["with its owner", "without"])
+def test_a_job_waits_for_the_pod_that_recorded_an_attempt_which_does_not_count(owner: str) -> None:
+    """I3: the pod was being deleted as this process began to lead, and its worker may still run,
+    whoever took its owner reference away."""
+    going = replace(POD, job_uid=owner, phase=PodPhase.RUNNING, deletion_at=after(30))
+    found = placing(PENDING, pods=[going], perhaps=("uid-job",))
+    waits = written(found).status
+    assert waits.placement is None
+    scheduled = conditions.find(waits, conditions.SCHEDULED)
+    assert scheduled is not None
+    assert scheduled.message.endswith("waiting for job-1-0 to end")
 
 
 # -- when the status is written

@@ -282,11 +282,18 @@ async def test_a_worker_of_an_attempt_that_is_over_is_told_so(
     assert answer.get("stop") == (expected if is_over else None)
 
 
-async def test_a_worker_that_no_status_placed_does_not_begin(bench: _Bench) -> None:
+@pytest.mark.parametrize("resumed_from", [None, 7])
+@pytest.mark.parametrize("status", [{"placement": None}, {}], ids=["waits", "of before"])
+async def test_a_worker_that_no_status_placed_does_not_begin(
+    bench: _Bench, status: dict[str, Any], resumed_from: int | None
+) -> None:
     """I3: the status was lost when data were restored. One that has begun goes on: an old view of
     the job looks the same."""
-    bench.workers.jobs["uid-job"] = with_status(JOB, attempt=0, placement=None)
-    begins = make_report(phase=WorkerPhase.STARTING, step=0, current=None)
+    bench.workers.jobs["uid-job"] = with_status(JOB, attempt=0, **status)
+    begins = replace(
+        make_report(phase=WorkerPhase.STARTING, step=resumed_from or 0, current=None),
+        resumed_from_step=resumed_from,
+    )
     _, answer = await bench.post(begins)
     assert answer["stop"] == {"reason": "AttemptOver", "deadlineSeconds": 0.0}
     _, answer = await bench.post(make_report(phase=WorkerPhase.TRAINING, sequence=1))

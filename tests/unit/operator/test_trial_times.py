@@ -38,7 +38,7 @@ class Leader:
     async def lead(self, poster: EventPoster | None = None) -> Executor:
         leadership = self.operator._leadership(self.kube)
         assert await leadership.try_once()
-        self.operator._fresh = True
+        self.operator._sync.synced = True
         poster = poster or EventPoster(self.kube, lambda: 0.0)
         return self.operator._executor(self.kube, leadership, poster)
 

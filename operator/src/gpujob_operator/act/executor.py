@@ -179,6 +179,12 @@ class Executor:
         results, self._runner.results = self._runner.results, Counter()
         return results
 
+    async def ended(self) -> None:
+        """Returns when no lane is under way. Each ends soon if nothing may be sent any more, which
+        is asked before each request: call it then."""
+        while tasks := [lane.task for lane in self._lanes.values() if lane.task is not None]:
+            await asyncio.wait(tasks)
+
     async def drain(self, seconds: float) -> bool:
         """Waits for the lanes under way, then cancels those that are left. Returns False if there
         were any: what they sent may still arrive. Call it when nothing more is submitted."""

@@ -103,6 +103,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
     cache, assumed = cycle.cache, cycle.cache.assumed()
     for uid, reservation in cycle.grown.items():
         assumed.grow(cache.entries[uid].job, reservation)
+        queues.grow(cache.entries[uid].job, reservation)
     admission = Admission(
         assumed=assumed,
         queues=queues,

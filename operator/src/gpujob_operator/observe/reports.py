@@ -193,12 +193,12 @@ def is_unknown(job: GPUJob, pod: PodView) -> bool:
 
     A view of the job that is old looks the same, so a worker that has begun goes on.
     """
-    return pod.attempt > job.status.attempt and job.status.placement is None
+    return pod.attempt > job.status.attempt
 
 
 def _begins(report: Report) -> bool:
-    """Whether the worker asks if it may begin."""
-    return report.phase is WorkerPhase.STARTING and report.step == 0
+    """Whether the worker asks if it may begin, perhaps where an earlier attempt ended."""
+    return report.phase is WorkerPhase.STARTING and report.step == (report.resumed_from_step or 0)
 
 
 def _refusal(error: Exception) -> Refused:

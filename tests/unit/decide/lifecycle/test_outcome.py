@@ -182,24 +182,6 @@ def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -
     assert hung.failure == JobFailure(FailureClass.HUNG, "because")
 
 
-@pytest.mark.parametrize(("seconds", "gpus"), [(60, 3), (3700, 64)])
-def test_a_job_under_which_gpus_break_gives_up_before_it_has_taken_them_all(
-    seconds: float, gpus: int
-) -> None:
-    """A checkpoint that stays where it is proves nothing. Under long runs GPUs break by chance."""
-    job = stopped("GPUUnhealthy")
-    job = with_status(job, checkpoint=CheckpointReport(10), attempt_started_at=after(0))
-    taken, decision = 0, None
-    while taken < 64 and (decision is None or decision.retry):
-        decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(seconds))
-        job = with_status(job, counters=decision.counters)
-        taken += 1
-    assert decision is not None
-    assert (taken, decision.retry) == (gpus, gpus == 64)
-    if not decision.retry:
-        assert decision.message.startswith("3 GPUs in a row became unhealthy under it")
-
-
 def test_a_failure_while_being_stopped_is_a_failure() -> None:
     outcome = ended(1, job=stopped("Suspended"), termination=failed(FailureClass.CHECKPOINT))
     assert outcome.failure.failure_class is FailureClass.CHECKPOINT

@@ -7,6 +7,7 @@ from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle.outcome import Outcome
 from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
+from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
@@ -16,8 +17,8 @@ FRUITLESS_INTERRUPTIONS_MAX = 50
 # After this many of them it waits longer each time.
 FRUITLESS_AT_ONCE_MAX = 3
 # So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
-# and would take one GPU after the other.
-UNHEALTHY_GPUS_MAX = 3
+# and would take one GPU after the other. It had the last one for itself.
+UNHEALTHY_GPUS_MAX = UNHEALTHY_GPUS_SHARED_MAX + 1
 SOON_SECONDS = 3600.0
 
 
@@ -87,7 +88,13 @@ def interrupted(
         message = f"interrupted {counters.fruitless} times in a row without progress ({durable})"
         return RetryDecision(counters, False, None, message)
     delay = _delay_seconds(job, counters.fruitless, configuration, now)
-    return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
+    message = "rescheduling"
+    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX:
+        message += (
+            f" on GPUs of its own, because {counters.unhealthy_gpus} GPUs in a row became "
+            "unhealthy under it"
+        )
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), message)
 
 
 def _delay_seconds(

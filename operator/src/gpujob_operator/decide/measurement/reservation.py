@@ -14,6 +14,10 @@ from gpujob_operator.decide.model.configuration import Configuration, DeviceAcce
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
+# After so many GPUs in a row became unhealthy soon under a job, it gets GPUs of its own: if one
+# more breaks, nobody else was there.
+UNHEALTHY_GPUS_SHARED_MAX = 2
+
 
 def with_margin(memory_bytes: int, configuration: Configuration) -> int:
     fraction = int(memory_bytes * configuration.memory_margin_fraction)
@@ -27,11 +31,16 @@ def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | 
 
 
 def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
-    """True if the job never shares GPUs: its spec says so, or the kubelet picks the GPUs, which
-    need not be the chosen ones.
+    """True if the job shares no GPU: its spec says so, GPUs broke under it, or the kubelet picks
+    the GPUs, which need not be the chosen ones.
     """
     picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
-    return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE
+    return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE or breaks_gpus(job)
+
+
+def breaks_gpus(job: GPUJob) -> bool:
+    """True if so many GPUs broke under the job that the next one tells whether it is to blame."""
+    return job.status.counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX
 
 
 def wanted_reservation(

@@ -1,9 +1,9 @@
 """Decides whether a pod is a worker of a GPUJob.
 
 A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
-and has the job as its controller owner. A pod whose UID is in the job's status is a worker too, so
-that removing the owner reference changes nothing. Labels and annotations do not count. Every other
-pod is unmanaged.
+and has the job as its controller owner. A pod without an owner is a worker too if its UID is in the
+job's status, or if the pod records an attempt of the job: removing the owner reference changes
+nothing. Labels and other annotations do not count. Every other pod is unmanaged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, WorkerPlacement
 from gpujob_api.manifest import GPUJOB
 from gpujob_api.meta import API_VERSION
+from gpujob_operator.decide.model.placement_record import records
 from gpujob_operator.decide.model.snapshot import PerhapsCreated, PodView, SeenGPUs
 
 # A job's namespace and name.
@@ -62,7 +63,9 @@ def is_worker_of(pod: PodView, job: GPUJob) -> bool:
     if pod.job_uid == job.metadata.uid:
         return True
     place = place_of(pod, job)
-    return place is not None and place.pod_uid == pod.uid
+    if place is not None and place.pod_uid is not None:
+        return place.pod_uid == pod.uid
+    return not pod.job_uid and records(pod, job)
 
 
 def speaks_for(pod: PodView, job: GPUJob) -> bool:

@@ -13,6 +13,7 @@ from gpujob_api.quantities import MIB
 from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.measurement.reservation import (
+    breaks_gpus,
     is_settled,
     profile_entry,
     wanted_reservation,
@@ -108,6 +109,7 @@ class JobRequirements:
             if measured
             else None,
             (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
+            breaks_gpus(job),
         )
 
     @cached_property

@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import ClusterSize
@@ -82,6 +83,11 @@ class QuotaState:
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
         self.cohort_use.setdefault(self.cohort(name), QueueUse()).count(job, status, sign)
         self.version += 1
+
+    def grow(self, job: GPUJob, reservation: Reservation) -> None:
+        """Counts the larger reservation that a job, which is counted, gets in this cycle."""
+        self.add(job, job.status, -1)
+        self.add(job, changed(job.status, reservation=reservation))
 
     @contextmanager
     def simulate_removal(self, jobs: Iterable[GPUJob]) -> Generator[None]:

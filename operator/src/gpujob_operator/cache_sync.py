@@ -1,0 +1,66 @@
+"""Whether decisions may rely on the cache: everything was listed since this process began to lead,
+and since the API server's data were restored."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.lease import Leadership
+from gpujob_operator.logs import Log
+from gpujob_operator.observe.cache import Cache
+from gpujob_operator.observe.dirty import Dirty
+
+log = Log(__name__)
+
+
+class CacheSync:
+    """Nothing is decided, and nothing is sent that changes anything, until `synced`."""
+
+    def __init__(self, cache: Cache, dirty: Dirty) -> None:
+        self.synced = False
+        self._cache = cache
+        self._dirty = dirty
+        self._lost = asyncio.Event()
+        # Whether data of the API server were restored while this process ran.
+        self._lost_data = False
+
+    def lose(self) -> None:
+        """What the cache holds may be of another time: everything is to be listed again."""
+        self.synced = False
+        self._lost.set()
+
+    def restored(self) -> None:
+        """The API server's data were restored from a backup: nothing is decided on newer states."""
+        log.warning("data of the API server restored")
+        self._lost_data = True
+        self._cache.begin_another_history()
+        self.lose()
+
+    async def keep(
+        self,
+        refresh: Callable[[], Awaitable[None]],
+        executor: Executor,
+        leadership: Leadership,
+    ) -> None:
+        """Lists everything by `refresh` after each loss. Returns never.
+
+        What was decided before ends first: a write that is to be repeated would otherwise be sent
+        once the cache is synced again, as if it had been decided on the newer state.
+        """
+        while True:
+            await self._lost.wait()
+            await executor.ended()
+            self._lost.clear()
+            try:
+                await refresh()
+            except Exception:
+                # Repeated if this part is restarted.
+                self._lost.set()
+                raise
+            # Lost again during the list: list again.
+            self.synced = not self._lost.is_set()
+            if self.synced:
+                in_doubt = leadership.in_doubt or self._lost_data
+                self._cache.begin_to_lead(in_doubt=in_doubt)
+                log.info("listed everything and decides from now on", in_doubt=in_doubt)
+            self._dirty.mark()
