@@ -69,6 +69,11 @@ class RecordedJobs:
                 return recorded.stored
         return None
 
+    def pod_of(self, uid: str) -> str:
+        """The UID of the pod that alone says where this job is placed, or ""."""
+        recorded = self._recorded.get(uid)
+        return "" if recorded is None else recorded.pod_uid
+
     def job_gone(self, uid: str) -> None:
         self._recorded.pop(uid, None)
 

@@ -286,7 +286,11 @@ class Cluster:
                 lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
                 containers = [worker_status({"terminated": lost})]
                 self._pod_status(pod, {"phase": "Failed", "containerStatuses": containers})
-        known = {pod["metadata"]["uid"] for pod in self.api.list(Kind.POD)}
+        # A pod whose binding was lost with restored data is no pod of this node.
+        pods = self.api.list(Kind.POD)
+        known = {
+            pod["metadata"]["uid"] for pod in pods if pod["spec"].get("nodeName") == machine.name
+        }
         for uid in machine.workers.keys() - known:
             machine.workers.pop(uid).vanish()
 

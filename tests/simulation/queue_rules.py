@@ -26,6 +26,10 @@ class Findings(Protocol):
         """The job as it is committed, in its status or on its pod."""
         ...
 
+    def is_leaving(self, uid: str) -> bool:
+        """Whether only a pod that is being deleted says that the job is placed."""
+        ...
+
     def may_not_know(self, at: float) -> bool:
         """Whether an operator then may still decide on what a restore has taken away."""
         ...
@@ -62,7 +66,8 @@ class QueueRules:
         self._holding = set(self._holders())
 
     def _holders(self) -> dict[Attempt, GPUJob]:
-        uids = [manifest["metadata"]["uid"] for manifest in self._api.list(Kind.JOB)]
+        all_uids = [manifest["metadata"]["uid"] for manifest in self._api.list(Kind.JOB)]
+        uids = [uid for uid in all_uids if not self._jobs.is_leaving(uid)]
         jobs = [job for uid in uids if (job := self._jobs.job_now(uid)) is not None]
         return {(job.metadata.uid, job.status.attempt): job for job in jobs if holds_gpus(job)}
 

@@ -103,6 +103,13 @@ class Recorder:
         """As its pod records it, until its status does."""
         return self._jobs.get(uid)
 
+    def is_leaving(self, uid: str) -> bool:
+        """Whether only a pod that is being deleted says that the job is placed: who leads next does
+        not rely on it, and waits for its end."""
+        pod_uid = self._recorded.pod_of(uid)
+        pod = self._api.find(Kind.POD, pod_uid) if pod_uid else None
+        return pod is not None and "deletionTimestamp" in pod["metadata"]
+
     def job_before(self, uid: str) -> GPUJob | None:
         return self._before.get(uid)
 
@@ -273,7 +280,7 @@ class Recorder:
             self._forget_record(revision)
         if revision.type == "ADDED":
             self._check_pod(revision, job, job_uid, attempt)
-        elif ours and job is not None:
+        elif ours and job is not None and not self.may_not_know(revision.at):
             self._check_stop(revision, job, attempt)
 
     def _forget_record(self, revision: Revision) -> None:

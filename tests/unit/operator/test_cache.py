@@ -66,6 +66,22 @@ def test_a_list_that_shows_a_restore_is_told_of_once(dirty: Dirty, clock: FakeCl
     assert told == [1]
 
 
+@pytest.mark.parametrize("told_by_pods", [True, False])
+def test_a_pod_that_a_restore_took_away_did_not_end(
+    dirty: Dirty, clock: FakeClock, told_by_pods: bool
+) -> None:
+    """I3: the list lacks a worker that was done, and its attempt's number is given once more."""
+    ended = {"terminated": {"exitCode": 0}}
+    done = pod_manifest(placed(JOB), phase="Succeeded", state=ended, version=80)
+    cache = Cache(dirty, Metrics(), clock.now, restored=lambda: cache.begin_another_history())
+    cache.apply(Kind.JOB, "ADDED", job_manifest(placed(JOB)))
+    cache.apply(Kind.POD, "ADDED", done)
+    if not told_by_pods:
+        cache.begin_another_history()
+    cache.resync(Kind.POD, [], "60", cache.mark(Kind.POD))
+    assert _snapshot(cache).pods == ()
+
+
 def test_everything_is_in_the_snapshot(cache: Cache) -> None:
     cache.apply(Kind.JOB, "ADDED", job_manifest(JOB))
     cache.apply(Kind.POD, "ADDED", pod_manifest(JOB))

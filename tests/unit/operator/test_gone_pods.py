@@ -54,6 +54,19 @@ def test_it_is_forgotten_when_its_attempt_is_over(job: GPUJob | None) -> None:
     assert pods.undecided(lambda _: JOB) == ()
 
 
+def test_what_ended_in_a_history_that_was_lost_may_never_have_been() -> None:
+    """Restored data give the attempt's number to another pod: the job would end while that runs."""
+    pods = GonePods(FakeClock().now)
+    pods.remember(DONE)
+    other = replace(DONE, uid="other")
+    pods.begin_another_history({other.uid})
+    pods.remember(other)
+    assert pods.undecided(lambda _: JOB) == ()
+    pods.listed()
+    pods.remember(other)
+    assert pods.undecided(lambda _: JOB) == (other,)
+
+
 def test_it_waits_for_a_job_whose_placement_was_not_seen_yet() -> None:
     pods = GonePods(FakeClock().now)
     pods.remember(DONE)

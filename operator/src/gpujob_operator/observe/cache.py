@@ -213,6 +213,8 @@ class Cache:
         changed = self._stores[kind].resync(objects, resource_version, mark)
         if self._stores[kind].mark.history != history:
             self._restored()
+        elif kind is Kind.POD:
+            self._gone.listed()
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:
@@ -222,7 +224,7 @@ class Cache:
     def begin_another_history(self) -> None:
         """The API server's data was restored from a backup: what comes next replaces what is
         stored, however old it is. List every kind after this."""
-        self._gone.forget_ends()
+        self._gone.begin_another_history(self.pods.uids)
         for store in self._stores.values():
             store.begin_another_history()
 

@@ -7,7 +7,7 @@ pod of which nothing is known. A new leader knows of no pod that went before it 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -32,6 +32,8 @@ class GonePods:
         self._clock = clock
         self._gone: dict[str, GonePod] = {}
         self._done: OrderedDict[str, PodView] = OrderedDict()
+        # Pods of a history that was lost, which may never have been: until all pods were listed.
+        self._of_lost_history: Set[str] = frozenset()
         # Since when pods were found gone whose removal was not seen.
         self._missing: dict[str, datetime] = {}
 
@@ -39,7 +41,7 @@ class GonePods:
         """A pod that went, as it was seen last. Nothing of it runs any more."""
         self._missing.pop(pod.uid, None)
         self._gone[pod.uid] = GonePod(pod.uid, self._clock(), pod.gpus)
-        if pod.exit_code != EXIT_DONE:
+        if pod.exit_code != EXIT_DONE or pod.uid in self._of_lost_history:
             return
         # Containers beside the worker went with the pod, whatever was seen of them.
         self._done[pod.uid] = replace(pod, phase=PodPhase.SUCCEEDED)
@@ -53,8 +55,15 @@ class GonePods:
         since = self._missing.setdefault(pod.uid, self._clock())
         return (self._clock() - since).total_seconds() < REMOVAL_AWAITED_SECONDS
 
-    def forget_ends(self) -> None:
+    def begin_another_history(self, uids: Set[str]) -> None:
+        """The API server's data was restored: how pods ended may never have been, and a list that
+        lacks one of these pods says nothing of its end."""
         self._done.clear()
+        self._of_lost_history = uids
+
+    def listed(self) -> None:
+        """A list of all pods is stored."""
+        self._of_lost_history = frozenset()
 
     def recent(self) -> tuple[GonePod, ...]:
         """Pods that went since the agents' last readings, or shortly before."""

@@ -6,7 +6,7 @@ store, and an event from before the write cannot remove it.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -79,6 +79,11 @@ class Store(Generic[ViewT]):
         if self._views is None:
             self._views = tuple(entry.view for entry in self._entries.values())
         return self._views
+
+    @property
+    def uids(self) -> Set[str]:
+        """Of the objects that are stored now."""
+        return frozenset(self._entries)
 
     def get(self, uid: str) -> ViewT | None:
         entry = self._entries.get(uid)
