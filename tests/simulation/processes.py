@@ -33,6 +33,10 @@ class Jobs(Protocol):
         """Whether nobody could call the creation of the pod back."""
         ...
 
+    def is_relied_on(self, pod_uid: str) -> bool:
+        """Whether a pod that came late was there as the present leader began to lead."""
+        ...
+
 
 class Processes:
     """Feed it every revision and every process that begins; `fail` is told the promise and what
@@ -92,6 +96,10 @@ class Processes:
         if job is None:
             return False
         status = job.status
+        waits = status.placement is None and not status.finished
+        if waits and worker.attempt == status.attempt + 1:
+            # Only the pod says that the attempt was placed.
+            return not self._jobs.is_relied_on(worker.pod_uid)
         return status.finished or status.placement is None or status.attempt != worker.attempt
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:

@@ -31,6 +31,8 @@ GRACE_SLACK_SECONDS = 8.0
 # An operator notices within this that the API server's data were restored: until then it asks for
 # what it decided on the state that was lost.
 RESTORE_NOTICED_SECONDS = 5.0
+# A new leader lists everything within this, and relies on what it finds.
+LISTS_SECONDS = 3.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
@@ -49,8 +51,10 @@ class Recorder:
         self._ours: dict[str, tuple[str, int]] = {}
         # When an attempt was over, by job UID and attempt.
         self._over_at: dict[tuple[str, int], float] = {}
-        # Pods that came when their attempt was over, or the request for them given up.
-        self._late: set[str] = set()
+        # When pods came whose attempt was over, or the request for them given up.
+        self._late: dict[str, float] = {}
+        # Since when the present holder of the Lease has had it.
+        self._led_since: tuple[str | None, float] = None, 0.0
         self._ends = Ends(operators, sees_all=sees_all)
         self._api = api
         self._operators = operators
@@ -69,7 +73,11 @@ class Recorder:
         if ours and revision.kind is not OtherKind.LEASE:
             self.operator_writes += 1
             self.last_operator_write = revision.at
-        if revision.kind is Kind.GPU_NODE:
+        if revision.kind is OtherKind.LEASE:
+            holder = revision.object.get("spec", {}).get("holderIdentity")
+            if holder != self._led_since[0]:
+                self._led_since = holder, revision.at
+        elif revision.kind is Kind.GPU_NODE:
             if revision.type != "DELETED":
                 status = revision.object.get("status") or {}
                 self.read_gpus(revision.object["metadata"]["name"], status.get("gpus") or [])
@@ -115,6 +123,11 @@ class Recorder:
 
     def came_late(self, pod_uid: str) -> bool:
         return pod_uid in self._late
+
+    def is_relied_on(self, pod_uid: str) -> bool:
+        """Whether a pod that came late was there as the present leader began to lead."""
+        came_at = self._late.get(pod_uid)
+        return came_at is not None and came_at <= self._led_since[1] + LISTS_SECONDS
 
     def may_not_know(self, at: float) -> bool:
         """Whether an operator then may still decide on what a restore has taken away."""
@@ -321,7 +334,7 @@ class Recorder:
         is_late |= self._is_of_lost_status(revision, job, attempt)
         if is_late:
             # Nobody can call it back. Its process asks before it begins: see `Processes`.
-            self._late.add(uid)
+            self._late[uid] = revision.at
         if is_over or (is_late and job is not None and not _is_in_force(job, attempt)):
             return
         live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]

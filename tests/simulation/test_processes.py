@@ -51,6 +51,8 @@ class _Scene:
     clock: Clock = field(default_factory=lambda: Clock(1))
     broken: list[str] = field(default_factory=list[str])
     late: set[str] = field(default_factory=set[str])
+    # Those among them that the leader found.
+    found: set[str] = field(default_factory=set[str])
     _before: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
 
     def __post_init__(self) -> None:
@@ -77,6 +79,9 @@ class _Scene:
 
     def came_late(self, pod_uid: str) -> bool:
         return pod_uid in self.late
+
+    def is_relied_on(self, pod_uid: str) -> bool:
+        return pod_uid in self.found
 
     def put(self, job: GPUJob) -> None:
         manifest: dict[str, Any] = to_manifest(job)
@@ -137,6 +142,19 @@ def test_a_process_that_begins_although_it_was_told_that_its_attempt_is_over(sce
     late.ended = True
     scene.start(attempt=1)
     assert set(scene.broken) == {"I3"}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "is_found", "broken"), [(2, True, []), (2, False, ["I3"]), (3, True, ["I3"])]
+)
+def test_a_process_that_begins_while_its_job_waits(
+    scene: _Scene, attempt: int, is_found: bool, broken: list[str]
+) -> None:
+    """Unless whoever leads found the pod that records the next attempt."""
+    scene.put(with_status(make_job("a"), attempt=1))
+    scene.found = {f"pod-uid-a-{attempt}-0"} if is_found else set()
+    scene.start(attempt=attempt)
+    assert scene.broken == broken
 
 
 def test_gpus_that_are_given_back_while_the_process_runs(scene: _Scene) -> None:
