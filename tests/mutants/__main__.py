@@ -15,6 +15,7 @@ from tests.harness.repository import ROOT
 from tests.mutants.decisions import DECISIONS
 from tests.mutants.handlers import HANDLERS
 from tests.mutants.mutant import Mutant
+from tests.mutants.restores import RESTORES
 from tests.mutants.sharded import SHARDED
 from tests.mutants.shell import ACTS, OBSERVES
 from tests.mutants.slots import SLOTS
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SLOTS,
     *STATUSES,
     *OBSERVES,
+    *RESTORES,
     *HANDLERS,
     *COMMITS,
     *SHARDED,

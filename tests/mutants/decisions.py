@@ -220,7 +220,21 @@ DECISIONS = (
         "lifecycle/retry.py",
         "if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:",
         "if counters.unhealthy_gpus >= 1000 * UNHEALTHY_GPUS_MAX:",
-        "lifecycle/test_outcome.py",
+        "lifecycle/test_broken_gpus.py",
+    ),
+    _of(
+        "a job under which GPUs broke goes on sharing them",
+        "measurement/reservation.py",
+        " or breaks_gpus(job)\n",
+        "\n",
+        "lifecycle/test_broken_gpus.py",
+    ),
+    _of(
+        "what a job grows by leaves its queue's quota as it was",
+        "planner.py",
+        "        queues.grow(cache.entries[uid].job, reservation)\n",
+        "",
+        "test_growth.py",
     ),
     _of(
         "exit 0 after a stop is always the end",

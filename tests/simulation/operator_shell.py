@@ -26,11 +26,11 @@ from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
-from gpujob_operator.cache_sync import CacheSync
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.loop import SchedulingLoop

@@ -35,12 +35,12 @@ from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
-from gpujob_operator.cache_sync import CacheSync
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.garbage import collect_seldom, spare_from_collection
+from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of

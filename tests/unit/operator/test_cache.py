@@ -82,6 +82,19 @@ def test_a_pod_that_a_restore_took_away_did_not_end(
     assert _snapshot(cache).pods == ()
 
 
+def test_a_pod_that_ends_after_a_restore_has_ended(cache: Cache) -> None:
+    """I5: it is in the restored data, and goes a while later."""
+    done = pod_manifest(placed(JOB), state={"terminated": {"exitCode": 0}}, version=40)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(placed(JOB)))
+    cache.apply(Kind.POD, "ADDED", done)
+    cache.begin_another_history()
+    cache.resync(Kind.POD, [done], "60", cache.mark(Kind.POD))
+    cache.apply(
+        Kind.POD, "DELETED", {**done, "metadata": {**done["metadata"], "resourceVersion": "61"}}
+    )
+    assert [pod.exit_code for pod in _snapshot(cache).pods] == [0]
+
+
 def test_everything_is_in_the_snapshot(cache: Cache) -> None:
     cache.apply(Kind.JOB, "ADDED", job_manifest(JOB))
     cache.apply(Kind.POD, "ADDED", pod_manifest(JOB))
