@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpujob_api.gpujob import StopReason
+from gpujob_api.gpujob import Counters, StopReason
 from gpujob_api.report import CheckpointReport
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.lifecycle.retry import interrupted
@@ -33,6 +33,17 @@ def test_a_job_under_which_gpus_break_gives_up_before_it_has_taken_them_all(
     assert (taken, decision.retry) == (gpus, gpus == 64)
     if not decision.retry:
         assert decision.message.startswith("3 GPUs in a row became unhealthy under it")
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(60, 2), (3700, 0)])
+def test_a_job_that_runs_for_long_without_breaking_a_gpu_is_none_that_breaks_them(
+    seconds: float, counted: int
+) -> None:
+    """It shares GPUs again in its next attempt. A short one tells nothing."""
+    stop = StopReason("Preempted", "because", after(30))
+    job = with_status(JOB, stop=stop, counters=Counters(unhealthy_gpus=2))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(seconds))
+    assert decision.counters.unhealthy_gpus == counted
 
 
 def test_a_job_under_which_two_gpus_broke_gets_the_next_one_for_itself() -> None:

@@ -128,12 +128,13 @@ def made_progress(status: GPUJobStatus) -> bool:
 
 
 def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
-    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
+    """How many attempts in a row ended because a GPU became unhealthy soon after the start. One
+    that ran for longer ends the row, whatever ended it; one that ended sooner tells nothing."""
     stop, started = job.status.stop, job.status.attempt_started_at
-    if stop is None or stop.reason != GPU_UNHEALTHY:
-        return job.status.counters.unhealthy_gpus
-    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
-    return job.status.counters.unhealthy_gpus + 1 if soon else 0
+    if started is not None and (now - started).total_seconds() > SOON_SECONDS:
+        return 0
+    broke = stop is not None and stop.reason == GPU_UNHEALTHY
+    return job.status.counters.unhealthy_gpus + broke
 
 
 def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
