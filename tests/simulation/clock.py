@@ -9,6 +9,9 @@ from tests.harness.builders import T0
 
 Action = Callable[[], object]
 
+# Of a seed there are some ten thousand.
+ACTIONS_MAX = 5_000_000
+
 
 class Clock:
     """Seconds since T0. Events at the same time run in the order in which they were set."""
@@ -24,7 +27,10 @@ class Clock:
         return T0 + timedelta(seconds=round(self.now, 6))
 
     def after(self, seconds: float, action: Action) -> None:
+        """Raises RuntimeError where actions bring about more and more of them."""
         self._count += 1
+        if self._count > ACTIONS_MAX:
+            raise RuntimeError(f"more than {ACTIONS_MAX} actions by {self.now:.0f} s")
         heapq.heappush(self._queue, (self.now + max(seconds, 0.0), self._count, action))
 
     def every(self, seconds: float, action: Callable[[], bool]) -> None:

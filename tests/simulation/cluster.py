@@ -53,6 +53,8 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         # Whether the garbage collector does its work.
         self.collects = True
+        # Of which jobs the pods are looked for soon.
+        self._collecting: set[str] = set()
         # Workers that took their last step, whatever became of their pods: the job's UID, the
         # attempt and the rank.
         self.done: set[tuple[str, int, int]] = set()
@@ -99,15 +101,22 @@ class Cluster:
             self._kill_removed(manifest)
         elif kind is Kind.JOB and event_type == "DELETED":
             delay = random.uniform(0.2, 5.0)
-            self.clock.after(delay, lambda: self._collect(metadata["uid"]))
+            self._collect_after(delay, metadata["uid"])
 
     def _foreign(self, event_type: str, metadata: Manifest) -> None:
         """Its container ends at once when it is asked to."""
         if event_type == "MODIFIED" and "deletionTimestamp" in metadata:
             self.clock.after(0.5, lambda: self._remove(metadata["uid"]))
 
+    def _collect_after(self, seconds: float, job_uid: str) -> None:
+        """Once at a time for each job, however many pods a finalizer keeps."""
+        if job_uid not in self._collecting:
+            self._collecting.add(job_uid)
+            self.clock.after(seconds, lambda: self._collect(job_uid))
+
     def _collect(self, job_uid: str) -> None:
         """Background deletion of what the job owned; looks again for what was created late."""
+        self._collecting.discard(job_uid)
         for service in self.api.list(OtherKind.SERVICE):
             if any(one["uid"] == job_uid for one in service["metadata"]["ownerReferences"]):
                 self.api.remove(OtherKind.SERVICE, service["metadata"]["uid"], "garbage-collector")
@@ -115,7 +124,7 @@ class Cluster:
             owners = pod["metadata"].get("ownerReferences") or ()
             if any(owner["uid"] == job_uid for owner in owners):
                 self.delete_pod(pod, "garbage-collector")
-                self.clock.after(20.0, lambda: self._collect(job_uid))
+                self._collect_after(20.0, job_uid)
 
     def delete_pod(self, pod: Manifest, by: str, grace: float | None = None) -> None:
         metadata = pod["metadata"]
@@ -307,7 +316,7 @@ class Cluster:
             self._again(pod)
             for owner in pod["metadata"].get("ownerReferences") or ():
                 if self.api.find(Kind.JOB, owner["uid"]) is None:
-                    self.clock.after(5.0, partial(self._collect, owner["uid"]))
+                    self._collect_after(5.0, owner["uid"])
 
     def _restored_node(self, machine: Machine) -> None:
         """The cloud takes the objects of a node away that is gone; kubelets make theirs anew."""
