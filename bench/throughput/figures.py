@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -32,11 +32,15 @@ def read_series(text: str, names: Iterable[str]) -> Series:
 
 
 def difference(after: Series, before: Series) -> Series:
-    """What was counted in between. A series that started again counts from 0."""
-    return {
-        key: value - before[key] if value >= before.get(key, math.inf) else value
-        for key, value in after.items()
-    }
+    """What was counted in between. Counters of a process that took another's place start again,
+    so `total` has to add those of the first one before.
+    """
+    return {key: value - before.get(key, 0.0) for key, value in after.items()}
+
+
+def total(one: Series, other: Series) -> Series:
+    """What two processes counted, one after the other."""
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in one | other}
 
 
 def writes_by_kind(requests: Series) -> Counter[str]:
@@ -82,6 +86,16 @@ class Process:
 
 
 @dataclass(slots=True)
+class Takeover:
+    """Seconds from the kill of the operator until another one leads with a complete cache and so
+    may act, and until its first cycle has ended. None: not seen before the run ended.
+    """
+
+    takeover_seconds: float | None = None
+    first_cycle_seconds: float | None = None
+
+
+@dataclass(slots=True)
 class JobTimes:
     """Moments of one job, in seconds of one clock."""
 
@@ -100,6 +114,8 @@ class Outcome:
     writes: Mapping[str, int]
     operator: Series = field(default_factory=Series)
     problem: str = ""
+    # Only where the operator was killed.
+    takeover: Takeover | None = None
 
     @property
     def complete(self) -> bool:
@@ -123,6 +139,7 @@ class Outcome:
             "writes": sum(self.writes.values()) / count,
             "writes_by_kind": {kind: n / count for kind, n in sorted(self.writes.items())},
             **self._cycles(),
+            **(asdict(self.takeover) if self.takeover else {}),
             "complete": self.complete,
             "problem": self.problem,
         }
@@ -148,7 +165,7 @@ class Outcome:
             return {}
         seconds = self.operator[("gpujob_cycle_seconds_sum", ())]
         p99 = histogram_percentile(self.operator, "gpujob_cycle_seconds", 99)
-        decided = sum(
+        written = sum(
             count
             for (name, labels), count in self.operator.items()
             if name == "gpujob_writes_total" and dict(labels).get("result") == "done"
@@ -157,7 +174,7 @@ class Outcome:
             "cycles": int(cycles),
             "cycle_milliseconds_mean": 1000 * seconds / cycles,
             "cycle_milliseconds_p99_below": None if p99 is None else 1000 * p99,
-            "decisions_per_second": decided / self._seconds(),
+            "operator_writes_per_second": written / self._seconds(),
         }
 
     def _seconds(self) -> float:
@@ -183,13 +200,17 @@ FIGURES = (
     "cycles",
     "cycle_milliseconds_mean",
     "cycle_milliseconds_p99_below",
-    "decisions_per_second",
+    "operator_writes_per_second",
 )
+# In the table only where an operator was killed.
+TAKEOVER_FIGURES = tuple(one.name for one in fields(Takeover))
 
 
 def figure_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row a figure, one column a kind of jobs, and the first kind divided by the second."""
-    return [_compared(name, [row.get(name) for row in rows], rows) for name in FIGURES]
+    killed = [name for name in TAKEOVER_FIGURES if any(name in row for row in rows)]
+    names = (*FIGURES, *killed)
+    return [_compared(name, [row.get(name) for row in rows], rows) for name in names]
 
 
 def process_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -2,15 +2,15 @@
 
 import os
 import sys
+import time
 import urllib.request
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.played_agents import AGENT_ARGUMENT, readings_url, write_token
-from bench.throughput.figures import Process, Series, read_series
+from bench.throughput.figures import Process, Series, read_series, total
 from bench.throughput.kwok import kwok_command, node_manifest, node_names
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions
@@ -46,8 +46,9 @@ class Stack:
     # Agents send their readings to the operator, or write them into the status.
     direct: bool = True
     _metrics_port: int = 0
-    # What processes had taken that were stopped or replaced since.
-    _ended: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # What processes had taken, and operators had counted, that were killed since.
+    _ended: dict[str, Process] = field(default_factory=dict[str, Process])
+    _counted: Series = field(default_factory=Series)
 
     @property
     def client(self) -> ApiClient:
@@ -90,15 +91,26 @@ class Stack:
 
     def start_operator(self) -> None:
         """Returns when it holds its Lease."""
+        self.cluster.start_operator(*self._arguments())
+
+    def spawn_operator(self) -> None:
+        """As `start_operator`, without a wait for the Lease."""
+        self.cluster.spawn_operator("operator", *self._arguments())
+
+    def _arguments(self) -> tuple[str, ...]:
         self._metrics_port = free_port()
         listen = f"--metrics-listen=127.0.0.1:{self._metrics_port}"
-        self.cluster.start_operator(listen, AGENT_ARGUMENT, *self.operator_arguments)
+        return (listen, AGENT_ARGUMENT, *self.operator_arguments)
 
-    def restart_operator(self) -> None:
-        """SIGKILL, and another one that has to take over the Lease."""
-        self._ended["operator"] += cpu_seconds(self.cluster.children["operator"].pid)
+    def kill_operator(self) -> float:
+        """SIGKILL. Returns when that was. What it had counted and taken right before stays in
+        `operator_series` and `processes`, to which the next operator's are added.
+        """
+        self._counted = self.operator_series()
+        self._ended["operator"] = self.processes()["operator"]
+        killed_at = time.monotonic()
         self.cluster.kill_operator()
-        self.start_operator()
+        return killed_at
 
     def operator_is_ready(self) -> bool:
         """True once it holds the Lease and has listed every kind."""
@@ -108,17 +120,31 @@ class Stack:
             return False
         return True
 
+    def has_decided(self) -> bool:
+        """True once this operator has ended a cycle: there are none before it may act."""
+        series = read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
+        return series.get(("gpujob_cycle_seconds_count", ()), 0.0) > 0
+
+    def has_pods(self, namespace: str) -> bool:
+        """Asks for one of them, because there may be thousands."""
+        return bool(self.client.get(f"/api/v1/namespaces/{namespace}/pods", limit="1")["items"])
+
     def forget_peaks(self) -> None:
         """Peaks of memory count from now on."""
+        self._ended = {name: Process(one.cpu_seconds, 0.0) for name, one in self._ended.items()}
         for pid in self._pids().values():
             forget_peak(pid)
 
     def processes(self) -> dict[str, Process]:
-        """CPU since each process's start, to a hundredth of a second, and its peak of memory."""
-        return {
-            name: Process(self._ended[name] + cpu_seconds(pid), peak_bytes(pid) / _MIB)
-            for name, pid in self._pids().items()
-        }
+        """CPU since each process's start, to a hundredth of a second, and its peak of memory; of
+        one that took a killed one's place, the CPU of both and the higher peak.
+        """
+        found: dict[str, Process] = {}
+        for name, pid in self._pids().items():
+            ended = self._ended.get(name, Process(0.0, 0.0))
+            peak = max(ended.peak_mib, peak_bytes(pid) / _MIB)
+            found[name] = Process(ended.cpu_seconds + cpu_seconds(pid), peak)
+        return found
 
     def resident_mib(self) -> dict[str, float]:
         """What each process holds in memory now."""
@@ -138,10 +164,11 @@ class Stack:
         return read_series(text, [REQUESTS_TOTAL])
 
     def operator_series(self) -> Series:
-        """Empty without an operator."""
+        """What all operators counted together; empty without any."""
         if "operator" not in self.cluster.children:
-            return {}
-        return read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
+            return self._counted
+        series = read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
+        return total(self._counted, series)
 
     def check(self) -> None:
         """Raises `RuntimeError` with the end of its log where a process has ended."""

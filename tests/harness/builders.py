@@ -71,6 +71,7 @@ def make_template(
 def make_job(
     name: str = "job",
     *,
+    namespace: str = NAMESPACE,
     uid: str | None = None,
     created: float = 0.0,
     generation: int = 1,
@@ -92,7 +93,7 @@ def make_job(
     return GPUJob(
         metadata=Metadata(
             name=name,
-            namespace=NAMESPACE,
+            namespace=namespace,
             uid=uid or f"uid-{name}",
             resource_version="1",
             generation=generation,

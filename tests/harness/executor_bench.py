@@ -74,9 +74,9 @@ class ExecutorBench:
     def _noted(self, metadata: Any, note: EventNote) -> None:
         self.notes.append(f"{metadata.name}: {note.reason}")
 
-    def job(self, name: str = "job") -> Any:
+    def job(self, name: str = "job", namespace: str = "team") -> Any:
         """A placed job as the API server has it now."""
-        job = placed(make_job(name))
+        job = placed(make_job(name, namespace=namespace))
         stored = self.kube.put(JOBS, job_manifest(job))
         version = stored["metadata"]["resourceVersion"]
         return at_version(job, version)

@@ -140,7 +140,7 @@ ACTS = (
         "act/backoff.py",
         "failures = 1 if known is None else known.failures + 1",
         "failures = 1",
-        "test_write_slots.py",
+        "test_backoff.py",
     ),
     of_operator(
         "any pod of the name is the worker",

@@ -31,4 +31,33 @@ SLOTS = (
         "or entry.in_use >= self._total",
         "test_write_slots.py",
     ),
+    of_operator(
+        "a server that asks to slow down gets as much as before",
+        "act/slots.py",
+        "        self._slow_until = max(self._slow_until, until)\n",
+        "",
+        "test_write_slots.py",
+    ),
+    of_operator(
+        "the slots do not hear of a 429",
+        "act/item_runner.py",
+        "                self._slots.slow_down(asked_seconds(error))\n",
+        "",
+        "test_executor_lanes.py",
+        "test_executor.py",
+    ),
+    of_operator(
+        "one namespace takes all lanes",
+        "act/executor.py",
+        "        if of_namespace >= self._lanes_max * NAMESPACE_LANES_FRACTION:\n",
+        "        if False:\n",
+        "test_executor_lanes.py",
+    ),
+    of_operator(
+        "placements are written in the order of their UIDs",
+        "decide/planner.py",
+        "key=lambda uid: (placed.get(uid, -1), uid)",
+        "key=lambda uid: (uid in placed, uid)",
+        "tests/unit/decide/admission/test_order_of_placements.py",
+    ),
 )

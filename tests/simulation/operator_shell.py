@@ -126,7 +126,7 @@ class OperatorShell:
         self.readings = ReadingPort(
             self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
         )
-        self._poster = EventPoster(self.kube, self._now)
+        self._poster = EventPoster(self.kube, METRICS, self._now)
         self._front = FrontWatches(
             self._clock, world.api, self._loop, self._faults, self._cache, self._failed
         )

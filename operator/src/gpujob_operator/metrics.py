@@ -87,6 +87,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.events_lost = Counter(
+            "gpujob_events_lost",
+            "Kubernetes events that were not posted.",
+            ["reason"],
+            registry=registry,
+        )
         self.reports = Counter(
             "gpujob_reports",
             "Worker reports by result.",

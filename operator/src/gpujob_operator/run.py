@@ -150,7 +150,7 @@ class Operator:
         tokens = TokenChecks(clients.reviews, time.monotonic)
         receiver = self._receiver(tokens, leadership)
         self._readings = self._reading_receiver(tokens, leadership)
-        poster = EventPoster(kube, time.monotonic)
+        poster = EventPoster(kube, self._metrics, time.monotonic)
         application = receiver.application()
         self._readings.add_to(application)
         async with listening(application, reports.host, reports.port) as address:

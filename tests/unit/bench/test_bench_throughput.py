@@ -1,6 +1,7 @@
 """The throughput benchmark: its figures are what they say, and what it submits is valid."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,12 +13,14 @@ from bench.throughput.figures import (
     JobTimes,
     Outcome,
     Process,
+    Takeover,
     difference,
     figure_rows,
     histogram_percentile,
     percentile,
     process_rows,
     read_series,
+    total,
     write_rows,
     writes_by_kind,
 )
@@ -49,10 +52,17 @@ def test_writes_are_what_came_since_whatever_their_answer() -> None:
     assert found == {"pods": 21, "pods (dry run)": 2, "gpujobs/status": 60}
 
 
-def test_a_series_that_started_again_counts_from_zero() -> None:
+def test_what_two_processes_counted_is_added() -> None:
+    """The second began at 0 and has counted more than the first had at the beginning."""
+    cycles, other = ("cycles", ()), ("other", ())
+    both = total({cycles: 400.0}, {cycles: 500.0, other: 7.0})
+    assert both == {cycles: 900.0, other: 7.0}
+    assert difference(both, {cycles: 100.0}) == {cycles: 800.0, other: 7.0}
+
+
+def test_a_counter_that_went_back_is_not_explained_away() -> None:
     key = ("count", ())
-    assert difference({key: 5.0}, {key: 90.0}) == {key: 5.0}
-    assert difference({key: 95.0}, {key: 90.0}) == {key: 5.0}
+    assert difference({key: 5.0}, {key: 90.0}) == {key: -85.0}
 
 
 def test_labels_may_hold_commas_and_quotes() -> None:
@@ -103,7 +113,8 @@ def test_the_row_of_an_outcome() -> None:
     assert row["cpu_milliseconds"]["kwok"] == pytest.approx(2250.0)
     assert (row["writes"], row["writes_by_kind"]["pods"]) == (3.0, 2.0)
     assert (row["cycles"], row["cycle_milliseconds_mean"]) == (10, 200.0)
-    assert row["decisions_per_second"] == pytest.approx(14 / 7)
+    assert row["operator_writes_per_second"] == pytest.approx(14 / 7)
+    assert "decisions_per_second" not in row
 
 
 def test_a_job_that_did_not_end_is_told() -> None:
@@ -122,6 +133,18 @@ def test_both_kinds_stand_side_by_side() -> None:
     assert bound["ratio"] == pytest.approx(1.0)
     assert [row["figure"] for row in write_rows(rows)] == ["pods", "events"]
     assert process_rows(rows)[0]["gpujobs_mib"] == 300.0
+
+
+def test_the_takeover_is_a_figure_only_where_an_operator_was_killed() -> None:
+    plain = outcome("jobs").row(frozenset())
+    killed = replace(outcome(), takeover=Takeover(16.0, 16.5)).row(frozenset())
+    shown = {row["figure"]: row for row in figure_rows([killed, plain])}
+    assert shown["takeover_seconds"]["gpujobs"] == killed["takeover_seconds"] == 16.0
+    assert shown["first_cycle_seconds"]["gpujobs"] == killed["first_cycle_seconds"] == 16.5
+    assert shown["takeover_seconds"]["jobs"] is None
+    assert "operator_writes_per_second" in shown
+    names = {row["figure"] for row in figure_rows([outcome().row(frozenset()), plain])}
+    assert names.isdisjoint({"takeover_seconds", "first_cycle_seconds"})
 
 
 def test_a_gang_is_bound_with_its_last_pod() -> None:

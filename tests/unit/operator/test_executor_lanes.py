@@ -276,9 +276,47 @@ async def test_what_only_tells_leaves_half_of_the_lanes(bench: ExecutorBench) ->
     """In a burst it waits for seconds, and placements must not wait with it."""
     tells = [status_item(bench.job(f"job-{number}")) for number in range(100)]
     assert bench.submit(*tells).postponed == 50
-    creates = [create_item(bench.job(f"new-{number}")) for number in range(60)]
+    creates = [create_item(bench.job(f"new-{number}", "other")) for number in range(60)]
     submission = bench.submit(*creates)
     assert (submission.started, submission.postponed) == (50, 10)
+    assert await bench.executor.drain(5)
+
+
+async def test_after_a_429_what_only_tells_waits_although_slots_are_free() -> None:
+    """Whichever write it was that the API server did not take."""
+    bench = ExecutorBench(slots=4)
+    bench.kube.fail("create", "pods", Throttled("slow down", 3.0), times=ATTEMPTS_MAX)
+    job, other = bench.job(), bench.job("other")
+    bench.submit(create_item(job))
+    await eventually(lambda: bench.executor.lanes == 0)
+    bench.submit(status_item(other))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert bench.written == []
+    bench.clock.advance(4.0)
+    await eventually(lambda: bench.written == [("gpujobs", "other")])
+
+
+async def test_a_namespace_whose_writes_hang_leaves_lanes_to_others() -> None:
+    """I15: whatever it creates, and however many jobs it has."""
+    bench = ExecutorBench(slots=100)
+    original, answered = bench.kube.create, asyncio.Event()
+
+    async def hang(kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
+        if namespace == "sick":
+            await answered.wait()
+        return await original(kind, body, namespace)
+
+    bench.kube.create = hang
+    sick = [create_item(bench.job(f"sick-{number}", "sick")) for number in range(200)]
+    submission = bench.submit(*sick)
+    assert (submission.started, submission.postponed) == (67, 133)
+    assert bench.submit(create_item(bench.job("well", "well"))).started == 1
+    await eventually(lambda: bench.executor.lanes == 67)
+    assert bench.kube.names(PODS) == ["well-1-0"]
+    answered.set()
+    assert await bench.executor.drain(5)
+    assert bench.submit(*sick[67:]).started == 67, "lanes that ended are free"
     assert await bench.executor.drain(5)
 
 
@@ -305,7 +343,7 @@ async def test_jobs_are_written_side_by_side_but_not_all_at_once() -> None:
 
 async def test_a_huge_plan_is_continued_in_the_next_cycle() -> None:
     bench = ExecutorBench(lanes_max=3)
-    jobs = [bench.job(f"job-{number}") for number in range(5)]
+    jobs = [bench.job(f"job-{number}", f"team-{number}") for number in range(5)]
     submission = bench.submit(*(create_item(job) for job in jobs))
     assert (submission.started, submission.postponed) == (3, 2)
     await bench.executor.drain(5)

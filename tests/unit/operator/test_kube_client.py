@@ -15,6 +15,8 @@ from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
+    LIST_PAGE_PAUSE_SECONDS,
+    LIST_PAGE_REPEATS_MAX,
     PODS,
     AlreadyExists,
     ApiError,
@@ -29,6 +31,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from tests.harness.clocks import FakeClock
 
 
 class _Server:
@@ -179,6 +182,45 @@ async def test_a_list_comes_in_pages(kube: Kube, server: _Server) -> None:
     assert (listing.items, listing.resource_version) == ([{"n": 1}, {"n": 2}], "5")
     assert "labelSelector=a%3Db" in server.requests[0][1]
     assert "continue=next" in server.requests[1][1]
+
+
+def _page(number: int, more: str = "") -> web.Response:
+    metadata = {"resourceVersion": "5"} | ({"continue": more} if more else {})
+    return web.json_response({"metadata": metadata, "items": [{"n": number}]})
+
+
+def _slow_down(seconds: str) -> web.Response:
+    return web.json_response({"code": 429}, status=429, headers={"Retry-After": seconds})
+
+
+async def test_a_page_is_awaited_where_the_server_asks_to_slow_down(
+    kube: Kube, server: _Server
+) -> None:
+    """The pages before are not read once more."""
+    clock = FakeClock()
+    kube._sleep = clock.sleep
+    server.answers = [_page(1, "next"), _slow_down("3"), _slow_down("0"), _page(2)]
+    listing = await kube.list(PODS)
+    assert listing.items == [{"n": 1}, {"n": 2}]
+    assert clock.slept == [3.0, LIST_PAGE_PAUSE_SECONDS]
+    assert ["continue=next" in request[1] for request in server.requests] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(("first", "asked"), [(True, 1), (False, 2 + LIST_PAGE_REPEATS_MAX)])
+async def test_a_list_is_given_up_where_the_server_goes_on_asking(
+    kube: Kube, server: _Server, first: bool, asked: int
+) -> None:
+    kube._sleep = FakeClock().sleep
+    server.answers = [] if first else [_page(1, "next")]
+    server.answers += [_slow_down("1") for _ in range(20)]
+    with pytest.raises(Throttled):
+        await kube.list(PODS)
+    assert len(server.requests) == asked
 
 
 async def test_a_watch(kube: Kube, server: _Server) -> None:

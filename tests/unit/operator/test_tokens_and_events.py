@@ -13,6 +13,7 @@ from gpujob_operator.act.kube import (
     Kube,
     Manifest,
     ResourceType,
+    Throttled,
     Unavailable,
 )
 from gpujob_operator.act.tokens import (
@@ -29,6 +30,7 @@ from gpujob_operator.act.tokens import (
     TooManyReviews,
 )
 from gpujob_operator.logs import JsonFormatter
+from gpujob_operator.metrics import Metrics
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.waiting import eventually
@@ -250,7 +252,7 @@ def _event(reason: str = "Started", name: str = "e") -> Manifest:
 
 async def test_the_same_event_is_posted_once_in_a_while() -> None:
     kube, clock = FakeKube(), FakeClock()
-    poster = EventPoster(kube, clock.monotonic)
+    poster = EventPoster(kube, Metrics(), clock.monotonic)
     task = asyncio.create_task(poster.run())
     assert poster.post(_event(name="one"))
     assert not poster.post(_event(name="two"))
@@ -265,7 +267,7 @@ async def test_the_same_event_is_posted_once_in_a_while() -> None:
 async def test_an_event_that_cannot_be_posted_is_let_go() -> None:
     kube = FakeKube()
     kube.fail("create", "events")
-    poster = EventPoster(kube, FakeClock().monotonic)
+    poster = EventPoster(kube, Metrics(), FakeClock().monotonic)
     task = asyncio.create_task(poster.run())
     poster.post(_event("First", "one"))
     poster.post(_event("Second", "two"))
@@ -274,9 +276,28 @@ async def test_an_event_that_cannot_be_posted_is_let_go() -> None:
     task.cancel()
 
 
+async def test_an_event_that_was_not_stored_may_come_again() -> None:
+    """And where the API server asks to slow down, the ones after it wait."""
+    kube, clock, metrics = FakeKube(), FakeClock(), Metrics()
+    kube.fail("create", "events", Throttled("slow down", 7.0))
+    poster = EventPoster(kube, metrics, clock.monotonic, sleep=clock.sleep)
+    task = asyncio.create_task(poster.run())
+    assert poster.post(_event(name="one"))
+    await poster.flush(5)
+    assert clock.slept == [7.0]
+    assert poster.post(_event(name="two"))
+    await poster.flush(5)
+    assert kube.names(EVENTS) == ["two"]
+    lost = metrics.registry.get_sample_value("gpujob_events_lost_total", {"reason": "not_posted"})
+    assert lost == 1
+    task.cancel()
+
+
 async def test_the_queue_is_bounded_and_flush_gives_up() -> None:
-    poster = EventPoster(FakeKube(), FakeClock().monotonic)
+    metrics = Metrics()
+    poster = EventPoster(FakeKube(), metrics, FakeClock().monotonic)
     posted = [poster.post(_event(f"Reason{number}")) for number in range(QUEUE_MAX + 5)]
     assert posted.count(True) == QUEUE_MAX
-    assert poster.dropped == 5
+    lost = metrics.registry.get_sample_value("gpujob_events_lost_total", {"reason": "queue_full"})
+    assert lost == 5
     await poster.flush(0.01)

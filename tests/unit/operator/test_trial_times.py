@@ -12,6 +12,7 @@ from gpujob_operator.act.kube import JOBS, ApiError
 from gpujob_operator.decide.model.plan import EventNote, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.metrics import Metrics
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from tests.harness.builders import make_job, make_template, placed
@@ -39,7 +40,7 @@ class Leader:
         leadership = self.operator._leadership(self.kube)
         assert await leadership.try_once()
         self.operator._sync.synced = True
-        poster = poster or EventPoster(self.kube, lambda: 0.0)
+        poster = poster or EventPoster(self.kube, Metrics(), lambda: 0.0)
         return self.operator._executor(self.kube, leadership, poster)
 
     def placement(self, name: str, *notes: EventNote) -> WriteStatus:
@@ -77,7 +78,7 @@ async def test_a_refusal_holds_for_the_pause_by_the_clusters_time(ahead_seconds:
 @pytest.mark.parametrize("ahead_seconds", [HOUR, -HOUR], ids=["ahead", "behind"])
 async def test_events_have_the_clusters_time(ahead_seconds: float) -> None:
     leader = Leader(ahead_seconds)
-    poster = EventPoster(leader.kube, lambda: 0.0)
+    poster = EventPoster(leader.kube, Metrics(), lambda: 0.0)
     executor = await leader.lead(poster)
     note = EventNote("Scheduled", "placed")
     executor.submit(Plan((leader.placement("job", note),)))

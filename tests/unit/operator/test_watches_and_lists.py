@@ -5,7 +5,16 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Silent, Throttled, Unavailable
+from gpujob_operator.act.kube import (
+    JOBS,
+    NODES,
+    PODS,
+    ApiError,
+    Gone,
+    Silent,
+    Throttled,
+    Unavailable,
+)
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import OUR_KINDS, Relist
 from gpujob_operator.handlers.watches import WATCHED, Watch, restart_of
@@ -136,12 +145,52 @@ async def test_an_api_server_may_be_away_for_hours(bench: _Bench) -> None:
     assert max(bench.clock.slept) <= 10
 
 
-async def test_repeated_breaks_end_in_a_fresh_list(bench: _Bench) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        Throttled("slow down", 1.0),
+        Unavailable(503, "ServiceUnavailable", "overloaded"),
+        Unavailable(0, "ClientPayloadError", "lost"),
+    ],
+    ids=["throttled", "overloaded", "away"],
+)
+async def test_a_server_that_is_overloaded_or_away_is_not_asked_for_a_list(
+    bench: _Bench, error: ApiError
+) -> None:
+    """It has what comes next still, and a list would cost it more than all that."""
     await bench.start_watch()
-    bench.kube.fail("watch", "pods", times=2)
-    bench.kube.break_streams(Unavailable(0, "ClientPayloadError", "lost"))
+    bench.kube.put(PODS, pod_manifest(JOB))
+    await bench.pods(1)
+    version = str(bench.kube.version)
+    bench.kube.fail("watch", "pods", error, times=9)
+    bench.kube.break_streams(error)
+    await eventually(lambda: len(bench.clock.slept) == 10)
+    await bench.following()
+    assert bench.lists() == 1
+    begun = [call.name for call in bench.kube.calls if call.verb == "watch"]
+    assert begun == ["0", *[version] * 10]
+    assert bench.clock.slept[-1] > 2 * bench.clock.slept[0]
+
+
+async def test_repeated_refusals_end_in_a_fresh_list(bench: _Bench) -> None:
+    await bench.start_watch()
+    bench.kube.fail("watch", "pods", ApiError(400, "BadRequest", "no"), times=2)
+    bench.kube.break_streams(ApiError(400, "BadRequest", "no"))
     await eventually(lambda: bench.lists() == 2)
     await bench.following()
+
+
+async def test_what_a_stream_brings_ends_a_row_of_failures(bench: _Bench) -> None:
+    """A proxy that cuts each connection after a while costs neither long pauses nor lists."""
+    await bench.start_watch()
+    for number in range(6):
+        bench.kube.put(PODS, pod_manifest(JOB, uid=f"pod-{number}", name=f"pod-{number}"))
+        await bench.pods(number + 1)
+        bench.kube.break_streams(Unavailable(0, "ClientPayloadError", "lost"))
+        await eventually(lambda expected=number + 1: len(bench.clock.slept) == expected)
+        await bench.following()
+    assert bench.lists() == 1
+    assert max(bench.clock.slept) <= 0.4
 
 
 async def test_a_silent_stream_ends_in_a_fresh_list(bench: _Bench) -> None:

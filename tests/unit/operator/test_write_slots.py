@@ -5,12 +5,6 @@ from collections import Counter
 
 import pytest
 
-from gpujob_operator.act.backoff import (
-    BACKOFF_SECONDS,
-    BACKOFF_SECONDS_MAX,
-    OBJECTS_MAX,
-    Backoff,
-)
 from gpujob_operator.act.slots import (
     BURST_PER_SECOND,
     BURST_SECONDS,
@@ -19,6 +13,7 @@ from gpujob_operator.act.slots import (
     PATIENT_PER_SECOND,
     PATIENT_PER_URGENT,
     PATIENT_SECONDS,
+    SLOW_DOWN_SECONDS,
     SLOW_SECONDS,
     Deferral,
     WriteSlots,
@@ -282,6 +277,34 @@ async def test_patient_writes_that_waited_too_long_take_turns_with_the_others() 
     assert order == [True, False, True, False, True, False]
 
 
+async def test_after_a_429_others_have_half_of_the_slots_and_patient_writes_wait() -> None:
+    bench = _Bench(total=4, of_a_namespace=4)
+    bench.slots.slow_down(2.0)
+    await bench.start_patient("patient")
+    await bench.start("team", 4)
+    assert bench.served == ["team", "team"]
+    await bench.let_go("team")
+    assert bench.served == ["team"] * 4, "what was served leaves its slot to the others"
+    bench.clock.advance(1.9)
+    await bench.settle()
+    assert bench.served == ["team"] * 4, "not before the time that was asked for"
+    assert await served_after_seconds(bench, 0.2) == 1
+    assert bench.served[-1] == "patient"
+    await bench.end()
+
+
+async def test_a_shorter_429_does_not_end_a_longer_one() -> None:
+    bench = _Bench(total=4)
+    bench.slots.slow_down(5.0)
+    bench.slots.slow_down(0.0)
+    bench.clock.advance(SLOW_DOWN_SECONDS + 1.0)
+    await bench.start_patient("patient")
+    assert bench.served == []
+    bench.slots.stop_deferring()
+    await bench.settle()
+    assert bench.served == ["patient"], "nothing waits at the end"
+
+
 async def test_at_the_end_patient_writes_wait_for_free_slots_only() -> None:
     bench = _Bench(total=100, of_a_namespace=100)
     await bench.make_busy()
@@ -348,28 +371,3 @@ async def test_idle_namespaces_are_forgotten() -> None:
         async with bench.slots.held(f"quick-{number}"):
             pass
     assert len(bench.slots) <= 1001
-
-
-def test_back_off_doubles_up_to_a_minute_and_ends_with_a_success() -> None:
-    clock = FakeClock()
-    backoff = Backoff(clock.monotonic, uniform=lambda low, high: high)
-    target = ("create", "pods", "team", "job-1-0")
-    assert backoff.seconds_left(target) == 0
-    waits: list[float] = []
-    for _ in range(9):
-        backoff.failed(target)
-        waits.append(backoff.seconds_left(target))
-        clock.advance(waits[-1])
-        assert backoff.seconds_left(target) == 0
-    assert waits[0] == BACKOFF_SECONDS
-    assert waits[1:4] == [2.0, 4.0, 8.0]
-    assert waits[-1] == BACKOFF_SECONDS_MAX
-    backoff.succeeded(target)
-    assert (len(backoff), backoff.seconds_left(target)) == (0, 0)
-
-
-def test_back_off_remembers_a_bounded_number_of_objects() -> None:
-    backoff = Backoff(FakeClock().monotonic)
-    for number in range(OBJECTS_MAX + 5):
-        backoff.failed(("create", "pods", "team", str(number)))
-    assert len(backoff) == OBJECTS_MAX

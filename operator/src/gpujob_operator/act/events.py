@@ -1,43 +1,55 @@
 """Posts Kubernetes events in the background, best effort. An event never delays another write.
 
-The same event about the same object is posted at most once in `REPEAT_SECONDS`.
+The same event about the same object is posted at most once in `REPEAT_SECONDS`; one that was not
+stored may come again. Where the API server asks to slow down, all events wait.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from cachetools import TTLCache
 
-from gpujob_operator.act.kube import EVENTS, ApiError, Kube, Manifest
+from gpujob_operator.act.kube import EVENTS, ApiError, Kube, Manifest, Throttled
+from gpujob_operator.act.retry import asked_seconds
 from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
 
 log = Log(__name__)
 
 QUEUE_MAX = 1000
 REPEAT_SECONDS = 300.0
 REMEMBERED_MAX = 10_000
+# After a 429, where the server names no pause.
+SLOW_DOWN_SECONDS = 1.0
+
+# UID of the object, reason, message.
+_Key = tuple[str, str, str]
 
 
 class EventPoster:
-    def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._kube = kube
+        self._metrics = metrics
+        self._sleep = sleep
         self._queue: asyncio.Queue[Manifest] = asyncio.Queue(QUEUE_MAX)
-        self._posted: TTLCache[tuple[str, str, str], None] = TTLCache(
+        self._posted: TTLCache[_Key, None] = TTLCache(
             REMEMBERED_MAX, REPEAT_SECONDS, timer=monotonic
         )
-        self.dropped = 0
 
     def post(self, event: Manifest) -> bool:
         """Queues an event. Returns False if it was posted recently or the queue is full."""
-        key = (
-            str(event.get("involvedObject", {}).get("uid")),
-            str(event.get("reason")),
-            str(event.get("message")),
-        )
+        key = _key(event)
         if key in self._posted:
             return False
         if self._queue.full():
-            self.dropped += 1
+            self._metrics.events_lost.labels("queue_full").inc()
             return False
         self._posted[key] = None
         self._queue.put_nowait(event)
@@ -62,3 +74,15 @@ class EventPoster:
             await self._kube.create(EVENTS, event, event["metadata"]["namespace"])
         except ApiError as error:
             log.warning("event not posted", reason=event.get("reason"), error=str(error))
+            self._metrics.events_lost.labels("not_posted").inc()
+            self._posted.pop(_key(event), None)
+            if isinstance(error, Throttled):
+                await self._sleep(max(asked_seconds(error), SLOW_DOWN_SECONDS))
+
+
+def _key(event: Manifest) -> _Key:
+    return (
+        str(event.get("involvedObject", {}).get("uid")),
+        str(event.get("reason")),
+        str(event.get("message")),
+    )

@@ -20,6 +20,7 @@ from itertools import groupby
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
+from gpujob_operator.act.targets import namespace_of
 from gpujob_operator.act.urgency import in_place_of, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
@@ -41,7 +42,9 @@ from gpujob_operator.metrics import Metrics
 
 log = Log(__name__)
 
-LANES_MAX = 2000
+LANES_MAX = 3000
+# Those of one namespace, whose writes may all hang: the others have the rest.
+NAMESPACE_LANES_FRACTION = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class _Assumed:
 @dataclass(slots=True)
 class _Lane:
     items: list[PlanItem]
+    namespace: str = ""
     # What is being written, where the items are written one after the other.
     sending: Sending | None = None
     task: asyncio.Task[None] | None = None
@@ -112,6 +116,7 @@ class Executor:
         self._settled = settled
         self._lanes_max = lanes_max
         self._lanes: dict[str, _Lane] = {}
+        self._lanes_of: Counter[str] = Counter()
 
     @property
     def lanes(self) -> int:
@@ -138,7 +143,7 @@ class Executor:
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
-            if len(self._lanes) >= self._lanes_for(ready):
+            if not self._has_lane_for(ready):
                 postponed += len(ready)
             elif ready:
                 started += len(ready)
@@ -146,9 +151,16 @@ class Executor:
         retry_seconds = min(waits, default=None)
         return Submission(started, overtaking, held_back, postponed, backing_off, retry_seconds)
 
-    def _lanes_for(self, items: Sequence[PlanItem]) -> int:
-        """What only tells, and may be deferred, leaves half of the lanes to all else."""
-        return self._lanes_max // 2 if all(map(only_tells, items)) else self._lanes_max
+    def _has_lane_for(self, items: Sequence[PlanItem]) -> bool:
+        """What only tells, and may be deferred, leaves half of the lanes to all else; what is of
+        one namespace leaves a third to the others."""
+        if not items:
+            return True
+        of_namespace = self._lanes_of[namespace_of(items[0])]
+        if of_namespace >= self._lanes_max * NAMESPACE_LANES_FRACTION:
+            return False
+        tells = all(map(only_tells, items))
+        return len(self._lanes) < (self._lanes_max // 2 if tells else self._lanes_max)
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the statuses that are being written, whose jobs it names, and the pods
@@ -233,8 +245,9 @@ class Executor:
         return True
 
     def _start(self, key: str, items: list[PlanItem]) -> None:
-        lane = self._lanes[key] = _Lane(items)
         first = items[0]
+        lane = self._lanes[key] = _Lane(items, namespace_of(first))
+        self._lanes_of[lane.namespace] += 1
         if isinstance(first, WriteStatus):
             lane.assumed = _assumed(first)
             if first.pod is not None:
@@ -251,6 +264,9 @@ class Executor:
                     return
         finally:
             del self._lanes[key]
+            self._lanes_of[lane.namespace] -= 1
+            if not self._lanes_of[lane.namespace]:
+                del self._lanes_of[lane.namespace]
             self._metrics.write_lanes.set(len(self._lanes))
             self._settled()
 

@@ -4,8 +4,9 @@ The client gives configuration, authentication and the connection pool. Its gene
 about four times the CPU time of the call itself: this module reads and writes plain objects.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -34,6 +35,11 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 LIST_PAGE_OBJECTS = 500
+# How often a page is asked for once more where the server asks to slow down, and the pause before,
+# unless the server names one.
+LIST_PAGE_REPEATS_MAX = 5
+LIST_PAGE_PAUSE_SECONDS = 1.0
+LIST_PAGE_PAUSE_SECONDS_MAX = 10.0
 CHUNK_BYTES = 256 * 1024
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
@@ -104,7 +110,9 @@ class Kube:
         configuration: client.Configuration,
         after_write: Callable[[ResourceType], None] | None = None,
         heard: Callable[[str | None], None] = lambda date: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self._sleep = sleep
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
         self._after_write = after_write
@@ -126,11 +134,12 @@ class Kube:
         whole: bool = False,
     ) -> Listing:
         """Returns all objects as of one resourceVersion, read in pages. Pages get smaller if
-        objects are large. The objects are unchecked JSON. Unless `whole`, they lack what makes
-        them large and is seldom read (`without_bulk`).
+        objects are large. A page after the first is awaited where the server asks to slow down:
+        what was read before was not read in vain. The objects are unchecked JSON. Unless `whole`,
+        they lack what makes them large and is seldom read (`without_bulk`).
         """
         query = _selectors(label_selector, field_selector)
-        limit, items = LIST_PAGE_OBJECTS, list[Any]()
+        limit, items, repeats = LIST_PAGE_OBJECTS, list[Any](), 0
         while True:
             query["limit"] = str(limit)
             try:
@@ -141,6 +150,13 @@ class Kube:
                 if limit == 1:
                     raise
                 limit = max(1, limit // 8)
+                continue
+            except Throttled as error:
+                repeats += 1
+                if not items or repeats > LIST_PAGE_REPEATS_MAX:
+                    raise
+                asked = error.retry_after_seconds or LIST_PAGE_PAUSE_SECONDS
+                await self._sleep(min(asked, LIST_PAGE_PAUSE_SECONDS_MAX))
                 continue
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(found, list) or not isinstance(metadata, dict):

@@ -13,6 +13,9 @@ that none waits for ever. A patient write may become urgent while it waits (`Def
 
 The API server counts as busy while other writes are many a second, or many at a time because each
 takes long.
+
+Where the API server asks to slow down (429), patient writes wait for as long as it asks, and the
+others get half of the slots.
 """
 
 import asyncio
@@ -40,6 +43,8 @@ BURST_SLOTS = 4
 PATIENT_BURST = 16.0
 PATIENT_PER_URGENT = 1 / 32
 PATIENT_PER_SECOND = 1.0
+# After a 429, where the server names no pause.
+SLOW_DOWN_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 0.125
 NAMESPACES_MAX = 1000
 
@@ -106,6 +111,7 @@ class WriteSlots:
         now = monotonic()
         self._urgent_limit = RateLimit(now, per_second=BURST_PER_SECOND, burst=BURST_PER_SECOND)
         self._burst_until = now
+        self._slow_until = now
         self._patient_limit = RateLimit(now, per_second=PATIENT_PER_SECOND, burst=PATIENT_BURST)
         self._defers = True
         self._timer: asyncio.TimerHandle | None = None
@@ -129,6 +135,11 @@ class WriteSlots:
         finally:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
             self._release(namespace, entry, turn)
+
+    def slow_down(self, seconds: float) -> None:
+        """The API server asks for fewer requests, for so many seconds; 0: it does not say."""
+        until = self._monotonic() + max(seconds, SLOW_DOWN_SECONDS)
+        self._slow_until = max(self._slow_until, until)
 
     def stop_deferring(self) -> None:
         """Patient writes wait only for free slots from now on: somebody waits for all of them."""
@@ -179,10 +190,15 @@ class WriteSlots:
 
     def _grant(self) -> None:
         """Grants free slots to waiting writes, one namespace after the other."""
-        for with_patient in (False, True):
-            while self._in_use < self._total and self._grant_round(with_patient):
+        slow = self._defers and self._monotonic() < self._slow_until
+        total = max(1, self._total // 2) if slow else self._total
+        for with_patient in (False,) if slow else (False, True):
+            while self._in_use < total and self._grant_round(
+                total, with_patient=with_patient, only_urgent=slow
+            ):
                 pass
-        if self._timer is None and any(entry.patient for entry in self._namespaces.values()):
+        waits = any(one.patient or (slow and one.urgent) for one in self._namespaces.values())
+        if self._timer is None and waits:
             # Their limit allows more although no slot becomes free.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_LOOK_AGAIN_SECONDS, self._grant_in_time)
@@ -191,14 +207,15 @@ class WriteSlots:
         self._timer = None
         self._grant()
 
-    def _grant_round(self, with_patient: bool) -> bool:
+    def _grant_round(self, total: int, *, with_patient: bool, only_urgent: bool) -> bool:
         """Grants at most one slot to each namespace; whether any was granted."""
         now, granted = self._monotonic(), False
         slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
         for name, entry in list(self._namespaces.items()):
-            if self._in_use >= self._total:
+            if self._in_use >= total:
                 break
             queue = entry.next_queue(now, with_patient=with_patient)
+            queue = entry.urgent if only_urgent else queue
             if not queue or entry.in_use >= self._of_a_namespace:
                 continue
             if entry.slow and slow >= self._of_slow_ones:

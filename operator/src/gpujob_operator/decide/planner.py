@@ -63,14 +63,17 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     cycle = _Cycle(snapshot, now, cache)
     steps = cycle.steps()
     queues = cache.queues(snapshot)
+    placed: dict[str, int] = {}
     if cache.waiting.entries or cache.holders.slowed:
-        _admit(steps, queues, cycle)
+        placed = _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
         if job.observed_generation != job.metadata.generation
     ]
-    for uid in sorted(uid for uid, step in steps.items() if cycle.matters(uid, step)):
+    matter = [uid for uid, step in steps.items() if cycle.matters(uid, step)]
+    # What is placed comes last, in the order in which it was decided: it is also written so.
+    for uid in sorted(matter, key=lambda uid: (placed.get(uid, -1), uid)):
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
@@ -98,8 +101,9 @@ class Planner:
         return decided
 
 
-def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
-    """Decides the steps of the pending jobs and of the jobs that are preempted for them."""
+def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> dict[str, int]:
+    """Decides the steps of the pending jobs and of the jobs that are preempted for them. Returns
+    the places of those that are placed in their order."""
     cache, assumed = cycle.cache, cycle.cache.assumed()
     for uid, reservation in cycle.grown.items():
         assumed.grow(cache.entries[uid].job, reservation)
@@ -124,6 +128,8 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)
     if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.assumed, cycle)
+    placed = (uid for uid, step in admission.steps.items() if step.status.placement is not None)
+    return {uid: place for place, uid in enumerate(placed)}
 
 
 def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:

@@ -1,7 +1,8 @@
 """List-and-watch of GPUJobs, Pods, Nodes and PersistentVolumes into the cache, without end.
 
-A stream that ends is continued from its last resourceVersion. If that version is too old (410), or
-the stream was silent for longer than the bookmark interval allows, everything is listed again.
+A stream that ends or breaks is continued from its last resourceVersion, however long the API server
+is overloaded (429) or away. If that version is too old (410), or the stream was silent for longer
+than the bookmark interval allows, everything is listed again.
 
 Every GPUJob changes several times within its life. An event of it takes a fraction of the CPU time
 here that it takes in kopf, which has a queue and tasks for every object.
@@ -24,7 +25,9 @@ from gpujob_operator.act.kube import (
     Kube,
     ResourceType,
     Silent,
+    Throttled,
     TooLarge,
+    Unavailable,
 )
 from gpujob_operator.act.retry import asked_seconds
 from gpujob_operator.logs import Log
@@ -83,6 +86,8 @@ class Watch:
         self._sleep = sleep
         self._uniform = uniform
         self._failures = 0
+        # Where the stream goes on; "": from a list.
+        self._version = ""
         self._distrusted = False
         # Ends the stream that is being followed.
         self._limit: asyncio.Timeout | None = None
@@ -108,33 +113,40 @@ class Watch:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        version = ""
         while True:
             reason, failure = "ended", None
-            version = "" if self._distrusted else version
+            self._version = "" if self._distrusted else self._version
             try:
-                version = version or await self._list()
-                version = await self._follow_until_restarted(version)
+                self._version = self._version or await self._list()
+                await self._follow_until_restarted()
                 self._failures = 0
             except Gone:
-                version, reason = "", "gone"
+                self._version, reason = "", "gone"
             except Silent as error:
-                version, reason = "", "silent"
-                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
+                self._version, reason = "", "silent"
+                self._interrupted(error)
             except TooLarge as error:
                 # `list` reads pages as small as necessary.
                 self._failures += 1
-                version, reason = "", "too_large"
-                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
+                self._version, reason = "", "too_large"
+                self._interrupted(error)
+            except (Throttled, Unavailable) as error:
+                # A server that is overloaded or away has not lost what comes next, and a list
+                # would cost it more than all that.
+                self._failures += 1
+                failure, reason = error, "error"
+                self._interrupted(error)
             except ApiError as error:
                 self._failures += 1
-                failure = error
-                # After repeated errors a fresh list is safer than continuing.
-                version = version if self._failures < 3 else ""
-                reason = "error"
-                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
+                failure, reason = error, "error"
+                # After repeated refusals a fresh list is safer than going on.
+                self._version = self._version if self._failures < 3 else ""
+                self._interrupted(error)
             self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
             await self._pause(failure)
+
+    def _interrupted(self, error: ApiError) -> None:
+        log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
 
     async def _list(self) -> str:
         watched = self._watched
@@ -146,33 +158,35 @@ class Watch:
         self.listed = True
         return listing.resource_version
 
-    async def _follow_until_restarted(self, version: str) -> str:
+    async def _follow_until_restarted(self) -> None:
         if self._distrusted:
-            return ""
+            return
         try:
             async with asyncio.timeout(None) as self._limit:
-                return await self._follow(version)
+                await self._follow()
         except TimeoutError:
-            return ""
+            self._version = ""
         finally:
             self._limit = None
 
-    async def _follow(self, version: str) -> str:
+    async def _follow(self) -> None:
+        """Until the stream ends or breaks. The next one goes on after the last event of this."""
         watched = self._watched
         counter = self._metrics.watch_events.labels(watched.kind.value)
-        stream = self._kube.watch(watched.resource, version, label_selector=watched.label_selector)
+        stream = self._kube.watch(
+            watched.resource, self._version, label_selector=watched.label_selector
+        )
         async with aclosing(stream):
             async for event in stream:
-                self.alive_at = time.monotonic()
+                self.alive_at, self._failures = time.monotonic(), 0
                 manifest, kind = event["object"], event["type"]
-                version = _resource_version(manifest) or version
                 if kind in _CHANGES:
                     counter.inc()
                     self._cache.apply(watched.kind, kind, manifest)
                 elif kind != "BOOKMARK":
                     problem = BadLine(str(event.get("problem", "an unknown type of event")))
                     self._cache.unreadable.note(watched.kind.value, "", problem)
-        return version
+                self._version = _resource_version(manifest) or self._version
 
     async def _pause(self, failure: ApiError | None) -> None:
         """Waits for a short time after a normal end, longer after an error, and as long as the API
