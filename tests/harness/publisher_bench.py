@@ -17,13 +17,18 @@ A_GPU = make_gpu(ours=[("pod-a", 2 * GIB)])
 
 
 class PublisherBench:
-    def __init__(self, interval_seconds: float = 2.0, direct: DirectReadings | None = None) -> None:
+    def __init__(
+        self,
+        interval_seconds: float = 2.0,
+        direct: DirectReadings | None = None,
+        node: str = "n0",
+    ) -> None:
         self.kube = FakeKube()
-        self.kube.put(NODES, {"metadata": {"name": "n0", "uid": "node-n0"}})
+        self.kube.put(NODES, {"metadata": {"name": node, "uid": f"node-{node}"}})
         self.clock = FakeClock()
         self.publisher = Publisher(
             self.kube,
-            "n0",
+            node,
             interval_seconds=interval_seconds,
             agent_version="1",
             clock=self.clock.now,

@@ -10,7 +10,12 @@ from gpujob_api.gpunode import GPU, STATUS_SECONDS_MAX, GPUNodeStatus
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.act.kube import NODES
 from gpujob_operator.agent.direct import Connection, ConnectionLost, DirectReadings
-from gpujob_operator.agent.publish import SHOWN_SECONDS_MIN, Publisher, Readiness
+from gpujob_operator.agent.publish import (
+    SHOWN_SECONDS_MIN,
+    SILENT_SECONDS_MAX,
+    Publisher,
+    Readiness,
+)
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
@@ -103,25 +108,69 @@ async def test_changes_of_use_are_told_at_once_and_written_now_and_then(
 async def test_without_the_operator_the_status_is_the_way(
     directly: PublisherBench, direct: _Direct
 ) -> None:
-    """As if there were no other: what matters at once, the rest in ten seconds (I14)."""
+    """As if there were no other (I14): what matters at once, the first reading without news after
+    a while, and then one in ten seconds."""
     direct.up = False
     directly.clock.advance(2.0)
     await directly.publish(with_more(A_GPU, 300 * MIB))
     assert directly.node.status.gpus == (with_more(A_GPU, 300 * MIB),)
-    oldest = 0.0
+    ages: list[float] = []
     for _ in range(60):
         directly.clock.advance(2.0)
         observed_at = directly.node.status.observed_at
         assert observed_at is not None
-        oldest = max(oldest, (directly.clock.now() - observed_at).total_seconds())
+        ages.append((directly.clock.now() - observed_at).total_seconds())
         await directly.publish(with_more(A_GPU, 300 * MIB))
-    assert oldest <= 10.0
+    assert max(ages) <= SILENT_SECONDS_MAX
+    assert max(ages[13:]) <= 10.0
     direct.up = True
     directly.kube.calls.clear()
     for _ in range(60):
         directly.clock.advance(2.0)
         await directly.publish(with_more(A_GPU, 300 * MIB))
     assert directly.kube.writes() == [], "and back"
+
+
+async def fleet(seconds: int) -> tuple[list[int], list[float]]:
+    """40 nodes without news whose operator is away for so long: how many seconds after that they
+    wrote first, and how old the newest reading got that an operator could have."""
+    wrote: list[int] = []
+    ages: list[float] = []
+    for number in range(40):
+        direct = _Direct()
+        bench = PublisherBench(direct=direct, node=f"n{number}")
+        for _ in range(20 + number % 5):
+            bench.clock.advance(2.0)
+            await bench.publish(A_GPU)
+        direct.up = False
+        known_at, away_at = direct.took[-1][1], bench.clock.monotonic()
+        first = 0
+        while (away := int(bench.clock.monotonic() - away_at)) < seconds:
+            bench.kube.calls.clear()
+            bench.clock.advance(2.0)
+            ages.append(bench.clock.monotonic() - known_at)
+            await bench.publish(A_GPU)
+            if bench.kube.writes():
+                known_at, first = bench.clock.monotonic(), first or away + 2
+        wrote += [first] if first else []
+    return wrote, ages
+
+
+async def test_a_change_of_the_leader_makes_few_agents_write() -> None:
+    """The API server has enough to do then, and whoever leads next asks each agent for its reading.
+    Of 40, those whose last reading was old already."""
+    wrote, _ = await fleet(12)
+    assert len(wrote) <= 12
+    wrote, _ = await fleet(16)
+    assert len(wrote) <= 24
+
+
+async def test_no_reading_gets_stale_while_the_operator_is_away() -> None:
+    """I14: 30 s is stale. They do not write at the same time."""
+    wrote, ages = await fleet(40)
+    assert len(wrote) == 40
+    assert max(ages) <= SILENT_SECONDS_MAX + 2.0
+    assert max(map(wrote.count, wrote)) <= 15
 
 
 async def test_a_failed_reading_is_told_with_the_age_of_its_figures(

@@ -43,6 +43,11 @@ HEARTBEAT_SECONDS_MAX = 10.0
 # do not write together.
 SHOWN_SECONDS_MIN = 30.0
 SHOWN_SECONDS_SPREAD = 75.0
+# How old the last reading that went directly gets before one with nothing new in it is written: the
+# next leader is there by then, or else few agents write at a time. Well below the age at which the
+# operator considers a reading stale.
+SILENT_SECONDS_MAX = 24.0
+SILENT_SECONDS_SPREAD = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,8 @@ class Publisher:
         # What was sent or written for the operator, and when.
         self._delivered: GPUNodeStatus | None = None
         self._delivered_at = float("-inf")
+        self._directly_at = float("-inf")
+        self._silent_seconds = SILENT_SECONDS_MAX
         # When the figures were read; None while they are those of an earlier agent.
         self._read_at: float | None = None
         self._shown_seconds = STATUS_SECONDS_MAX
@@ -162,17 +169,27 @@ class Publisher:
             summary=summarize(gpus),
             conditions=(self._condition(readiness, now),),
         )
-        if self._due(status):
-            if not await self._deliver(status):
-                await self._show(status)
+        delivered = self._due(status) and await self._reaches_operator(status)
+        if delivered:
             self._delivered, self._delivered_at = status, self._monotonic()
-            delivered = True
-        else:
-            delivered = False
         if self._worth_showing(status):
             await self._show(status)
             return True
         return delivered
+
+    async def _reaches_operator(self, status: GPUNodeStatus) -> bool:
+        """Directly, or else by the status, if it has to be at once."""
+        now = self._monotonic()
+        if await self._deliver(status):
+            self._directly_at = now
+            self._silent_seconds = SILENT_SECONDS_MAX - self._random.uniform(
+                0, SILENT_SECONDS_SPREAD
+            )
+            return True
+        if now - self._directly_at < self._silent_seconds and not self._is_news(status):
+            return False
+        await self._show(status)
+        return True
 
     async def _deliver(self, status: GPUNodeStatus) -> bool:
         """Only of what this agent read itself it knows the age."""
@@ -216,6 +233,9 @@ class Publisher:
         # A heartbeat half an interval early is better than one a whole interval late.
         if self._monotonic() - self._delivered_at >= heartbeat - self._interval_seconds / 2:
             return True
+        return self._is_news(status)
+
+    def _is_news(self, status: GPUNodeStatus) -> bool:
         return self._delivered is None or materially_different(self._delivered, status)
 
     async def _write(self, status: GPUNodeStatus) -> None:
