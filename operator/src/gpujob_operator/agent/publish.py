@@ -43,8 +43,8 @@ HEARTBEAT_SECONDS_MAX = 10.0
 # do not write together.
 SHOWN_SECONDS_MIN = 30.0
 SHOWN_SECONDS_SPREAD = 75.0
-# How old the last reading that went directly gets before one with nothing new in it is written: the
-# next leader is there by then, or else few agents write at a time. Well below the age at which the
+# How old the last reading that went directly gets before one that is like it is written: the next
+# leader is there by then, or else few agents write at a time. Well below the age at which the
 # operator considers a reading stale.
 SILENT_SECONDS_MAX = 24.0
 SILENT_SECONDS_SPREAD = 6.0
@@ -186,7 +186,7 @@ class Publisher:
                 0, SILENT_SECONDS_SPREAD
             )
             return True
-        if now - self._directly_at < self._silent_seconds and not self._is_news(status):
+        if now - self._directly_at < self._silent_seconds and not self._differs(status):
             return False
         await self._show(status)
         return True
@@ -233,9 +233,9 @@ class Publisher:
         # A heartbeat half an interval early is better than one a whole interval late.
         if self._monotonic() - self._delivered_at >= heartbeat - self._interval_seconds / 2:
             return True
-        return self._is_news(status)
+        return self._differs(status)
 
-    def _is_news(self, status: GPUNodeStatus) -> bool:
+    def _differs(self, status: GPUNodeStatus) -> bool:
         return self._delivered is None or materially_different(self._delivered, status)
 
     async def _write(self, status: GPUNodeStatus) -> None:

@@ -1,8 +1,7 @@
-"""An agent process that sends its readings to an operator process: nothing else tells of its GPUs."""
+"""An agent process sends its readings to an operator process, which has no others of its GPUs."""
 
 import signal
 import urllib.request
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def _token(stage: Stage, folder: Path) -> Path:
 
 
 @pytest.fixture
-def node(stage: Stage, tmp_path: Path) -> Generator[_Node]:
+def node(stage: Stage, tmp_path: Path) -> _Node:
     configuration = tmp_path / "configuration.yaml"
     configuration.write_text(f"telemetryStaleSeconds: {STALE_SECONDS}\n")
     operator = stage.operator(
@@ -96,7 +95,7 @@ def node(stage: Stage, tmp_path: Path) -> Generator[_Node]:
     wait_until(lambda: node.metric("gpujob_agent_connections") == 1, what="the agent is connected")
     # The stage's own GPU is taken back by the first status that the agent writes.
     wait_until(lambda: node.card != f"GPU-{stage.node}-0", what="the agent wrote a status")
-    yield node
+    return node
 
 
 def test_a_job_is_placed_by_what_the_agent_sent(node: _Node) -> None:
