@@ -125,9 +125,11 @@ class Recorder:
         return pod_uid in self._late
 
     def is_relied_on(self, pod_uid: str) -> bool:
-        """Whether a pod that came late was there as the present leader began to lead."""
+        """Whether a pod that came late was there as the present leader began to lead, or listed
+        everything again because it noticed a restore."""
         came_at = self._late.get(pod_uid)
-        return came_at is not None and came_at <= self._led_since[1] + LISTS_SECONDS
+        began_at = max(self._led_since[1], self._restored_at + RESTORE_NOTICED_SECONDS)
+        return came_at is not None and came_at <= began_at + LISTS_SECONDS
 
     def may_not_know(self, at: float) -> bool:
         """Whether an operator then may still decide on what a restore has taken away."""
