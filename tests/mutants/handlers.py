@@ -22,15 +22,15 @@ HANDLERS = (
     of_operator(
         "after many errors nothing is listed",
         "handlers/watches.py",
-        'self._version = self._version if self._failures < 3 else ""',
-        "pass",
+        "if refused and self._failures >= 3:",
+        "if False:",
         *_WATCHES,
     ),
     of_operator(
         "an overloaded server is asked for lists, too",
         "handlers/watches.py",
-        "            except (Throttled, Unavailable) as error:\n",
-        "            except ZeroDivisionError as error:\n",
+        "refused = not isinstance(error, Throttled | Unavailable)",
+        "refused = True",
         *_WATCHES,
     ),
     of_operator(

@@ -34,14 +34,14 @@ SLOTS = (
     of_operator(
         "a server that asks to slow down gets as much as before",
         "act/slots.py",
-        "        self._slow_until = max(self._slow_until, until)\n",
-        "",
+        "self._slow_until = max(self._slow_until, self._monotonic() + seconds)",
+        "pass",
         "test_write_slots.py",
     ),
     of_operator(
         "the slots do not hear of a 429",
-        "act/item_runner.py",
-        "                self._slots.slow_down(asked_seconds(error))\n",
+        "act/slots.py",
+        "            self.slow_down(error.pause_seconds)\n",
         "",
         "test_executor_lanes.py",
         "test_executor.py",

@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
+from gpujob_operator.act.api_errors import SLOW_DOWN_SECONDS
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
-    LIST_PAGE_PAUSE_SECONDS,
     LIST_PAGE_REPEATS_MAX,
     PODS,
     AlreadyExists,
@@ -202,7 +202,7 @@ async def test_a_page_is_awaited_where_the_server_asks_to_slow_down(
     server.answers = [_page(1, "next"), _slow_down("3"), _slow_down("0"), _page(2)]
     listing = await kube.list(PODS)
     assert listing.items == [{"n": 1}, {"n": 2}]
-    assert clock.slept == [3.0, LIST_PAGE_PAUSE_SECONDS]
+    assert clock.slept == [3.0, SLOW_DOWN_SECONDS]
     assert ["continue=next" in request[1] for request in server.requests] == [
         False,
         True,

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from gpujob_operator.act.api_errors import SLOW_DOWN_SECONDS
 from gpujob_operator.act.slots import (
     BURST_PER_SECOND,
     BURST_SECONDS,
@@ -13,7 +14,6 @@ from gpujob_operator.act.slots import (
     PATIENT_PER_SECOND,
     PATIENT_PER_URGENT,
     PATIENT_SECONDS,
-    SLOW_DOWN_SECONDS,
     SLOW_SECONDS,
     Deferral,
     WriteSlots,
@@ -296,7 +296,7 @@ async def test_after_a_429_others_have_half_of_the_slots_and_patient_writes_wait
 async def test_a_shorter_429_does_not_end_a_longer_one() -> None:
     bench = _Bench(total=4)
     bench.slots.slow_down(5.0)
-    bench.slots.slow_down(0.0)
+    bench.slots.slow_down(SLOW_DOWN_SECONDS)
     bench.clock.advance(SLOW_DOWN_SECONDS + 1.0)
     await bench.start_patient("patient")
     assert bench.served == []

@@ -1,5 +1,9 @@
 """What a request to the API server may fail with."""
 
+# How long a request waits after a 429: where the server names no pause, and at most.
+SLOW_DOWN_SECONDS = 1.0
+RETRY_AFTER_SECONDS_MAX = 10.0
+
 
 class ApiError(Exception):
     """A failed request to the API server. `status` is 0 if there was no answer."""
@@ -35,6 +39,12 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
     def __init__(self, message: str, retry_after_seconds: float | None) -> None:
         super().__init__(429, "TooManyRequests", message)
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long fewer requests are to be sent: as the server asks, within bounds."""
+        asked = self.retry_after_seconds or SLOW_DOWN_SECONDS
+        return min(max(asked, SLOW_DOWN_SECONDS), RETRY_AFTER_SECONDS_MAX)
 
 
 class Refused(ApiError):  # noqa: N818 - an answer, not a fault

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from cachetools import TTLCache
 
 from gpujob_operator.act.kube import EVENTS, ApiError, Kube, Manifest, Throttled
-from gpujob_operator.act.retry import asked_seconds
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 
@@ -19,8 +18,6 @@ log = Log(__name__)
 QUEUE_MAX = 1000
 REPEAT_SECONDS = 300.0
 REMEMBERED_MAX = 10_000
-# After a 429, where the server names no pause.
-SLOW_DOWN_SECONDS = 1.0
 
 # UID of the object, reason, message.
 _Key = tuple[str, str, str]
@@ -77,7 +74,7 @@ class EventPoster:
             self._metrics.events_lost.labels("not_posted").inc()
             self._posted.pop(_key(event), None)
             if isinstance(error, Throttled):
-                await self._sleep(max(asked_seconds(error), SLOW_DOWN_SECONDS))
+                await self._sleep(error.pause_seconds)
 
 
 def _key(event: Manifest) -> _Key:

@@ -23,7 +23,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.own_attempts import OwnAttempts
 from gpujob_operator.act.placements import Placements
 from gpujob_operator.act.refusals import Refusals
-from gpujob_operator.act.retry import Retry, asked_seconds
+from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import Deferral, WriteSlots
 from gpujob_operator.act.targets import namespace_of, service_target, target_of
 from gpujob_operator.act.trials import Trials
@@ -303,9 +303,6 @@ class ItemRunner:
             sending.sent = True
             try:
                 await call()
-            except Throttled as error:
-                self._slots.slow_down(asked_seconds(error))
-                raise
             except Unavailable:
                 sending.unanswered = True
                 if isinstance(sending.item, WriteStatus):

@@ -35,11 +35,8 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 LIST_PAGE_OBJECTS = 500
-# How often a page is asked for once more where the server asks to slow down, and the pause before,
-# unless the server names one.
+# How often pages are asked for once more where the server asks to slow down.
 LIST_PAGE_REPEATS_MAX = 5
-LIST_PAGE_PAUSE_SECONDS = 1.0
-LIST_PAGE_PAUSE_SECONDS_MAX = 10.0
 CHUNK_BYTES = 256 * 1024
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
@@ -155,8 +152,7 @@ class Kube:
                 repeats += 1
                 if not items or repeats > LIST_PAGE_REPEATS_MAX:
                     raise
-                asked = error.retry_after_seconds or LIST_PAGE_PAUSE_SECONDS
-                await self._sleep(min(asked, LIST_PAGE_PAUSE_SECONDS_MAX))
+                await self._sleep(error.pause_seconds)
                 continue
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(found, list) or not isinstance(metadata, dict):

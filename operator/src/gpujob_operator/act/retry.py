@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from gpujob_operator.act.api_errors import RETRY_AFTER_SECONDS_MAX
 from gpujob_operator.act.kube import ApiError, Throttled, Unavailable
 
 ResultT = TypeVar("ResultT")
@@ -14,7 +15,6 @@ ResultT = TypeVar("ResultT")
 ATTEMPTS_MAX = 4
 BACKOFF_SECONDS = 0.1
 BACKOFF_SECONDS_MAX = 2.0
-RETRY_AFTER_SECONDS_MAX = 10.0
 
 
 class Retry:

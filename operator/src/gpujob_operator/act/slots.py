@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from gpujob_operator.act.api_errors import Throttled
 from gpujob_operator.rate_limit import RateLimit
 
 SLOTS = 64
@@ -43,8 +44,6 @@ BURST_SLOTS = 4
 PATIENT_BURST = 16.0
 PATIENT_PER_URGENT = 1 / 32
 PATIENT_PER_SECOND = 1.0
-# After a 429, where the server names no pause.
-SLOW_DOWN_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 0.125
 NAMESPACES_MAX = 1000
 
@@ -132,14 +131,16 @@ class WriteSlots:
         started = self._monotonic()
         try:
             yield
+        except Throttled as error:
+            self.slow_down(error.pause_seconds)
+            raise
         finally:
             entry.slow = self._monotonic() - started > SLOW_SECONDS
             self._release(namespace, entry, turn)
 
     def slow_down(self, seconds: float) -> None:
-        """The API server asks for fewer requests, for so many seconds; 0: it does not say."""
-        until = self._monotonic() + max(seconds, SLOW_DOWN_SECONDS)
-        self._slow_until = max(self._slow_until, until)
+        """The API server asks for fewer requests, for so many seconds."""
+        self._slow_until = max(self._slow_until, self._monotonic() + seconds)
 
     def stop_deferring(self) -> None:
         """Patient writes wait only for free slots from now on: somebody waits for all of them."""

@@ -130,17 +130,14 @@ class Watch:
                 self._failures += 1
                 self._version, reason = "", "too_large"
                 self._interrupted(error)
-            except (Throttled, Unavailable) as error:
-                # A server that is overloaded or away has not lost what comes next, and a list
-                # would cost it more than all that.
-                self._failures += 1
-                failure, reason = error, "error"
-                self._interrupted(error)
             except ApiError as error:
                 self._failures += 1
                 failure, reason = error, "error"
-                # After repeated refusals a fresh list is safer than going on.
-                self._version = self._version if self._failures < 3 else ""
+                # A server that is overloaded or away has not lost what comes next, and a list
+                # would cost it more than all that. After repeated refusals a list is safer.
+                refused = not isinstance(error, Throttled | Unavailable)
+                if refused and self._failures >= 3:
+                    self._version = ""
                 self._interrupted(error)
             self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
             await self._pause(failure)
