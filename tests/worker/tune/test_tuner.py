@@ -248,6 +248,14 @@ def test_one_long_pause_does_not_give_a_candidate_up() -> None:
     assert found.ratio > 1.02
 
 
+@pytest.mark.parametrize("plain_seconds", [0.001, 0.05])
+def test_a_pause_does_not_give_up_a_candidate_for_short_steps(plain_seconds: float) -> None:
+    times = iter([plain_seconds + 0.19] + [plain_seconds / 2] * 39)
+    found = measure_speedup(lambda: plain_seconds, lambda: next(times), lambda: True, needed=1.02)
+    assert found.pairs > 2
+    assert found.ratio > 1.02
+
+
 def test_a_gain_that_does_not_show_is_given_up() -> None:
     runs: list[float] = []
 

@@ -18,8 +18,10 @@ PAIRS_FUTILE = 10
 PAIRS_MAX = 40
 # Clearly worse: every run of the candidate took this many times the longest of the other.
 CLEARLY_SLOWER = 1.5
-# One run of each proves so much only.
+# One run of each proves so much only, and only where a pause of a busy machine is shorter than what
+# the candidate took longer.
 CLEARLY_SLOWER_AT_ONCE = 3.0
+PAUSE_SECONDS = 0.2
 # From so many pairs on the interval may reject; to accept, it takes `PAIRS_MIN`.
 PAIRS_TO_REJECT = 3
 # Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2 to `PAIRS_MAX`.
@@ -130,6 +132,8 @@ def _take_turn(
 
 def is_clearly_slower(plain: Sequence[float], candidate: Sequence[float]) -> bool:
     """True if the candidate is not worth another run: no overlap, and far apart."""
+    if len(plain) == 1 and candidate[0] - plain[0] < PAUSE_SECONDS:
+        return False
     apart = CLEARLY_SLOWER if len(plain) > 1 else CLEARLY_SLOWER_AT_ONCE
     return min(candidate) > apart * max(plain)
 
