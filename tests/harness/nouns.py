@@ -9,7 +9,8 @@ from typing import Any, get_args, get_origin
 from hypothesis import strategies as st
 
 from gpujob_api.bounds import INT32_MAX, INTEGER_MAX, Bound, Items, Range, Text
-from gpujob_api.codec import FieldError, bounded_fields
+from gpujob_api.codec import FieldError
+from gpujob_api.field_types import bounded_fields
 from gpujob_api.gpujob import GPU_MEMORY_BYTES_MIN
 from gpujob_api.optimize import PerStep
 from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, MEMORY_BYTES_MAX, FleetMemory, Memory

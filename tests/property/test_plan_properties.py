@@ -152,7 +152,8 @@ def test_a_gang_gets_all_of_its_gpus_or_none(snapshot: Snapshot) -> None:
             continue
         assert len(placement.workers) == job.spec.workers
         assert all(len(set(w.gpus)) == job.spec.gpus_per_worker for w in placement.workers)
-        gpus = [uuid for worker in placement.workers for uuid in worker.gpus]
+        # An odd fleet has the same UUID on two nodes.
+        gpus = [(worker.node, uuid) for worker in placement.workers for uuid in worker.gpus]
         assert not _whole(job) or len(set(gpus)) == len(gpus)
 
 

@@ -26,6 +26,11 @@ class FieldError(ValueError):
         self.field = field
         self.problem = problem
 
+    def within(self, path: str) -> "FieldError":
+        """The same error of the value at this path, whose own field it names so far."""
+        is_entry = self.field.startswith("[")
+        return FieldError(path + self.field if is_entry else join(path, self.field), self.problem)
+
 
 def parse_json(text: str | bytes, path: str = "") -> Any:
     """Reads JSON. Raises `FieldError` for whatever Python cannot read: what is no JSON, numbers of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
-from gpujob_api.codec import bare_type, bounded_fields
+from gpujob_api.field_types import bare_type, bounded_fields
 
 
 def unknown_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
