@@ -15,10 +15,10 @@ from typing import Any
 from gpujob_api.codec import parse_time
 
 # A leader has listed everything by then: it renews several times within a Lease's duration.
-RENEWALS_UNTIL_LISTED = 3
+RENEWALS_UNTIL_LISTED = 5
 # Where the API server was away, a watch may pause for ten seconds before it lists again; the Lease
-# of the scenes is renewed every two thirds of a second.
-RENEWALS_UNTIL_LISTED_AGAIN = 18
+# of the scenes is renewed every 0.4 s.
+RENEWALS_UNTIL_LISTED_AGAIN = 30
 
 # Job UID and attempt.
 AttemptKey = tuple[str, int]

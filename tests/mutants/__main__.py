@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.harness.repository import ROOT
+from tests.mutants.blame import BLAME
 from tests.mutants.decisions import DECISIONS
 from tests.mutants.handlers import HANDLERS
+from tests.mutants.leases import LEASES
 from tests.mutants.mutant import Mutant
 from tests.mutants.restores import RESTORES
 from tests.mutants.sharded import SHARDED
@@ -25,11 +27,13 @@ from tests.mutants.worker import COMMITS
 
 MUTANTS: tuple[Mutant, ...] = (
     *DECISIONS,
+    *BLAME,
     *ACTS,
     *SLOTS,
     *STATUSES,
     *OBSERVES,
     *RESTORES,
+    *LEASES,
     *HANDLERS,
     *COMMITS,
     *SHARDED,

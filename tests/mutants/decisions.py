@@ -6,152 +6,152 @@ _DECIDE = f"{OPERATOR}/decide"
 _UNIT = "tests/unit/decide"
 
 
-def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
+def of_decide(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
     return Mutant(name, f"{_DECIDE}/{path}", old, new, tuple(f"{_UNIT}/{one}" for one in tests))
 
 
 DECISIONS = (
-    _of(
+    of_decide(
         "a job rests on although its write has ended",
         "cache/step_queue.py",
         "for uid in self._written.difference(writing):",
         "for uid in ():",
         "test_resting_jobs.py",
     ),
-    _of(
+    of_decide(
         "a job that starts does not hear of a refusal",
         "cache/starts.py",
         "        changed = _changed(self._refused, refused) | set(recorded ^ self._recorded)\n",
         "        changed = set(recorded ^ self._recorded)\n",
         "test_resting_jobs.py",
     ),
-    _of(
+    of_decide(
         "a job that is being written is never looked at again",
         "planner.py",
         "            soon = self.now + REST_MAX\n",
         "            soon = self.now + 1000 * REST_MAX\n",
         "test_resting_jobs.py",
     ),
-    _of(
+    of_decide(
         "a job is placed where its volume is not",
         "placement/node_filter.py",
         "    for claim, affinity in requirements.volumes:",
         "    for claim, affinity in ():",
         "placement/test_volumes.py",
     ),
-    _of(
+    of_decide(
         "jobs with volumes in different zones share one answer",
         "placement/requirements.py",
         "return selector, self.affinity, self.volumes, tolerated, policy, self.refused_by",
         "return selector, self.affinity, tolerated, policy, self.refused_by",
         "placement/test_volumes.py",
     ),
-    _of(
+    of_decide(
         "a volume that is bound later is not noticed",
         "cache/jobs.py",
         "                entry.volumes = self._volumes.of(entry.claims)\n",
         "",
         "placement/test_volumes.py",
     ),
-    _of(
+    of_decide(
         "an edit moves what the running attempt measures to another workload",
         "cache/jobs.py",
         "keys = attempt_keys(job, spec_keys)",
         "keys = spec_keys",
         "measurement/test_edited_workloads.py",
     ),
-    _of(
+    of_decide(
         "an attempt knows what another workload measured",
         "measurement/profile.py",
         "return replace(job, status=changed(status, measurement=None))",
         "return job",
         "measurement/test_edited_workloads.py",
     ),
-    _of(
+    of_decide(
         "a pod that is created after an edit counts for the workload of before",
         "lifecycle/attempt.py",
         "job = with_profile_of_spec(job)",
         "pass",
         "measurement/test_edited_workloads.py",
     ),
-    _of(
+    of_decide(
         "everybody shares a GPU with everybody, by the rule",
         "packing/party.py",
         "return party.namespace == tenants.namespace or party.group == tenants.group",
         "return True",
         "placement/test_sharing_groups.py",
     ),
-    _of(
+    of_decide(
         "everybody shares a GPU with everybody, by the arrays",
         "packing/filter.py",
         "((over <= 0) & _may_join(arrays, rows, request))",
         "(over <= 0)",
         "placement/test_sharing_groups.py",
     ),
-    _of(
+    of_decide(
         "a cycle forgets whose the jobs are that it has just placed",
         "packing/arrays.py",
         "names[row, gpu] = name if alone or names[row, gpu] == name else SEVERAL",
         "pass",
         "placement/test_sharing_groups.py",
     ),
-    _of(
+    of_decide(
         "queues that change their groups are noticed by nobody",
         "cache/scheduler_cache.py",
         "same = same and SharingGroups.of(snapshot.queues) == self.groups",
         "same = same",
         "placement/test_sharing_groups.py",
     ),
-    _of(
+    of_decide(
         "the driver's memory is free",
         "capacity/cluster.py",
         "free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes",
         "free_bytes = self.total_bytes - self.external_bytes",
         "capacity",
     ),
-    _of(
+    of_decide(
         "memory of unmanaged processes is free",
         "capacity/cluster.py",
         "free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes",
         "free_bytes = self.total_bytes - self.driver_bytes",
         "capacity",
     ),
-    _of(
+    of_decide(
         "use above a reservation is free",
         "capacity/cluster.py",
         "free_bytes -= tenant.memory_bytes + tenant.excess_bytes",
         "free_bytes -= tenant.memory_bytes",
         "capacity",
     ),
-    _of(
+    of_decide(
         "what a job grows by is given away in the same cycle",
         "planner.py",
         "        assumed.grow(cache.entries[uid].job, reservation)\n",
         "        pass\n",
         "test_growth.py",
     ),
-    _of(
+    of_decide(
         "a deleted job holds its GPUs for ever",
         "model/held_gpus.py",
         "and not job.finished and not leaves",
         "and not job.finished",
         "lifecycle/test_deleted_jobs.py",
     ),
-    _of(
+    of_decide(
         "old readings are as good as new ones",
         "capacity/availability.py",
         "if age <= timedelta(seconds=limit_seconds):",
         "if age <= timedelta(days=limit_seconds):",
         "capacity",
     ),
-    _of(
+    of_decide(
         "a node that was never measured is open",
         "capacity/availability.py",
         "return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value)",
         "return None",
         "capacity",
     ),
-    _of(
+    of_decide(
         "a node that is being reclaimed is open",
         "capacity/availability.py",
         "    if notice is not None:\n",
@@ -159,119 +159,119 @@ DECISIONS = (
         "capacity",
         "model/test_notices.py",
     ),
-    _of(
+    of_decide(
         "one job's errors close a GPU to all",
         "capacity/suspects.py",
         "if len(uids) >= SUSPECT_JOBS_MIN",
         "if uids",
         "capacity/test_suspects.py",
     ),
-    _of(
+    of_decide(
         "errors follow their namespace and are believed",
         "capacity/suspects.py",
         "if len(gpus[fault.namespace]) == 1]",
         "if gpus[fault.namespace]]",
         "capacity/test_suspects.py",
     ),
-    _of(
+    of_decide(
         "a stale reading stops a running job",
         "lifecycle/faults.py",
         "            continue  # Stale readings never stop a job (I14).",
         '            return StopReason(GPU_UNHEALTHY, "stale", deadline)',
         "lifecycle/test_faults.py",
     ),
-    _of(
+    of_decide(
         "the smallest tenant of an overfull GPU leaves",
         "lifecycle/faults.py",
         "moved = max(gpu.tenants,",
         "moved = min(gpu.tenants,",
         "lifecycle/test_faults.py",
     ),
-    _of(
+    of_decide(
         "a gang of which one worker is left goes on",
         "lifecycle/stops.py",
         "present < job.spec.workers",
         "present < 1",
         "lifecycle",
     ),
-    _of(
+    of_decide(
         "only exit code 1 ends a gang",
         "lifecycle/stops.py",
         "if pod.ended and pod.exit_code != 0]",
         "if pod.ended and pod.exit_code == 1]",
         "lifecycle",
     ),
-    _of(
+    of_decide(
         "half of a gang that is done is a success",
         "lifecycle/outcome.py",
         "if complete and not early and all(",
         "if not early and all(",
         "lifecycle/test_outcome.py",
     ),
-    _of(
+    of_decide(
         "the limit of retries is one more",
         "lifecycle/retry.py",
         "    if retries > limit:",
         "    if retries > limit + 1:",
         "lifecycle/test_outcome.py",
     ),
-    _of(
+    of_decide(
         "a program may take every GPU down",
         "lifecycle/retry.py",
         "if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:",
         "if counters.unhealthy_gpus >= 1000 * UNHEALTHY_GPUS_MAX:",
         "lifecycle/test_broken_gpus.py",
     ),
-    _of(
+    of_decide(
         "a job under which GPUs broke goes on sharing them",
         "measurement/reservation.py",
         " or breaks_gpus(job)\n",
         "\n",
         "lifecycle/test_broken_gpus.py",
     ),
-    _of(
+    of_decide(
         "what a job grows by leaves its queue's quota as it was",
         "planner.py",
         "        queues.grow(cache.entries[uid].job, reservation)\n",
         "",
         "test_growth.py",
     ),
-    _of(
+    of_decide(
         "exit 0 after a stop is always the end",
         "lifecycle/outcome.py",
         "        return words.step < words.steps_total",
         "        return False",
         "lifecycle/test_outcome.py",
     ),
-    _of(
+    of_decide(
         "a node that refused the job is free again at the next attempt",
         "lifecycle/start_refusals.py",
         "tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))",
         "tried_at = now",
         "lifecycle/test_start_refusals.py",
     ),
-    _of(
+    of_decide(
         "a refused pod is retried at once",
         "lifecycle/start_refusals.py",
         "for one in sorted(inputs.refused_pods, key=lambda one: one.rank):",
         "for one in ():",
         "lifecycle/test_start_refusals.py",
     ),
-    _of(
+    of_decide(
         "the durable step goes back",
         "measurement/progress.py",
         "checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)",
         "checkpoint = min(checkpoint, status.checkpoint, key=lambda c: c.step)",
         "measurement/test_progress.py",
     ),
-    _of(
+    of_decide(
         "a report of an earlier attempt counts",
         "measurement/progress.py",
         "if received is None or received.report.attempt != status.attempt:",
         "if received is None:",
         "measurement/test_progress.py",
     ),
-    _of(
+    of_decide(
         "silence before the operator listened counts as hanging",
         "measurement/progress.py",
         "        since = max(since, listening_since)",
@@ -279,35 +279,35 @@ DECISIONS = (
         "measurement/test_progress.py",
         "lifecycle",
     ),
-    _of(
+    of_decide(
         "one reading is a measurement",
         "measurement/reservation.py",
         "    if usage.samples < configuration.measurement_samples_min:\n        return None",
         "    if usage.samples < 1:\n        return None",
         "measurement",
     ),
-    _of(
+    of_decide(
         "an exclusive job shares once it is measured",
         "measurement/reservation.py",
         "return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE",
         "return picked",
         "measurement",
     ),
-    _of(
+    of_decide(
         "a pod of any namespace is a worker",
         "model/workers.py",
         "    if pod.namespace != job.metadata.namespace:\n        return False\n",
         "",
         "model/test_workers.py",
     ),
-    _of(
+    of_decide(
         "a pod without the owner is a worker",
         "model/workers.py",
         "    if pod.job_uid == job.metadata.uid:\n        return True\n    place",
         "    return True\n    place",
         "model/test_workers.py",
     ),
-    _of(
+    of_decide(
         "a pod that is gone is created again",
         "model/workers.py",
         "existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]",
@@ -315,49 +315,49 @@ DECISIONS = (
         "model/test_workers.py",
         "lifecycle",
     ),
-    _of(
+    of_decide(
         "a pod that was created and is gone is created again before its UID is known",
         "model/workers.py",
         "existed = [w.rank for w in workers if w.pod_uid is not None or w.rank in doubtful]",
         "existed = [w.rank for w in workers if w.pod_uid is not None]",
         "model/test_workers.py",
     ),
-    _of(
+    of_decide(
         "an attempt that another process placed goes on under its number",
         "lifecycle/begin_again.py",
         "if perhaps is None or not perhaps.by_another or pods.current:",
         "if True:",
         "model/test_workers.py",
     ),
-    _of(
+    of_decide(
         "an overdue job is not overdue",
         "queue/order.py",
         "        if now_seconds < due_seconds:\n",
         "        if now_seconds >= 0:\n",
         "queue",
     ),
-    _of(
+    of_decide(
         "priority counts the other way",
         "queue/order.py",
         "priority, arrived, uid = -entry.priority,",
         "priority, arrived, uid = entry.priority,",
         "queue",
     ),
-    _of(
+    of_decide(
         "a job is preempted for ever",
         "preemption/victims.py",
         "job.status.counters.preemptions < configuration.preemptions_max",
         "job.status.counters.preemptions >= 0",
         "preemption",
     ),
-    _of(
+    of_decide(
         "a late pod takes GPUs that were given away",
         "model/crowded_records.py",
         "            crowded.add(job.metadata.uid)\n",
         "            _hold(job, holders)\n",
         "model/test_crowded_records.py",
     ),
-    _of(
+    of_decide(
         "of two records the older one holds",
         "model/crowded_records.py",
         "    for job in sorted(recorded, key=_placed_at, reverse=True):\n",

@@ -1,4 +1,4 @@
-"""Mutants of what surrounds the decisions: writes, reads, reports, the Lease."""
+"""Mutants of what surrounds the decisions: writes, reads, reports."""
 
 from tests.mutants.mutant import OPERATOR, Mutant
 
@@ -186,34 +186,6 @@ ACTS = (
         *_EXECUTOR,
     ),
     of_operator(
-        "another holder's Lease is taken at once",
-        "act/lease.py",
-        "return now - self._observed[1] >= seconds",
-        "return True",
-        "test_lease.py",
-    ),
-    of_operator(
-        "the Lease is held for longer than it lasts",
-        "act/lease.py",
-        "HOLD_FRACTION = 2 / 3",
-        "HOLD_FRACTION = 2.0",
-        "test_lease.py",
-    ),
-    of_operator(
-        "the Lease is counted from its answer",
-        "act/lease.py",
-        "self._held_until = started + self._settings",
-        "self._held_until = self._monotonic() + self._settings",
-        "test_lease.py",
-    ),
-    of_operator(
-        "the Lease of a race is both's",
-        "act/lease.py",
-        "        except (Conflict, NotFound):\n            return False\n",
-        "        except (Conflict, NotFound):\n            return True\n",
-        "test_lease.py",
-    ),
-    of_operator(
         "a refusal of a webhook is a doubt",
         "act/kube.py",
         "refused = status == 500 and any(words in message for words in _NOT_STORED)",
@@ -385,6 +357,13 @@ OBSERVES = (
         "        if not limit.take(now):\n",
         "        if limit is None:\n",
         "test_reports.py",
+    ),
+    of_operator(
+        "nobody asks when kopf last heard of its kinds",
+        "observe/life_signs.py",
+        "return own | dict(self.front.silent_seconds())",
+        "return own",
+        "test_life_signs.py",
     ),
     of_operator(
         "a follower takes reports",

@@ -50,6 +50,7 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.health import HealthServer
+from gpujob_operator.observe.life_signs import LifeSigns
 from gpujob_operator.observe.listener import listening
 from gpujob_operator.observe.readings import ReadingReceiver
 from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver
@@ -69,10 +70,6 @@ _KINDS: Mapping[ResourceType, Kind] = {
     PODS: Kind.POD,
     NODES: Kind.NODE,
 }
-CYCLE_AGE_SECONDS_MAX = 120.0
-WATCH_AGE_SECONDS_MAX = 300.0
-# Restarting a part has not helped for this long.
-FAILING_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
 # Time for writes under way at shutdown; a request takes at most 5 s.
 DRAIN_SECONDS = 8.0
@@ -339,32 +336,18 @@ class Operator:
         front: FrontEnd,
         leadership: Leadership,
     ) -> HealthServer:
-        def silent_seconds() -> dict[str, float]:
-            """Seconds of silence of every kind. Bookmarks are the sign of life of a quiet watch."""
-            now = time.monotonic()
-            return {one.name: now - one.alive_at for one in watches} | dict(front.silent_seconds())
-
-        def ages() -> dict[str, tuple[float, float]]:
-            silent = silent_seconds().items()
-            failing = self._supervisor.failing_seconds().items()
-            return {
-                "cycle": (time.monotonic() - loop.last_cycle_at, CYCLE_AGE_SECONDS_MAX),
-                **{f"watch of {kind}": (age, WATCH_AGE_SECONDS_MAX) for kind, age in silent},
-                **{f"{part} failing": (age, FAILING_SECONDS_MAX) for part, age in failing if age},
-            }
-
-        def unheard() -> list[str]:
-            unlisted = {one.name for one in watches if not one.listed} | set(front.unlisted())
-            late = (kind for kind, age in silent_seconds().items() if age > WATCH_AGE_SECONDS_MAX)
-            return [f"a list of {kind}" for kind in sorted(unlisted)] + [
-                f"a sign of life from {kind}" for kind in late
-            ]
+        signs = LifeSigns(
+            cycle_at=lambda: loop.last_cycle_at,
+            watches=watches,
+            front=front,
+            failing=self._supervisor.failing_seconds,
+        )
 
         def not_acting() -> list[str]:
             missing = {"the Lease": leadership.leads, "a complete cache": self._sync.synced}
             return [name for name, is_there in missing.items() if not is_there]
 
-        return HealthServer(self._metrics, ages, unheard, not_acting)
+        return HealthServer(self._metrics, signs.ages, signs.unheard, not_acting)
 
 
 def utc_now() -> datetime:

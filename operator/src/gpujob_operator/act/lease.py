@@ -1,9 +1,13 @@
 """Leader election by a coordination.k8s.io Lease: at most one process acts.
 
-The holder renews the Lease three times within its duration. It stops acting at two thirds of the
+The holder renews the Lease five times within its duration. It stops acting at two thirds of the
 duration, counted from before its last successful renewal. Another process takes over only after it
 has seen the Lease unchanged for the whole duration. Both use their own monotonic clock, so wrong
 wall clocks do not matter, and the remaining third covers a request that is still under way.
+
+A renewal is one request: it replaces the Lease as the last one left it. A conflict says that this
+is no longer so. One renewal may hang for as long as a request may (a third of the duration) without
+an end of leadership, because another one follows right after it.
 
 The holder can leave its private state with the Lease for its successor (`Legacy`).
 """
@@ -22,6 +26,9 @@ log = Log(__name__)
 
 LEASE_SECONDS = 15.0
 HOLD_FRACTION = 2 / 3
+RENEWAL_FRACTION = 1 / 5
+# After a renewal that took longer than that.
+PAUSE_FRACTION_MIN = 1 / 30
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -67,6 +74,8 @@ class Leadership:
         self._changed = changed
         # Called for a Lease that is older than it once was: the data was restored from a backup.
         self._restored = restored
+        # The Lease as the last renewal left it.
+        self._renewed: Manifest | None = None
         # The UID and the newest version of the Lease that the API server has said.
         self._seen: tuple[str, int] = ("", 0)
         self._legacy = legacy
@@ -85,10 +94,13 @@ class Leadership:
         return self._monotonic() < self._held_until
 
     async def keep(self) -> None:
-        """Runs until cancelled. Tries to acquire or renew the Lease every third of its duration."""
+        """Runs until cancelled. Tries to acquire or renew the Lease five times within its duration,
+        counted from the start of each try."""
+        seconds = self._settings.seconds
         while True:
+            due = self._monotonic() + seconds * RENEWAL_FRACTION
             await self.try_once()
-            await self._sleep(self._settings.seconds / 3)
+            await self._sleep(max(due - self._monotonic(), seconds * PAUSE_FRACTION_MIN))
 
     async def try_once(self) -> bool:
         """Tries once to acquire or renew the Lease. Returns True if this process holds it now.
@@ -122,9 +134,13 @@ class Leadership:
             log.warning("lease not released", error=str(error))
 
     async def _take(self, now: float) -> bool:
+        renewed, self._renewed = self._renewed, None
+        if renewed is not None and self.leads and await self._hold(renewed, now):
+            return True
         lease = await self._get()
-        if lease is None:
-            return await self._create()
+        return await self._create() if lease is None else await self._hold(lease, now)
+
+    async def _hold(self, lease: Manifest, now: float) -> bool:
         spec: dict[str, Any] = lease.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
         if holder and holder != self._settings.identity and not self._expired(lease, now):
@@ -199,11 +215,13 @@ class Leadership:
         }
         self._pass_on(lease["metadata"], fresh=True)
         try:
-            await self._kube.create(LEASES, lease, self._settings.namespace)
+            found = await self._kube.create(LEASES, lease, self._settings.namespace)
         except ApiError as error:
             if error.reason == "AlreadyExists":
                 return False
             raise
+        self._see(found)
+        self._renewed = found
         return True
 
     async def _replace(self, lease: Manifest) -> bool:
@@ -212,9 +230,11 @@ class Leadership:
         """
         settings = self._settings
         try:
-            self._see(await self._kube.replace(LEASES, settings.name, lease, settings.namespace))
+            found = await self._kube.replace(LEASES, settings.name, lease, settings.namespace)
         except (Conflict, NotFound):
             return False
+        self._see(found)
+        self._renewed = found
         return True
 
     def _say(self) -> None:

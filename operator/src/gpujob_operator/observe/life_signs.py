@@ -1,0 +1,69 @@
+"""How old the last signs of life of the operator's parts are, and what was never heard of."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+CYCLE_AGE_SECONDS_MAX = 120.0
+WATCH_AGE_SECONDS_MAX = 300.0
+# Restarting a part has not helped for this long.
+FAILING_SECONDS_MAX = 300.0
+
+
+class Watched(Protocol):
+    """A watch. `alive_at` is the monotonic time of its last sign of life."""
+
+    alive_at: float
+    listed: bool
+
+    @property
+    def name(self) -> str: ...
+
+
+class Front(Protocol):
+    """The kinds that kopf watches."""
+
+    def silent_seconds(self) -> Mapping[str, float]: ...
+
+    def unlisted(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSigns:
+    """`cycle_at` is the monotonic time of the last cycle's end, and `failing` has the parts that
+    are restarted again and again, with seconds."""
+
+    cycle_at: Callable[[], float]
+    watches: Sequence[Watched]
+    front: Front
+    failing: Callable[[], Mapping[str, float]]
+    monotonic: Callable[[], float] = time.monotonic
+
+    def ages(self) -> dict[str, tuple[float, float]]:
+        """By part: the seconds since its last sign of life, and those from which on it is late."""
+        silent = self._silent_seconds().items()
+        return {
+            "cycle": (self.monotonic() - self.cycle_at(), CYCLE_AGE_SECONDS_MAX),
+            **{f"watch of {kind}": (age, WATCH_AGE_SECONDS_MAX) for kind, age in silent},
+            **{
+                f"{part} failing": (age, FAILING_SECONDS_MAX)
+                for part, age in self.failing().items()
+                if age
+            },
+        }
+
+    def unheard(self) -> list[str]:
+        """What readiness waits for, in words."""
+        unlisted = {one.name for one in self.watches if not one.listed} | set(self.front.unlisted())
+        silent = self._silent_seconds().items()
+        late = (kind for kind, age in silent if age > WATCH_AGE_SECONDS_MAX)
+        return [f"a list of {kind}" for kind in sorted(unlisted)] + [
+            f"a sign of life from {kind}" for kind in late
+        ]
+
+    def _silent_seconds(self) -> dict[str, float]:
+        """By kind, kopf's included. Bookmarks are the sign of life of a quiet watch."""
+        now = self.monotonic()
+        own = {one.name: now - one.alive_at for one in self.watches}
+        return own | dict(self.front.silent_seconds())

@@ -1,0 +1,48 @@
+"""Mutants of who leads, and for how long."""
+
+from tests.mutants.shell import of_operator
+
+LEASES = (
+    of_operator(
+        "another holder's Lease is taken at once",
+        "act/lease.py",
+        "return now - self._observed[1] >= seconds",
+        "return True",
+        "test_lease.py",
+    ),
+    of_operator(
+        "the Lease is held for longer than it lasts",
+        "act/lease.py",
+        "HOLD_FRACTION = 2 / 3",
+        "HOLD_FRACTION = 2.0",
+        "test_lease.py",
+    ),
+    of_operator(
+        "the Lease is counted from its answer",
+        "act/lease.py",
+        "self._held_until = started + self._settings",
+        "self._held_until = self._monotonic() + self._settings",
+        "test_lease.py",
+    ),
+    of_operator(
+        "one renewal that hangs ends the lead",
+        "act/lease.py",
+        "RENEWAL_FRACTION = 1 / 5",
+        "RENEWAL_FRACTION = 1 / 3",
+        "test_lease_renewals.py",
+    ),
+    of_operator(
+        "the pause after a slow renewal is as long as any",
+        "act/lease.py",
+        "max(due - self._monotonic(), seconds * PAUSE_FRACTION_MIN)",
+        "seconds * RENEWAL_FRACTION",
+        "test_lease_renewals.py",
+    ),
+    of_operator(
+        "the Lease of a race is both's",
+        "act/lease.py",
+        "        except (Conflict, NotFound):\n            return False\n",
+        "        except (Conflict, NotFound):\n            return True\n",
+        "test_lease.py",
+    ),
+)
