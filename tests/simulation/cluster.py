@@ -143,7 +143,9 @@ class Cluster:
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return
         refusal = self._starts.refusal(pod)
-        self._pod_status(pod, self._starts.scheduled(pod, refusal))
+        said = self._starts.scheduled(pod, refusal)
+        if said is not None:
+            self._pod_status(pod, said)
         if refusal:
             self.clock.after(5.0, lambda: self._bind(uid))
             return

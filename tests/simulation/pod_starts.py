@@ -35,6 +35,8 @@ NO_EXTENDED_RESOURCE = (
     "2 node(s) didn't match Pod's node affinity/selector."
 )
 SCHEDULER_WORDS = (NO_FREE_PORTS, TOO_MANY_PODS, NO_EXTENDED_RESOURCE)
+UNSCHEDULABLE = "Unschedulable"
+SCHEDULER_REASONS = (UNSCHEDULABLE, "SchedulerError", "", UNSCHEDULABLE)
 NO_EXECUTABLE = 'exec: "gpujob-run": executable file not found in $PATH: unknown'
 
 
@@ -53,6 +55,8 @@ class NodeRefusal:
     nodes: tuple[str, ...]
     words: str
     until: float = NEVER_SECONDS
+    # kube-scheduler's reason; empty: it does not look at the pods at all.
+    reason: str = UNSCHEDULABLE
 
 
 class PodStarts:
@@ -63,9 +67,13 @@ class PodStarts:
         self._api = api
         self._workload_of = workload_of
 
-    def scheduled(self, pod: Manifest, refusal: str) -> Manifest:
-        """The pod's status after kube-scheduler looked at it."""
-        refused = {"reason": "Unschedulable", "message": refusal} if refusal else {}
+    def scheduled(self, pod: Manifest, refusal: str) -> Manifest | None:
+        """The pod's status after kube-scheduler looked at it; None where it did not."""
+        own = self._workload_of(pod).refusal
+        reason = own.reason if own is not None and refusal == own.words else UNSCHEDULABLE
+        if refusal and not reason:
+            return None
+        refused = {"reason": reason, "message": refusal} if refusal else {}
         status = "False" if refusal else "True"
         since = format_time(self._clock.moment)
         return {"conditions": [self._condition(pod, "PodScheduled", status, since, **refused)]}

@@ -12,7 +12,12 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from tests.simulation.faults import FAULTS_END_SECONDS, Incident
 from tests.simulation.lies import WorkerLie
-from tests.simulation.pod_starts import NEVER_SECONDS, SCHEDULER_WORDS, NodeRefusal
+from tests.simulation.pod_starts import (
+    NEVER_SECONDS,
+    SCHEDULER_REASONS,
+    SCHEDULER_WORDS,
+    NodeRefusal,
+)
 from tests.simulation.queue_worlds import with_queues
 from tests.simulation.quotas import PodQuota
 from tests.simulation.workloads import (
@@ -117,6 +122,8 @@ def _refused(
         )
         if _fits_anywhere(one) and random.random() < 0.5:
             refusal = replace(refusal, until=NEVER_SECONDS)
+        else:
+            refusal = replace(refusal, reason=SCHEDULER_REASONS[seed % len(SCHEDULER_REASONS)])
         workload = replace(one.workload, refusal=refusal)
         found[number] = replace(one, workload=workload)
     return tuple(found)

@@ -7,7 +7,12 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults
-from tests.simulation.pod_starts import NEVER_SECONDS, SCHEDULER_WORDS, NodeRefusal
+from tests.simulation.pod_starts import (
+    NEVER_SECONDS,
+    SCHEDULER_REASONS,
+    SCHEDULER_WORDS,
+    NodeRefusal,
+)
 from tests.simulation.rough import make_rough_scenario
 from tests.simulation.scenes import EXCLUSIVE, OTHER, TEAM
 from tests.simulation.simulation import Simulation
@@ -62,6 +67,22 @@ def test_a_refusal_that_ends_holds_nobody_up_for_ever() -> None:
     assert ended_at is not None
     assert first_pod_at < 10.0
     assert 100.0 < ended_at < 400.0
+
+
+@pytest.mark.parametrize("reason", SCHEDULER_REASONS[1:3])
+def test_a_kube_scheduler_that_fails_or_says_nothing_costs_the_job_no_retry(reason: str) -> None:
+    """For longer than four attempts would last that each take the whole start timeout."""
+    refusal = NodeRefusal(("n0",), SCHEDULER_WORDS[0], until=3000.0, reason=reason)
+    job = Submission("job", 0.0, make_spec("job"), Workload(steps=20, refusal=refusal))
+    simulation = calm([NodePlan("n0", 1)], [job])
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    assert set(result.ends.values()) == {"Succeeded"}
+    (stored,) = simulation.api.list(Kind.JOB)
+    assert (
+        "errors" not in stored["status"].get("counters", {})
+        or not (stored["status"]["counters"]["errors"])
+    )
 
 
 def test_a_job_that_breaks_gpus_fails_and_the_others_do_not() -> None:

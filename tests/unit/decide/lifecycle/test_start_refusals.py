@@ -152,12 +152,60 @@ def test_volumes_that_take_their_time_are_given_more_of_it_each_time(
 def test_images_may_be_pulled_for_an_hour_and_containers_may_start_after_that() -> None:
     job = placed(make_job())
     pulls = waiting(job, pulls_images=True)
-    assert stop_of(step(job, pulls, at=3600)) == ""
-    assert stop_of(step(job, pulls, at=3601)) == "StartTimeout"
+    assert stop_of(step(job, pulls, at=3599)) == ""
+    late = step(job, pulls, at=3600)
+    assert stop_of(late) == "CannotStart"
+    assert late.status.stop is not None
+    assert "were not pulled on n0 within 3600 s" in late.status.stop.message
+    assert [one.node for one in late.status.start_refusals] == ["n0"]
     starts = waiting(job, last_change_at=after(3000))
     assert stop_of(step(job, starts, at=3600)) == ""
     assert stop_of(step(job, starts, at=3601)) == "StartTimeout"
     assert step(job, make_pod(job), at=3500).status.phase is JobPhase.RUNNING
+
+
+def test_kube_scheduler_may_try_again_after_an_error_of_its_own() -> None:
+    job = placed(make_job())
+    pod = unschedulable(job, reason="SchedulerError", message="binding volumes: timed out")
+    assert stop_of(step(job, pod, at=29)) == ""
+    found = step(job, pod, at=30)
+    assert stop_of(found) == "Unschedulable"
+    (known,) = found.status.start_refusals
+    assert known.node == "n0"
+    assert "binding volumes: timed out" in known.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "said"),
+    [
+        ("", "", "kube-scheduler has not looked at it"),
+        ("SchedulingGated", "waits for quota", "SchedulingGated: waits for quota"),
+    ],
+)
+def test_a_kube_scheduler_that_says_nothing_is_waited_for_and_is_nobodys_error(
+    reason: str, message: str, said: str
+) -> None:
+    job = placed(make_job())
+    pod = unschedulable(job, reason=reason, message=message)
+    assert stop_of(step(job, pod, at=599)) == ""
+    stopped = step(job, pod, at=600)
+    assert stop_of(stopped) == "Unschedulable"
+    assert stopped.status.stop is not None
+    assert said in stopped.status.stop.message
+    assert [one.node for one in stopped.status.start_refusals] == [None], "no node refused it"
+    found = step(replace(job, status=stopped.status), at=601).status
+    assert found.phase is JobPhase.PENDING
+    assert found.counters == job.status.counters
+
+
+def test_a_pod_that_is_never_created_is_nobodys_error() -> None:
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    first = waiting(job)
+    assert stop_of(step(job, first, at=599)) == ""
+    stopped = step(job, first, at=600)
+    assert stop_of(stopped) == "PodRefused"
+    assert stopped.status.stop is not None
+    assert "the pod of worker 1 was not created within 600 s" in stopped.status.stop.message
 
 
 def test_an_attempt_whose_node_is_gone_before_it_ran_is_no_error() -> None:

@@ -26,8 +26,9 @@ from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
+from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
-from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
+from gpujob_operator.decide.lifecycle.stops import reason_to_stop
 from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.profile import with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (

@@ -10,10 +10,11 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
+from gpujob_operator.decide.lifecycle.start_limits import age_seconds
 from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
-from gpujob_operator.decide.lifecycle.stops import age_seconds
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
@@ -37,7 +38,8 @@ def end_attempt(
     received = _final_report(job, inputs, pods, now)
     ended = changed(_with_report(job, inputs, received), held_seconds=round(held, 1))
     job = replace(job, status=ended)
-    outcome = judge(job, pods, inputs.lost_nodes)
+    judged = judge(job, pods, inputs.lost_nodes)
+    outcome = without_others_faults(job, judged, inputs.sites)
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:

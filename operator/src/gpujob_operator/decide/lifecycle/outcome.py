@@ -51,6 +51,7 @@ class Outcome:
     """The outcome of an attempt. `step` is the last step in any worker's termination message."""
 
     end: AttemptEnd
+    # Of an interruption: what somebody else brought about (see `out_of_memory`), or None.
     failure: JobFailure | None = None
     step: int = 0
     # After an interruption: the node that was lost without notice; or "".

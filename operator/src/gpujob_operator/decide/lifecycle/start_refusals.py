@@ -1,8 +1,10 @@
 """Attempts that cannot start: who refused them, for how long that is waited for, what follows.
 
 Three refuse a pod: the API server its creation, kube-scheduler its node, a kubelet its start. Each
-ends the attempt within a minute, so that its GPUs are free. None is the job's error. The job avoids
-the node for a while and is tried again after a pause; both grow while it does not run.
+ends the attempt within a minute, so that its GPUs are free. Who says nothing at all (a
+kube-scheduler that is down, a registry that is too slow) refuses the attempt when its time to start
+is over. None is the job's error. The job avoids the node for a while and is tried again after a
+pause; both grow while it does not run.
 """
 
 from collections.abc import Iterable
@@ -14,6 +16,8 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
+from gpujob_operator.decide.lifecycle.start_limits import pull_limit_seconds, start_seconds_left
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REFUSED, UNSCHEDULABLE
@@ -21,6 +25,8 @@ from gpujob_operator.decide.model.workers import place_of
 
 # kube-scheduler may not have seen yet what has just ended on the node.
 UNSCHEDULABLE_SECONDS = 5.0
+# By kube-scheduler's reason. After an error of its own it tries again by itself.
+_SCHEDULER_SECONDS = {UNSCHEDULABLE: UNSCHEDULABLE_SECONDS, "SchedulerError": 30.0}
 # A registry or a secret may be there a moment later.
 CANNOT_START_SECONDS = 30.0
 # Volumes take their time to be attached: each wait is twice as long as the one before.
@@ -44,6 +50,7 @@ _NO_COMMAND = (
     *("executable file not found", "no such file or directory", "permission denied"),
     *("is a directory", "exec format error"),
 )
+_UNSEEN = "kube-scheduler has not looked at it (does it run?)"
 _NO_SANDBOX = (
     "its volumes or its network are not ready (is a secret, a config map or a claim missing? "
     "kubectl describe pod has the kubelet's words)"
@@ -76,7 +83,8 @@ def refusal_of(
         if one.attempt == job.status.attempt and one.rank not in present:
             message = f"the API server refused the pod of worker {one.rank}: {one.message}"
             return Refusal(POD_REFUSED, with_advice(message), None, 0.0)
-    found = (_of_pod(job, pod, configuration, now) for pod in pods)
+    found = [_of_pod(job, pod, configuration, now) for pod in pods]
+    found.append(_out_of_time(job, tuple(pods), configuration, now))
     return min(
         (one for one in found if one is not None), key=lambda one: one.seconds_left, default=None
     )
@@ -90,11 +98,11 @@ def _of_pod(
         return None
     waited_seconds = (now - (pod.scheduled_since or pod.created_at or now)).total_seconds()
     if pod.node is None:
-        if pod.reason != UNSCHEDULABLE:
+        limit = _SCHEDULER_SECONDS.get(pod.reason)
+        if limit is None:
             return None
         text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
-        left = UNSCHEDULABLE_SECONDS - waited_seconds
-        return Refusal(UNSCHEDULABLE, with_advice(text), place.node, left)
+        return Refusal(UNSCHEDULABLE, with_advice(text), place.node, limit - waited_seconds)
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
         left = CANNOT_START_SECONDS - waited_seconds
@@ -106,6 +114,35 @@ def _of_pod(
     limit = min(SANDBOX_SECONDS * 2 ** min(waits, 16), configuration.start_timeout_seconds)
     text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
     return Refusal(CANNOT_START, text, place.node, limit - waited_seconds)
+
+
+def _out_of_time(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
+) -> Refusal | None:
+    """What keeps an attempt from starting for which nobody gives a reason. None where a container
+    of the job's own takes its time, such as an init container: that is the job's error.
+    """
+    left = start_seconds_left(job, pods, configuration, now)
+    limit = f"{configuration.start_timeout_seconds:.0f} s"
+    missing = sorted(set(range(job.spec.workers)) - {pod.rank for pod in pods})
+    if missing:
+        running = conditions.find(job.status, conditions.RUNNING)
+        detail = f": {running.message}" if running is not None and running.message else ""
+        text = f"the pod of worker {missing[0]} was not created within {limit}{detail}"
+        return Refusal(POD_REFUSED, text, None, left)
+    waiting = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.deletion_at is None]
+    for pod in waiting:
+        if pod.node is None:
+            said = f"{pod.reason}: {pod.message}" if pod.reason else _UNSEEN
+            text = f"pod {pod.name} was not scheduled within {limit}: {said}"
+            return Refusal(UNSCHEDULABLE, text, None, left)
+    for pod in waiting:
+        place = place_of(pod, job)
+        if pod.pulls_images and place is not None:
+            pulled = f"{pull_limit_seconds(configuration):.0f} s"
+            text = f"the images of pod {pod.name} were not pulled on {place.node} within {pulled}"
+            return Refusal(CANNOT_START, text, place.node, left)
+    return None
 
 
 def is_refused_start(pod: PodView) -> bool:

@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import refusal_of
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import (
     EVICTED,
     HUNG,
@@ -59,12 +60,6 @@ def reason_to_stop(
     return _hung(job, inputs, configuration, now, deadline)
 
 
-def age_seconds(job: GPUJob, now: datetime) -> float:
-    """Age of the attempt in seconds."""
-    started = job.status.attempt_started_at or now
-    return (now - started).total_seconds()
-
-
 def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None:
     """Somebody else deletes a pod of the attempt: its worker has got its signal, and the others
     stop with it instead of waiting for it. They have their own grace (I13). The operator's own
@@ -101,25 +96,6 @@ def _cannot_start(
     running = conditions.find(job.status, conditions.RUNNING)
     detail = f": {running.message}" if running is not None else ""
     return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
-
-
-def start_seconds_left(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
-) -> float:
-    """How long the attempt may still take to start. What pulling images takes is not counted: the
-    time begins again whenever one of its containers has started or ended."""
-    present = {pod.rank for pod in pods}
-    pending = any(pod.phase is PodPhase.PENDING for pod in pods)
-    if len(present) == job.spec.workers and not pending:
-        # It has started.
-        return configuration.start_timeout_seconds
-    if any(pod.pulls_images for pod in pods):
-        limit = max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)
-        return limit - age_seconds(job, now)
-    # A kubelet's clock may be ahead, and the attempt would then never be too late.
-    moments = [at for pod in pods if (at := pod.last_change_at) is not None and at <= now]
-    since = max([job.status.attempt_started_at or now, *moments])
-    return configuration.start_timeout_seconds - (now - since).total_seconds()
 
 
 def _hung(

@@ -41,11 +41,13 @@ STOPS: Meanings = {
     stop_reasons.WORKER_ENDED: "a worker of the gang ended, so all do",
     stop_reasons.WORKER_LOST: "a pod of a worker is gone",
     stop_reasons.HUNG: "no progress for `retry.hangTimeoutSeconds`",
-    stop_reasons.START_TIMEOUT: "the pods did not run within `startTimeoutSeconds`",
+    stop_reasons.START_TIMEOUT: "a container of the job, such as an init container, took longer "
+    "than `startTimeoutSeconds`",
     stop_reasons.POD_REFUSED: "the API server refused to create a pod (ResourceQuota, LimitRange, "
-    "Pod Security, an admission webhook or policy, an invalid template)",
+    "Pod Security, an admission webhook or policy, an invalid template), or did not create it in "
+    "time",
     stop_reasons.UNSCHEDULABLE: "kube-scheduler refused the pod's node; the job avoids it for "
-    "a while (`status.startRefusals`)",
+    "a while (`status.startRefusals`). Or kube-scheduler said nothing for `startTimeoutSeconds`",
     stop_reasons.CANNOT_START: "a kubelet could not start the pod: its image, a secret, a config "
     "map, a volume, its runtime; the node is avoided, too",
     stop_reasons.NODE_GONE: "the node went away before the pods ran",
