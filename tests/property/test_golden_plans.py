@@ -34,7 +34,8 @@ def _first_write(cycles: list[GoldenCycle]) -> tuple[GoldenCycle, Plan, WriteSta
 
 def test_a_decision_that_changed_is_told_from_a_text_that_changed() -> None:
     cycle, decided, item = _first_write(list(read_scene(SAMPLE / f"gangs{SUFFIX}")))
-    reworded = replace(item, status=replace(item.status, summary="in other words"))
+    summary = replace(item.status.summary, reason="in other words")
+    reworded = replace(item, status=replace(item.status, summary=summary))
     moved = replace(item, status=replace(item.status, attempt=item.status.attempt + 1))
 
     def found(other: WriteStatus, *, with_texts: bool) -> str:
@@ -43,6 +44,6 @@ def test_a_decision_that_changed_is_told_from_a_text_that_changed() -> None:
         return difference(cycle, 1, changed, with_texts)
 
     assert found(item, with_texts=True) == ""
-    assert "status.summary was" in found(reworded, with_texts=True)
+    assert "status.summary.reason was" in found(reworded, with_texts=True)
     assert found(reworded, with_texts=False) == ""
     assert "status.attempt was" in found(moved, with_texts=False)
