@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 from gpujob_worker.inject.loader_refusal import loader_refusal
 from gpujob_worker.resume.resumable_loader import ResumableLoader
@@ -61,6 +69,16 @@ class RarelyNamed(OwnNoise):
         if index > 4:
             raise KeyError(index)
         return super().__getitem__(index)
+
+
+class Remembers:
+    """A transform that keeps what it has computed."""
+
+    def __init__(self) -> None:
+        self.known: dict[float, float] = {}
+
+    def __call__(self, value: float) -> float:
+        return self.known.setdefault(value, value + 1.0)
 
 
 def of_two(samples: list[Any]) -> Any:
@@ -145,7 +163,11 @@ class DrawsAsItGoes(Sampler[int]):
         (DataLoader(Numbers(), 2, sampler=DrawsAsItGoes()), "its DrawsAsItGoes may draw random"),
         (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
         (DataLoader(Changing()), "changes the dataset"),
-        (DataLoader(Keeping()), "changes the dataset"),
+        (DataLoader(Keeping()), "changes the dataset: kept"),
+        (DataLoader(Subset(Keeping(), [1, 2])), "changes the dataset: kept"),
+        (DataLoader(random_split(Keeping(), [4, 6])[0]), "changes the dataset: kept"),
+        (DataLoader(ConcatDataset([Numbers(), Keeping()])), "changes the dataset: kept"),
+        (DataLoader(Subset(Transformed(Compose(Remembers())), [1])), "changes the dataset: known"),
         (DataLoader(Named()), "samples cannot be read: KeyError"),
         (DataLoader(RarelyNamed()), "samples cannot be read: KeyError"),
         (DataLoader(Long(), num_workers=1, multiprocessing_context="spawn"), "start by spawn"),
@@ -174,6 +196,7 @@ def prepared(loader: Any) -> Any:
         prepared(DataLoader(Numbers(), 2, shuffle=True)),
         prepared(DataLoader(Numbers(), None, shuffle=True)),
         DataLoader(Numbers(), num_workers=2),
+        DataLoader(Subset(Transformed(Compose(float)), [3, 1, 2])),
         DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
         DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
         DataLoader(Numbers(), sampler=[3, 1, 2]),

@@ -16,6 +16,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.random_streams import changed_streams, put_streams, streams_now
 from gpujob_worker.probe.reachable import OwnGenerators, open_file
 
@@ -104,7 +105,7 @@ def _sample_refusal(loader: Any) -> str | None:
     opened = open_file(dataset)
     if opened is not None:
         return f"the dataset reads through an open {opened}, whose place processes would share"
-    before = _attributes(dataset)
+    before = DatasetState(dataset)
     generators = _Generators(loader)
     try:
         sample = _read(loader)
@@ -120,8 +121,9 @@ def _sample_refusal(loader: Any) -> str | None:
             f"its {loader.num_workers} workers draw random numbers,"
             " each of which would be another one with more workers"
         )
-    if _attributes(dataset) != before:
-        return "reading a sample changes the dataset"
+    change = before.change()
+    if change is not None:
+        return f"reading a sample changes the dataset: {change}"
     leaves = pytree.tree_leaves(sample)
     if any(isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" for leaf in leaves):
         return "samples lie on the device, which worker processes cannot share"
@@ -170,15 +172,3 @@ def _read(loader: Any) -> Any:
 
 def _cuda_states() -> list[torch.Tensor]:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-def _attributes(dataset: Any) -> dict[str, Any]:
-    values: dict[str, Any] = getattr(dataset, "__dict__", {})
-    return {key: _identity(value) for key, value in values.items()}
-
-
-def _identity(value: Any) -> Any:
-    """Of plain values what they are; of containers how much they hold: samples may be kept."""
-    if isinstance(value, (int, float, str, bool)):
-        return repr(value)
-    return (id(value), len(value)) if isinstance(value, (dict, list, set)) else id(value)
