@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpujob_api.settings import AttentionKernel
+from gpujob_worker.inject.attention_order import all_kernels_enabled, order_is_chosen
 from gpujob_worker.inject.call_settings import CallSetting
 
 _BACKENDS = {
@@ -33,9 +34,8 @@ class AttentionWatch(TorchDispatchMode):
         self.calls = 0
         self.types: set[torch.dtype] = set()
         self.drops = False
-        self.chosen = False
-        # Before the contexts of the script around the call are entered.
-        self._outside = _enabled()
+        # Around the whole loop, before the contexts of the script around the call are entered.
+        self.chosen = _are_chosen()
 
     def __torch_dispatch__(
         self,
@@ -47,7 +47,7 @@ class AttentionWatch(TorchDispatchMode):
         del types
         keywords = kwargs or {}
         name = str(func)
-        self.chosen = self.chosen or _enabled() != self._outside
+        self.chosen = self.chosen or _are_chosen()
         if name.startswith("aten._scaled_dot_product_") and "backward" not in name:
             self.calls += 1
             self.types.add(args[0].dtype)
@@ -55,13 +55,17 @@ class AttentionWatch(TorchDispatchMode):
         return func(*args, **keywords)
 
     def refusal(self) -> str | None:
-        if self.chosen or not all(self._outside):
+        if self.chosen:
             return "the script chooses its kernels itself"
         if self.calls == 0:
             return "no kernel of scaled_dot_product_attention runs in the model"
         if self.drops:
             return "attention drops at random, and another kernel would drop other weights"
         return None
+
+
+def _are_chosen() -> bool:
+    return not all_kernels_enabled() or order_is_chosen()
 
 
 def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> float:
@@ -100,13 +104,3 @@ def attention_kernel(kernel: AttentionKernel) -> Generator[None]:
         backends += [backend for backend in _BACKENDS.values() if backend not in backends]
     with sdpa_kernel(backends, set_priority=True):
         yield
-
-
-def _enabled() -> tuple[bool, ...]:
-    cuda = torch.backends.cuda
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )

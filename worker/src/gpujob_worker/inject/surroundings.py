@@ -11,23 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_KERNELS = {
-    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
-    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
-    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
-    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
-}
+from gpujob_worker.inject.attention_order import enabled_kernels, order_is_chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Autocast of a type of device, and the kernels that attention may use."""
+    """Autocast of a type of device, and the kernels that attention may use, in their order."""
 
     device_type: str
     autocast: bool
     dtype: torch.dtype
     caches: bool
     kernels: tuple[SDPBackend, ...]
+    # Torch's own order is left to torch, which may change it in the first call on a GPU.
+    ordered: bool
 
     @classmethod
     def now(cls, device_type: str) -> "Surroundings":
@@ -36,7 +33,8 @@ class Surroundings:
             torch.is_autocast_enabled(device_type),
             torch.get_autocast_dtype(device_type),
             torch.is_autocast_cache_enabled(),
-            tuple(kernel for kernel, enabled in _KERNELS.items() if enabled()),
+            enabled_kernels(),
+            order_is_chosen(),
         )
 
     @contextmanager
@@ -44,8 +42,9 @@ class Surroundings:
         """As around the script's call; what is so already is left alone."""
         now = Surroundings.now(self.device_type)
         with ExitStack() as stack:
-            if self.kernels != now.kernels:
-                stack.enter_context(sdpa_kernel(list(self.kernels)))
+            if self._has_other_kernels(now):
+                kernels = list(self.kernels)
+                stack.enter_context(sdpa_kernel(kernels, set_priority=self.ordered))
             if (self.autocast, self.dtype, self.caches) != (now.autocast, now.dtype, now.caches):
                 stack.enter_context(
                     torch.autocast(
@@ -56,3 +55,8 @@ class Surroundings:
                     )
                 )
             yield
+
+    def _has_other_kernels(self, now: "Surroundings") -> bool:
+        if self.ordered:
+            return self.kernels != now.kernels or not now.ordered
+        return set(self.kernels) != set(now.kernels)

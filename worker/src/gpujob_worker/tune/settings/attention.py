@@ -57,7 +57,8 @@ def _seen(context: Context) -> AttentionWatch | str:
     probe = RootProbe(context.root, few_rows(recorded, 2))
     try:
         with no_trace(context.root.module), AttentionWatch() as watch:
-            probe.run(replace(context.plan, compiled=None, compiled_blocks=None))
+            plan = context.plan.without(AttentionChoice)
+            probe.run(replace(plan, compiled=None, compiled_blocks=None))
     except Exception as error:
         return f"a probe failed: {short(error)}"
     return watch.refusal() or watch
