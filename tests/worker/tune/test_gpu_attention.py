@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
 from gpujob_worker.inject.attention import AttentionChoice
+from gpujob_worker.inject.attention_order import enabled_kernels
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -111,21 +113,48 @@ def test_what_is_not_faster_is_refused() -> None:
         assert line.startswith("attention kernel skipped: efficient is 5.0 times slower on cuda")
 
 
-@pytest.mark.parametrize(
-    ("drop", "autocast", "reason"),
-    [
-        (0.0, None, "torch's own choice is the only kernel for float32"),
-        (0.2, torch.bfloat16, "attention drops at random, and another kernel would drop"),
-    ],
-)
-def test_where_there_is_nothing_to_choose_it_says_why(
-    drop: float, autocast: torch.dtype | None, reason: str
-) -> None:
+def test_where_there_is_nothing_to_choose_it_says_why() -> None:
     faster = model_of(cudnn=0.01)
-    with tuned(faster, Attention(drop), autocast) as (_, root, call, tuner, explanation):
+    with tuned(faster, Attention(), autocast=None) as (_, root, call, tuner, explanation):
         tuner.speed_items(root, call).choose("attention")
-        assert reason in explanation.line("attention kernel")
+        line = explanation.line("attention kernel")
+        assert "torch's own choice is the only kernel for float32" in line
         assert tuner.tuned().attention is None
+
+
+def test_another_kernel_is_not_refused_for_its_masks() -> None:
+    """Weights that each kernel drops are others; the numbers are compared with nothing dropped."""
+    with tuned(model_of(cudnn=0.01), Attention(drop=0.2)) as case:
+        gpu, root, call, tuner, explanation = case
+        ours = trained(root, call)
+        tuner.speed_items(root, call).choose("attention")
+        assert tuner.tuned().attention is AttentionKernel.CUDNN, explanation.lines
+        assert "gradients' cosine 1.0000" in explanation.line("attention kernel")
+        apply_settings(root, None, tuner.applied)
+        gpu.launched.clear()
+        theirs = trained(root, call)
+        assert gpu.launched.count(CUDNN) == gpu.launched.count(f"{CUDNN}_backward") == 1
+        assert not all(map(torch.equal, ours, theirs)), "it drops"
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_another_kernel_with_other_numbers_is_refused(drop: float) -> None:
+    class Peculiar(Attention):
+        def forward(self, x: Any) -> Any:
+            first = enabled_kernels()[0]
+            return super().forward(x) * (1.0 if first == SDPBackend.FLASH_ATTENTION else 1.2)
+
+    with tuned(model_of(cudnn=0.01), Peculiar(drop)) as (_, root, call, tuner, explanation):
+        tuner.speed_items(root, call).choose("attention")
+        assert tuner.tuned().attention is None
+        assert "numbers disagree" in " ".join(explanation.lines)
+
+
+def test_a_known_kernel_is_adopted_for_a_model_that_drops() -> None:
+    known = TunedSettings(Precision.BFLOAT16, attention=AttentionKernel.CUDNN)
+    with tuned(model_of(), Attention(drop=0.2)) as (_, root, call, tuner, explanation):
+        tuner.adopt(root, call, known)
+        assert tuner.tuned() == known, explanation.lines
 
 
 def test_a_kernel_of_an_earlier_run_is_used_without_timing() -> None:

@@ -22,18 +22,18 @@ _BACKENDS = {
 
 
 class AttentionWatch(TorchDispatchMode):
-    """Records the attention kernels that run in a probe: how many, with dropout, freely chosen or
+    """Records the attention kernels that run in a probe: how many, of which types, freely chosen or
     not.
 
     It records kernels and not calls, because `nn.MultiheadAttention` hides its call from function
-    modes.
+    modes. Kernels that drop count as well: their masks differ, and results are compared with
+    nothing dropped.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
         self.types: set[torch.dtype] = set()
-        self.drops = False
         # Around the whole loop, before the contexts of the script around the call are entered.
         self.chosen = _are_chosen()
 
@@ -45,34 +45,23 @@ class AttentionWatch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         del types
-        keywords = kwargs or {}
         name = str(func)
         self.chosen = self.chosen or _are_chosen()
         if name.startswith("aten._scaled_dot_product_") and "backward" not in name:
             self.calls += 1
             self.types.add(args[0].dtype)
-            self.drops = self.drops or dropout_of(func, args, keywords) > 0
-        return func(*args, **keywords)
+        return func(*args, **(kwargs or {}))
 
     def refusal(self) -> str | None:
         if self.chosen:
             return "the script chooses its kernels itself"
         if self.calls == 0:
             return "no kernel of scaled_dot_product_attention runs in the model"
-        if self.drops:
-            return "attention drops at random, and another kernel would drop other weights"
         return None
 
 
 def _are_chosen() -> bool:
     return not all_kernels_enabled() or order_is_chosen()
-
-
-def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> float:
-    """The kernel's dropout probability, whose position in the arguments differs by kernel."""
-    names = [argument.name for argument in func._schema.arguments]
-    at = names.index("dropout_p") if "dropout_p" in names else len(args)
-    return float(keywords.get("dropout_p", args[at] if at < len(args) else 0.0))
 
 
 @dataclass(frozen=True, slots=True)
