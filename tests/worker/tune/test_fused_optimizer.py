@@ -14,6 +14,7 @@ from gpujob_worker.probe.compare import Speedup, update_error
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune import tuner as tuner_module
+from gpujob_worker.tune.trial import GPU_NOISE
 from gpujob_worker.tune.tuner import UPDATE_ERROR_MAX, Tuner
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -53,6 +54,24 @@ def tried(optimizer: torch.optim.Optimizer) -> tuple[bool, str]:
     tuner = Tuner(Settings(), Features(), explanation, 60.0)
     tuner.fused_optimizer(optimizer)
     return tuner.applied.fused, explanation.line("fused optimizer")
+
+
+def test_the_noise_of_a_run_is_known_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[float | None] = []
+
+    def twice(*args: Any, noise: float | None = None, **kwargs: Any) -> Speedup:
+        del args, kwargs
+        known.append(noise)
+        return Speedup(2.0, 1.9, 2.1, 1)
+
+    monkeypatch.setattr(tuner_module, "measure_speedup", twice)
+    parameter = nn.Parameter(torch.ones(4, device=device))
+    parameter.grad = torch.ones(4, device=device)
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.step()
+    fused, line = tried(optimizer)
+    assert fused, line
+    assert known == [GPU_NOISE if device == "cuda" else None]
 
 
 def scaled(kernel: Callable[..., Any], factor: float) -> Callable[..., Any]:

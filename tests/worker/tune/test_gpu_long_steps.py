@@ -1,14 +1,16 @@
 """Long steps are measured: the time for tuning follows the run; few runs on a GPU prove much."""
 
+import itertools
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_worker.probe.compare import measure_speedup, speedup
+from gpujob_worker.probe.compare import PAIRS_MIN, measure_speedup, speedup
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 from gpujob_worker.tune.trial import GPU_NOISE, SPEEDUP_NEEDED
 from tests.harness.imitated_gpu import CostModel, GpuModel
@@ -64,6 +66,58 @@ def test_a_measurement_without_time_ends_after_a_pair() -> None:
     )
     assert found.pairs == 1
     assert found.low > SPEEDUP_NEEDED
+
+
+def pairs_of(plain: list[float], candidate: list[float], noise: float | None = GPU_NOISE) -> int:
+    """How many are run where there is time for any number; the times come again and again."""
+    one, two = itertools.cycle(plain), itertools.cycle(candidate)
+    found = measure_speedup(
+        lambda: next(one), lambda: next(two), lambda: True, needed=SPEEDUP_NEEDED, noise=noise
+    )
+    return found.pairs
+
+
+def test_one_clear_pair_is_enough_although_there_is_time_for_more() -> None:
+    assert pairs_of([3.6], [2.0]) == 1
+    assert pairs_of([3.6], [2.0], noise=None) == PAIRS_MIN, "a CPU's noise is not known"
+    assert pairs_of([2.5], [2.0]) == 2, "within the noise of one pair"
+    assert pairs_of([2.1], [2.0]) == PAIRS_MIN, "and of four pairs"
+
+
+def test_a_gain_that_a_pause_may_be_is_no_proof() -> None:
+    assert pairs_of([0.36], [0.2]) == 2
+    assert pairs_of([0.036], [0.02]) == PAIRS_MIN
+
+
+def test_few_pairs_that_deviate_more_prove_nothing() -> None:
+    assert pairs_of([2.7, 5.0], [2.05, 2.0]) >= PAIRS_MIN
+
+
+def accepted_of_a_hundred(ratio: float, noise: float) -> float:
+    """Of candidates that are so much faster, with this deviation of each run."""
+    random, tries, accepted = Random(1), 1500, 0
+    for _ in range(tries):
+        found = measure_speedup(
+            lambda: 10 * ratio * math.exp(random.gauss(0, noise)),
+            lambda: 10 * math.exp(random.gauss(0, noise)),
+            lambda: True,
+            needed=SPEEDUP_NEEDED,
+            noise=GPU_NOISE,
+        )
+        accepted += found.low > SPEEDUP_NEEDED
+    return 100 * accepted / tries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "as_needed", "slower"), [(0.035, 12, 1), (0.07, 13, 3), (GPU_NOISE, 16, 7)]
+)
+def test_how_often_a_candidate_without_a_gain_is_accepted(
+    noise: float, as_needed: float, slower: float
+) -> None:
+    """What the text of `measure_speedup` says."""
+    assert accepted_of_a_hundred(SPEEDUP_NEEDED, noise) == pytest.approx(as_needed, abs=3)
+    assert accepted_of_a_hundred(1.0, noise) == pytest.approx(slower, abs=2)
 
 
 SCRIPT = """

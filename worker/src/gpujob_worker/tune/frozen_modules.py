@@ -21,9 +21,9 @@ from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.setting import Candidate, Context
 from gpujob_worker.tune.trial import (
     BFLOAT16,
-    GPU_NOISE,
     SPEEDUP_NEEDED,
     AcceptanceRule,
+    run_noise,
     short,
 )
 
@@ -97,7 +97,7 @@ class FrozenModules:
                 _seconds(probe, plan, root.device),
                 rule.share(ITEM),
                 needed=SPEEDUP_NEEDED,
-                noise=GPU_NOISE if root.device.type == "cuda" else None,
+                noise=run_noise(root.device),
             )
         numbers = f"bfloat16 autocast, outputs differ by {100 * close.relative_error:.2g} %"
         is_close = close.relative_error <= BFLOAT16.output_error

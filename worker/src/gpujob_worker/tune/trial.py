@@ -215,7 +215,7 @@ class Trial:
             lambda: self._probe.seconds(plan),
             self.decision.share(item),
             needed=SPEEDUP_NEEDED,
-            noise=GPU_NOISE if self.root.device.type == "cuda" else None,
+            noise=run_noise(self.root.device),
         )
 
     def draws(self, plan: RootPlan) -> bool:
@@ -253,6 +253,11 @@ class Trial:
                 other.append(probe.seconds(plan))
                 plain.append(probe.seconds(present))
             return min(other) / max(min(plain), 1e-9)
+
+
+def run_noise(device: torch.device) -> float | None:
+    """The deviation of a run, where it is known."""
+    return GPU_NOISE if device.type == "cuda" else None
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:

@@ -18,6 +18,7 @@ from gpujob_worker.inject.fused_optimizer import (
     MEASURE_BYTES_MAX,
     OptimizerCopy,
     copies_bytes,
+    device_of,
     fused_in_force,
     fused_refusal,
     use_fused,
@@ -41,6 +42,7 @@ from gpujob_worker.tune.trial import (
     SPEEDUP_NEEDED,
     AcceptanceRule,
     Trial,
+    run_noise,
     short,
     tolerance_of,
 )
@@ -237,6 +239,7 @@ class Tuner:
                 fused.step_seconds,
                 self._decision.share(_FUSED),
                 needed=SPEEDUP_NEEDED,
+                noise=run_noise(device_of(optimizer)),
             )
         except Exception as error:
             self._explain.skipped(_FUSED, f"failed: {short(error)}")
