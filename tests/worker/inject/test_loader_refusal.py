@@ -1,6 +1,7 @@
 """Which data loaders get worker processes."""
 
 import io
+import multiprocessing
 import random
 import sys
 from functools import partial
@@ -207,3 +208,24 @@ def test_accepted(loader: Any) -> None:
     state = torch.get_rng_state()
     assert loader_refusal(loader) is None
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("in_force", "chosen"), [(None, None), ("forkserver", None), ("fork", None), ("spawn", "spawn")]
+)
+def test_a_default_that_is_not_fork_is_no_choice_of_the_script(
+    in_force: str | None, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.14 starts processes by forkserver; workers of a loader are forked nevertheless."""
+
+    def methods() -> list[str]:
+        return ["forkserver", "spawn", "fork"]
+
+    def method(allow_none: bool = False) -> str | None:
+        assert allow_none, "asked otherwise, the script could no longer choose"
+        return in_force
+
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", methods)
+    monkeypatch.setattr(multiprocessing, "get_start_method", method)
+    reason = loader_refusal(DataLoader(Numbers()))
+    assert reason is None if chosen is None else f"start by {chosen}" in (reason or "")

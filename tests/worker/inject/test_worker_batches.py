@@ -1,8 +1,10 @@
 """Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
 
+import multiprocessing
 import random
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,18 @@ def test_the_script_sees_the_same(make: Callable[[int], torch.Tensor], script: S
         # And it is the workers' doing, not that of the process itself.
         assert attach.facts.given > 3 * attach.facts.missed
         assert attach.facts.refusal is None
+
+
+def test_they_are_forked_where_the_default_is_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of Python 3.14. What a forkserver starts could not unpickle this dataset."""
+    default: Any = multiprocessing.context._default_context  # pyright: ignore
+    monkeypatch.setattr(default, "_actual_context", multiprocessing.get_context("forkserver"))
+    new_loader = partial(DataLoader[Any], Samples(lambda index: plain(index)), 4)
+    attach = Attach(2)
+    expected = Script().seen(new_loader, nothing)
+    assert Script().seen(new_loader, attach) == expected
+    assert attach.facts.given > 0, attach.facts.refusal
+    assert multiprocessing.get_start_method() == "forkserver"
 
 
 def test_random_numbers_of_a_collate_function_count_too() -> None:

@@ -41,9 +41,9 @@ def loader_refusal(loader: Any) -> str | None:
         return "a streamed dataset would be read once by every worker"
     if loader.num_workers > 0 and loader.worker_init_fn is not None:
         return "its worker_init_fn may depend on the number of workers"
-    method = _start_method(loader)
-    if method != "fork":
-        return f"worker processes start by {method}, which runs a script again that has no guard"
+    method = _chosen_start_method(loader)
+    if method not in (None, "fork"):
+        return f"the script has its processes start by {method}, and others would be forked"
     batches = loader.batch_sampler
     name = _draws_as_it_goes(loader.sampler if batches is None else batches)
     if name is not None:
@@ -51,11 +51,17 @@ def loader_refusal(loader: Any) -> str | None:
     return _sample_refusal(loader)
 
 
-def _start_method(loader: Any) -> str:
-    """Asks in a way that leaves the script free to choose one later."""
-    context = loader.multiprocessing_context or multiprocessing
-    chosen = context.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
+def _chosen_start_method(loader: Any) -> str | None:
+    """None where the script chose none: `worker_batches` forks whatever the default is.
+
+    Asks in a way that leaves the script free to choose one later. The default is in force after
+    any use of `multiprocessing`, and is then no choice.
+    """
+    if loader.multiprocessing_context is not None:
+        return loader.multiprocessing_context.get_start_method()
+    default, *_ = multiprocessing.get_all_start_methods()
+    method = multiprocessing.get_start_method(allow_none=True)
+    return None if method == default else method
 
 
 def draws_at_end(loader: Any) -> bool:
