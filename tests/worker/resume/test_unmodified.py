@@ -1,6 +1,7 @@
 """Scripts that know nothing of checkpoints end, stopped and begun again, with the same weights."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,32 @@ def test_a_loop_whose_place_is_not_known_is_not_saved(
     assert done.process.exitcode == 144, done.errors
     assert reason in said(done)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+COUNTS_ITSELF = """
+weight, batches = 1.0, loader(1)
+for epoch in range(2):
+    for batch in batches:
+        optimizer.zero_grad(); (weight * model(batch).square().mean()).backward(); optimizer.step()
+        weight, step = 1.5 * weight, step + 1
+        if step == stop: os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_first_loss_that_is_another_one_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A weight that the script counts up itself begins anew."""
+    source = LOOP.replace("CODE", COUNTS_ITSELF)
+    assert run(tmp_path, 1, source, 4).process.exitcode == 143
+    second = run(tmp_path, 2, source, 0)
+    assert second.process.exitcode == 0, second.errors
+    assert second.report["resumedFromStep"] == 4
+    found = re.search(
+        r"resume check the first loss is (\S+) and would have been (\S+):", said(second)
+    )
+    assert found is not None, said(second)
+    assert float(found[2]) / float(found[1]) == pytest.approx(1.5**4, rel=1e-3)
+    assert "not the continuation of the one before in every part" in said(second)
+    assert second.report["step"] == 20
 
 
 OTHER_MODEL = """

@@ -48,8 +48,11 @@ class FirstLoss:
 
     def _compare(self, loss: float | None) -> None:
         explanation, before = self._session.explanation, self._expect
-        if before is None or loss is None:
+        if before is None:
             explanation.note("resume check", "the first loss before the stop is not known")
+        elif loss is None:
+            text = f"the first loss is not known or not finite, and would have been {before:.6g}"
+            explanation.note("resume check", text)
         elif math.isclose(loss, before, rel_tol=RELATIVE_DIFFERENCE_MAX):
             how = "the same" if loss == before else f"{before:.6g} before the stop"
             explanation.note("resume check", f"the first loss is {loss:.6g}, {how}")
