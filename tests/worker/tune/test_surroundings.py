@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -44,18 +44,18 @@ class Watched(nn.Module):
 
 
 @contextmanager
-def contexts() -> Generator[None]:
-    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+def contexts(device: str) -> Generator[None]:
+    with torch.autocast(device, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
-def recorded_in_contexts(model: nn.Module) -> tuple[Root, RecordedCall]:
+def recorded_in_contexts(model: nn.Module, device: str) -> tuple[Root, RecordedCall]:
     """A call as the script makes it, with its backward outside of the contexts."""
-    root = Root(model, lambda _: None)
+    root = Root(model.to(device), lambda _: None)
     root.install()
     root.asks, root.recording = False, True
-    with contexts():
-        out = model(torch.randn(12, 16))
+    with contexts(device):
+        out = model(torch.randn(12, 16, device=device))
     out.float().square().mean().backward()
     root.stop_recording()
     root.remove()
@@ -76,7 +76,8 @@ def side_effects(root: Root, call: RecordedCall) -> None:
 
 
 def memory_model(root: Root, call: RecordedCall) -> None:
-    MemoryProbe(root, call, CpuMemory()).model()
+    of_gpu = root.device.type == "cuda"
+    MemoryProbe(root, call, CudaMemory(torch.cuda) if of_gpu else CpuMemory()).model()
 
 
 def all_settings(root: Root, call: RecordedCall) -> None:
@@ -97,38 +98,38 @@ RUNS: tuple[Callable[[Root, RecordedCall], object], ...] = (
 
 @pytest.mark.parametrize("measure", RUNS)
 def test_every_run_for_a_measurement_is_made_in_the_scripts_contexts(
-    measure: Callable[[Root, RecordedCall], object],
+    measure: Callable[[Root, RecordedCall], object], device: str
 ) -> None:
     seen: Seen = set()
-    root, call = recorded_in_contexts(Watched(seen))
+    root, call = recorded_in_contexts(Watched(seen), device)
     expected = {(torch.bfloat16, False)}
     assert seen == expected
     seen.clear()
     measure(root, call)
     assert seen == expected
     assert torch.backends.cuda.flash_sdp_enabled()
-    assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled(device)
 
 
-def test_a_context_that_is_entered_already_is_not_entered_again() -> None:
+def test_a_context_that_is_entered_already_is_not_entered_again(device: str) -> None:
     """Leaving an inner autocast would drop the weights that the outer one keeps cast."""
-    with contexts():
-        around = Surroundings.now("cpu")
+    with contexts(device):
+        around = Surroundings.now(device)
         with around.entered():
-            assert Surroundings.now("cpu") == around
-    with torch.autocast("cpu", torch.bfloat16):
-        with torch.autocast("cpu", enabled=False):
-            off = Surroundings.now("cpu")
+            assert Surroundings.now(device) == around
+    with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, enabled=False):
+            off = Surroundings.now(device)
         with off.entered():
-            assert not torch.is_autocast_enabled("cpu")
-        assert torch.is_autocast_enabled("cpu")
+            assert not torch.is_autocast_enabled(device)
+        assert torch.is_autocast_enabled(device)
 
 
-def test_the_largest_call_of_a_step_is_the_one_that_is_measured() -> None:
+def test_the_largest_call_of_a_step_is_the_one_that_is_measured(device: str) -> None:
     """A few points on a boundary, or a crop, say nothing about the time of a step."""
-    root, _ = root_and_call(Model())
+    root, _ = root_and_call(Model().to(device))
     root.asks, root.recording = False, True
-    many, few = torch.randn(64, 16), torch.randn(2, 16)
+    many, few = torch.randn(64, 16, device=device), torch.randn(2, 16, device=device)
     (root.module(many).square().mean() + root.module(few).square().mean()).backward()
     root.stop_recording()
     root.remove()
@@ -140,9 +141,11 @@ def test_the_largest_call_of_a_step_is_the_one_that_is_measured() -> None:
 
 
 @pytest.mark.parametrize("wanted", [Precision.AUTO, Precision.BFLOAT16])
-def test_gradients_of_gradients_are_not_put_into_another_type_unasked(wanted: Precision) -> None:
+def test_gradients_of_gradients_are_not_put_into_another_type_unasked(
+    wanted: Precision, device: str
+) -> None:
     """A trial compares outputs and first derivatives alone."""
-    root, call = root_and_call(nn.Linear(16, 2))
+    root, call = root_and_call(nn.Linear(16, 2).to(device))
     explanation = DecisionLog()
     facts = ScriptFacts(differentiates_gradients=True)
     tuner = Tuner(Settings(precision=wanted), Features(), explanation, 1.0, facts)
@@ -152,9 +155,9 @@ def test_gradients_of_gradients_are_not_put_into_another_type_unasked(wanted: Pr
     assert asked_for or "differentiates gradients" in (explanation.line("precision") or "")
 
 
-def test_a_call_of_no_script_is_run_as_it_is() -> None:
-    root = Root(nn.Linear(16, 2), lambda _: None)
-    call = RecordedCall(CallInputs.of((torch.randn(4, 16),), {}))
-    with contexts():
+def test_a_call_of_no_script_is_run_as_it_is(device: str) -> None:
+    root = Root(nn.Linear(16, 2).to(device), lambda _: None)
+    call = RecordedCall(CallInputs.of((torch.randn(4, 16, device=device),), {}))
+    with contexts(device):
         (out,) = RootProbe(root, call).run(RootPlan()).outputs
     assert out.dtype is torch.bfloat16

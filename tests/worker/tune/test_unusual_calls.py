@@ -12,7 +12,7 @@ from gpujob_api.settings import Precision, Settings
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.secondary_modules import SecondaryModule
 from gpujob_worker.control.tuning_run import TuningRun
-from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -36,18 +36,18 @@ def tuner(explanation: DecisionLog, settings: Settings | None = None) -> Tuner:
     return Tuner(settings or Settings(), Features(), explanation, 1.0)
 
 
-def test_closeness_sees_the_imaginary_part() -> None:
-    real, whole = torch.tensor([1 + 0j]), torch.tensor([1 + 1j])
+def test_closeness_sees_the_imaginary_part(device: str) -> None:
+    real, whole = torch.tensor([1 + 0j]).to(device), torch.tensor([1 + 1j]).to(device)
     assert closeness([real], [real]).relative_error == 0
     assert closeness([real], [whole]).relative_error == pytest.approx(1.0)
     left, right = ProbeResult([real], []), ProbeResult([whole], [])
     assert left.compare(right)[0].relative_error == pytest.approx(1.0)
 
 
-def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
+def test_samples_that_cannot_be_told_apart_are_all_run(device: str) -> None:
     """Two of four numbers are no smaller batch of this: the whole call is what is measured."""
-    root = Root(nn.Linear(4, 2), lambda _: None)
-    call = RecordedCall(CallInputs.of((torch.randn(4),), {}))
+    root = Root(nn.Linear(4, 2).to(device), lambda _: None)
+    call = RecordedCall(CallInputs.of((torch.randn(4, device=device),), {}))
     assert trace_refusal(root, call, whole=True) is None
     assert call.whole_only
     explanation = DecisionLog()
@@ -55,8 +55,9 @@ def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
     forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
     assert step_flop(root, call) is not None
+    memory = CudaMemory(torch.cuda) if device == "cuda" else CpuMemory()
     with pytest.raises(ValueError, match="fewer samples"):
-        MemoryProbe(root, call, CpuMemory()).model()
+        MemoryProbe(root, call, memory).model()
 
 
 class KnownFit:
@@ -163,11 +164,11 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     assert second.plan == RootPlan()
 
 
-def test_groups_that_come_later_step_as_the_others_do() -> None:
+def test_groups_that_come_later_step_as_the_others_do(device: str) -> None:
     """A scaler hands its scale to the fused kernel, and the others refuse it."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to(device)
     optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0)
     in_force = AppliedSettings(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
     before = copy.deepcopy(optimizer.state_dict())
     assert in_force.tuner is not None
@@ -181,7 +182,7 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
 
     def step() -> None:
         optimizer.zero_grad()
-        scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+        scaler.scale(model(torch.randn(3, 4, device=device)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
 
@@ -193,25 +194,27 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     assert [group["fused"] for group in optimizer.param_groups] == [True, True]
     assert len(optimizer.state) == 4
     handle.remove()
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.cfloat))]})
+    optimizer.add_param_group(
+        {"params": [nn.Parameter(torch.ones(2, dtype=torch.cfloat, device=device))]}
+    )
     in_force.step_starts(optimizer)
     assert not in_force.applied.fused
     assert [group["fused"] for group in optimizer.param_groups] == [None] * 3
 
 
-def test_a_frozen_module_is_no_model_that_trains() -> None:
+def test_a_frozen_module_is_no_model_that_trains(device: str) -> None:
     """A teacher whose parameters are frozen is called in training mode, and with gradients."""
-    teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+    teacher, student = nn.Linear(4, 2).to(device), nn.Linear(4, 2).to(device)
     teacher.requires_grad_(False)
     found: list[nn.Module] = []
     discovery = Discovery(lambda module: found.append(module))
     discovery.start()
     try:
-        teacher(torch.randn(3, 4))
-        student(torch.randn(3, 4))
+        teacher(torch.randn(3, 4, device=device))
+        student(torch.randn(3, 4, device=device))
         assert found == [student]
         teacher.weight.requires_grad_()
-        teacher(torch.randn(3, 4))
+        teacher(torch.randn(3, 4, device=device))
     finally:
         discovery.finish()
     assert found == [student, teacher], "it learns from now on"
@@ -239,12 +242,12 @@ class TwoOutputs(nn.Module):
         return {"loss": self.layer(x).square().mean(), "logits": self.layer(x)}
 
 
-def test_an_output_that_nobody_learns_from_may_have_no_gradient() -> None:
-    module = TwoOutputs()
+def test_an_output_that_nobody_learns_from_may_have_no_gradient(device: str) -> None:
+    module = TwoOutputs().to(device)
     root = Root(module, lambda _: None)
     root.install()
     root.recording = True
-    found = list(LeavesOut.apply(*module(torch.randn(3, 4)).values()))  # pyright: ignore
+    found = list(LeavesOut.apply(*module(torch.randn(3, 4, device=device)).values()))  # pyright: ignore
     found[0].backward()
     assert root.recorded is not None
     assert root.recorded.used(found) == [True, False]
