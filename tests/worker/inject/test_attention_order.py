@@ -18,6 +18,7 @@ from tests.harness.imitated_gpu import installed
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 MATH, CUDNN = SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
 ALL = [EFFICIENT, FLASH, MATH, CUDNN]
+FLAG = "_is_sdp_priority_order_active"
 CUDNN_FIRST = [CUDNN, FLASH, EFFICIENT, MATH]
 
 
@@ -35,7 +36,7 @@ class Attention(nn.Module):
 
 def without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.8 is."""
-    monkeypatch.delattr(torch.nn.attention, "_is_sdp_priority_order_active", raising=False)
+    monkeypatch.delattr(torch.nn.attention, FLAG, raising=False)
 
 
 @pytest.mark.parametrize("has_flag", [True, False])
@@ -72,7 +73,7 @@ def test_torchs_own_order_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
         own._set_sdp_priority_order([3, 1, 2, 0, 4])
         with before.entered():
             assert enabled_kernels() == tuple(CUDNN_FIRST)
-        assert order_is_chosen() is False
+        assert order_is_chosen() is not hasattr(torch.nn.attention, FLAG)
         without_the_flag(monkeypatch)
         assert order_is_chosen() is True, "no GPU, for which torch would do so"
         monkeypatch.setattr(torch.cuda, "is_initialized", initialized)
