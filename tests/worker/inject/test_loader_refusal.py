@@ -96,6 +96,40 @@ class Transformed(Numbers):
         return torch.tensor(float(self.transform(index)))
 
 
+class Opening(Lines):
+    """Opens its file when it is first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file.close()
+
+    def __getitem__(self, index: int) -> Any:
+        if self.file.closed:
+            self.file = io.FileIO(__file__)
+        return torch.tensor(index)
+
+
+class Connecting(Numbers):
+    """The same of what is no file."""
+
+    connection: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        self.connection = self.connection or object()
+        return torch.tensor(index)
+
+
+class Table:
+    """As a table of pandas, it makes an index when it is first read."""
+
+    def __init__(self) -> None:
+        self.indices: dict[str, Any] = {}
+
+    def __call__(self, value: float) -> float:
+        self.indices.setdefault("rows", [value])
+        return value
+
+
 class Compose:
     def __init__(self, *transforms: Any) -> None:
         self.transforms = list(transforms)
@@ -168,7 +202,12 @@ class DrawsAsItGoes(Sampler[int]):
         (DataLoader(Subset(Keeping(), [1, 2])), "changes the dataset: kept"),
         (DataLoader(random_split(Keeping(), [4, 6])[0]), "changes the dataset: kept"),
         (DataLoader(ConcatDataset([Numbers(), Keeping()])), "changes the dataset: kept"),
-        (DataLoader(Subset(Transformed(Compose(Remembers())), [1])), "changes the dataset: known"),
+        (
+            DataLoader(Subset(Transformed(Compose(Remembers())), range(10))),
+            "changes the dataset: known",
+        ),
+        (DataLoader(Subset(Opening(), [1, 2])), "reads through an open FileIO"),
+        (DataLoader(Subset(Connecting(), [1, 2])), "changes the dataset"),
         (DataLoader(Named()), "samples cannot be read: KeyError"),
         (DataLoader(RarelyNamed()), "samples cannot be read: KeyError"),
         (DataLoader(Long(), num_workers=1, multiprocessing_context="spawn"), "start by spawn"),
@@ -200,6 +239,7 @@ def prepared(loader: Any) -> Any:
         DataLoader(Subset(Transformed(Compose(float)), [3, 1, 2])),
         DataLoader(TensorDataset(torch.arange(4)), shuffle=True),
         DataLoader(Noisy(), shuffle=True, generator=torch.Generator()),
+        DataLoader(Transformed(Table()), 2),
         DataLoader(Numbers(), sampler=[3, 1, 2]),
         DataLoader(Numbers(), 2, collate_fn=of_two),
     ],

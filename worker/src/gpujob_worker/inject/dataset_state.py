@@ -16,13 +16,13 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, 
 class DatasetState:
     """References what it has seen, so that no other object can take its place unnoticed."""
 
-    def __init__(self, *starts: Any) -> None:
-        self._starts = starts
-        self._seen = list(_held(starts))
+    def __init__(self, *starts: Any, depth: int = _DEPTH_MAX) -> None:
+        self._starts, self._depth = starts, depth
+        self._seen = list(_held(starts, depth))
 
     def change(self) -> str | None:
         """The name of the attribute or item that is no longer what it was; None if all are."""
-        now = list(_held(self._starts))
+        now = list(_held(self._starts, self._depth))
         for (name, value, mark), (of_now, value_now, mark_now) in zip(
             self._seen, now, strict=False
         ):
@@ -31,7 +31,7 @@ class DatasetState:
         return None if len(now) == len(self._seen) else "its number of attributes"
 
 
-def _held(starts: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
+def _held(starts: tuple[Any, ...], depth_max: int) -> Iterator[tuple[Any, Any, Any]]:
     """The nearest come first: name, value, and what of the value changes in its place."""
     waiting = deque((one, 0) for one in starts)
     seen: set[int] = set()
@@ -42,7 +42,7 @@ def _held(starts: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
         seen.add(id(holder))
         for name, value in _items(holder):
             yield name, value, _mark(value)
-            if depth < _DEPTH_MAX and not isinstance(value, (*_LEAVES, torch.Tensor)):
+            if depth < depth_max and not isinstance(value, (*_LEAVES, torch.Tensor)):
                 waiting.append((value, depth + 1))
 
 

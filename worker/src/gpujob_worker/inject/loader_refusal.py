@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -18,11 +19,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.random_streams import changed_streams, put_streams, streams_now
-from gpujob_worker.probe.reachable import OwnGenerators, open_file
+from gpujob_worker.probe.reachable import OwnGenerators, open_file, reachable
 
 # Samples that are read to see whether any of them draws random numbers.
 _SAMPLES = 4
 _SAMPLERS_DEEP_MAX = 8
+_DATASETS_DEEP_MAX = 8
 # All that they draw they draw for their first index.
 _DRAWN_AT_ONCE = (
     SequentialSampler,
@@ -110,11 +112,16 @@ def _sample_refusal(loader: Any) -> str | None:
     dataset = loader.dataset
     opened = open_file(dataset)
     if opened is not None:
-        return f"the dataset reads through an open {opened}, whose place processes would share"
-    before = DatasetState(dataset)
+        return _reads_through(opened)
+    own = DatasetState(*_datasets(dataset), depth=0)
     generators = _Generators(loader)
     try:
         sample = _read(loader)
+        # A table or a tokenizer makes what it needs in its first read. What a cache keeps is more
+        # after each read.
+        held = DatasetState(dataset)
+        _read(loader, further=1)
+        change = own.change() or held.change()
         drew, apart = generators.drew, generators.drew_apart
     except Exception as error:
         return f"samples cannot be read: {type(error).__name__}"
@@ -127,13 +134,24 @@ def _sample_refusal(loader: Any) -> str | None:
             f"its {loader.num_workers} workers draw random numbers,"
             " each of which would be another one with more workers"
         )
-    change = before.change()
-    if change is not None:
-        return f"reading a sample changes the dataset: {change}"
+    opened = open_file(dataset)
+    if change is not None or opened is not None:
+        changes = f"reading a sample changes the dataset: {change}"
+        return _reads_through(opened) if opened is not None else changes
     leaves = pytree.tree_leaves(sample)
     if any(isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" for leaf in leaves):
         return "samples lie on the device, which worker processes cannot share"
     return None
+
+
+def _reads_through(opened: str) -> str:
+    return f"the dataset reads through an open {opened}, whose place processes would share"
+
+
+def _datasets(dataset: Any) -> list[Any]:
+    """With those that lie within it."""
+    inner = reachable([dataset], _DATASETS_DEEP_MAX)
+    return [dataset, *(one for one in inner if one is not dataset and isinstance(one, Dataset))]
 
 
 class _Generators:
@@ -165,13 +183,15 @@ class _Generators:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def _read(loader: Any) -> Any:
+def _read(loader: Any, further: int = 0) -> Any:
     """A few samples from all over the dataset, as a batch where the loader makes batches."""
     dataset = loader.dataset
-    if loader.batch_sampler is None:
-        return loader.collate_fn(dataset[0])
     length = len(dataset) if hasattr(dataset, "__len__") else 1
-    places = sorted({number * length // _SAMPLES for number in range(_SAMPLES)})
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[further % length])
+    places = sorted(
+        {(number * length // _SAMPLES + further) % length for number in range(_SAMPLES)}
+    )
     samples = [dataset[place] for place in places]
     return loader.collate_fn(samples[: getattr(loader.batch_sampler, "batch_size", None) or 1])
 
