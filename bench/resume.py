@@ -1,6 +1,7 @@
 """What a checkpoint costs a training, and how long a stop takes: both ways of writing in one run.
 
     python -m bench.resume [--device cpu|cuda] [--quick] [--megabytes 1490] [--stops 100]
+                           [--stopped-megabytes 200]
 
 - `training waits`: the training stands still until the checkpoint is committed, as where the host
   memory has no room for a copy;
@@ -47,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a small state and few stops")
     parser.add_argument("--megabytes", type=int, help="of the state that is saved")
     parser.add_argument("--stops", type=int, help="of each way (default 100, quick: 4)")
+    parser.add_argument(
+        "--stopped-megabytes",
+        type=int,
+        help=f"of the state that is saved at a stop (default: as above, at most "
+        f"{MEGABYTES_STOPPED}: a state of several GB takes minutes for each of many stops)",
+    )
     parser.add_argument("--directory", type=Path, help="where checkpoints go (default: temporary)")
     options = parser.parse_args(arguments)
     refusal = device_refusal(options.device)
@@ -61,9 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print("What a checkpoint costs, in seconds; medians over rounds")
         print(format_table(costs, COST_COLUMNS))
-        stopped = measure_stops(
-            Path(folder), min(megabytes, MEGABYTES_STOPPED), options.device, stops
-        )
+        saved_megabytes = options.stopped_megabytes or min(megabytes, MEGABYTES_STOPPED)
+        stopped = measure_stops(Path(folder), saved_megabytes, options.device, stops)
     print("\nFrom SIGTERM to the commit of the newest step, in seconds")
     print(format_table(stopped, STOP_COLUMNS))
     print_result([*costs, *stopped], bench="resume", device=options.device)
