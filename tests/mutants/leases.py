@@ -11,6 +11,13 @@ LEASES = (
         "test_lease.py",
     ),
     of_operator(
+        "a Lease is as old as the try that found it",
+        "act/lease.py",
+        "self._observed = (version, self._monotonic())",
+        "self._observed = (version, now)",
+        "test_lease_renewals.py",
+    ),
+    of_operator(
         "the Lease is held for longer than it lasts",
         "act/lease.py",
         "HOLD_FRACTION = 2 / 3",

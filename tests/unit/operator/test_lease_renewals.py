@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.kube import REQUEST_SECONDS_MAX, Manifest, Unavailable
+from gpujob_operator.act.kube import LEASES, REQUEST_SECONDS_MAX, Manifest, Unavailable
 from gpujob_operator.act.lease import Leadership, LeaseSettings
 from tests.harness.clocks import FakeClock
-from tests.harness.fake_kube import FakeKube
+from tests.harness.fake_kube import Call, FakeKube
 
 SECONDS = 15.0
 
@@ -93,3 +93,30 @@ async def test_an_api_server_that_does_not_answer_ends_it() -> None:
     kept = await keep(SlowKube(clock, [0.0] + [6.0] * 9), clock, 4)
     assert not kept.led[-1]
     assert kept.changes == [True, False]
+
+
+async def test_who_thaws_gives_the_next_holder_the_whole_duration() -> None:
+    """It was frozen in a renewal, and somebody else has led for long and renews."""
+    clock, kube = FakeClock(), FakeKube()
+    one = Leadership(
+        kube,
+        LeaseSettings("gpujob-system", "one", seconds=SECONDS),
+        monotonic=clock.monotonic,
+        sleep=clock.sleep,
+    )
+    assert await one.try_once()
+    clock.advance(SECONDS / 5)
+
+    def freeze(call: Call) -> None:
+        if call.verb == "replace":
+            kube.before = lambda _: None
+            clock.advance(24.0)
+            lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+            lease["spec"]["holderIdentity"] = "two"
+            kube.put(LEASES, lease)
+
+    kube.before = freeze
+    assert not await one.try_once()
+    for _ in range(int(SECONDS) - 1):
+        clock.advance(1.0)
+        assert not await one.try_once()

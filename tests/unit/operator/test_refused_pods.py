@@ -109,6 +109,7 @@ INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:09Z"}}
 DONE = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:07Z"}}
 FAILING = {"waiting": {"reason": "ImagePullBackOff"}}
+CRASHING = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,8 @@ FAILING = {"waiting": {"reason": "ImagePullBackOff"}}
         (started("True", INITIALIZING, INITIALIZING), True, True),
         (started("True", INITIALIZING, RUNNING), True, False),
         (started("True", INITIALIZING, DONE), True, True),
+        (started("True", INITIALIZING, CREATING), True, True),
+        (started("True", INITIALIZING, CRASHING), True, False),
         (started("True", FAILING), True, False),
         (started("True", RUNNING), True, False),
     ],

@@ -179,7 +179,8 @@ class Leadership:
         """
         version = lease["metadata"]["resourceVersion"]
         if self._observed[0] != version:
-            self._observed = (version, now)
+            # Not when the try began: the process may have been frozen since.
+            self._observed = (version, self._monotonic())
             return False
         seconds = float(lease["spec"].get("leaseDurationSeconds") or self._settings.seconds)
         return now - self._observed[1] >= seconds

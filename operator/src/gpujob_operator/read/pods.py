@@ -210,9 +210,13 @@ def _last_change(status: Mapping[str, Any]) -> datetime | None:
 
 
 def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bool:
-    """The worker waits as in every normal start, and no init container runs before it."""
-    starting = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
-    if any(mapping(state.get("running")) for state in starting):
+    """The worker waits as in every normal start, and so does each init container before it, or has
+    ended."""
+    before = [mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses"))]
+    if any(mapping(state.get("running")) for state in before):
+        return False
+    waiting = [mapping(state.get("waiting")) for state in before if not state.get("terminated")]
+    if any(text(one.get("reason")) not in ("", *_ORDINARY_WAITING) for one in waiting):
         return False
     return mapping(worker.get("waiting")).get("reason") in _ORDINARY_WAITING
 

@@ -1,14 +1,18 @@
 """Whose error it is that a job ran out of GPU memory (I15)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_api.report import FailureClass
+from gpujob_api.report import Failure, FailureClass, Report
+from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES
 from gpujob_operator.decide.lifecycle.faults import CONTEXT_BYTES
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX
+from gpujob_operator.decide.measurement.reservation import wanted_reservation
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
@@ -32,15 +36,28 @@ ENDED: dict[str, Any] = {
 }
 
 
-def status_of(job: GPUJob, leaked_bytes: int, own_bytes: int = 0, **gpu: Any) -> GPUJobStatus:
+def status_of(
+    job: GPUJob,
+    leaked_bytes: int,
+    own_bytes: int = 0,
+    *,
+    at_seconds: float = 20,
+    termination: Report = ENDED["termination"],
+    configuration: Configuration | None = None,
+    **gpu: Any,
+) -> GPUJobStatus:
     """After the job ran out of memory beside one that uses so much."""
     leak = make_pod(LEAK)
-    pod = make_pod(job, **ENDED)
+    pod = make_pod(job, exit_code=1, termination=termination)
     ours = [(leak.uid, leaked_bytes), (pod.uid, own_bytes)]
     snapshot = make_snapshot(
-        job, LEAK, pods=[pod, leak], gpus=[make_gpu(ours=[one for one in ours if one[1]], **gpu)]
+        job,
+        LEAK,
+        pods=[pod, leak],
+        gpus=[make_gpu(ours=[one for one in ours if one[1]], **gpu)],
+        configuration=configuration or Configuration(),
     )
-    return statuses(plan(snapshot, after(60)).items)["honest"]
+    return statuses(plan(snapshot, after(at_seconds)).items)["honest"]
 
 
 def test_a_job_whose_memory_another_one_took_is_not_to_blame() -> None:
@@ -50,7 +67,9 @@ def test_a_job_whose_memory_another_one_took_is_not_to_blame() -> None:
     assert found.failure is not None
     assert "13 GiB used above that" in found.failure.message
     assert "not counted, because others took its memory" in found.summary.reason
-    assert found.out_of_memory_step == 30, "it has a GPU of its own up to there"
+    again = with_status(HONEST, phase=JobPhase.PENDING, out_of_memory_step=30)
+    assert found.out_of_memory_step == 30
+    assert wanted_reservation(again, None, Configuration()) is None, "it begins on a whole GPU"
 
 
 def test_nor_is_one_whose_memory_a_process_of_nobody_took() -> None:
@@ -58,7 +77,7 @@ def test_nor_is_one_whose_memory_a_process_of_nobody_took() -> None:
     assert (found.counters.out_of_memory, found.counters.interruptions) == (0, 1)
 
 
-@pytest.mark.parametrize("leaked_bytes", [0, 4 * GIB, 12 * GIB])
+@pytest.mark.parametrize("leaked_bytes", [0, 4 * GIB, 12 * GIB, 12 * GIB + EXTERNAL_NOISE_BYTES])
 def test_a_job_that_had_what_it_was_given_is_to_blame_itself(leaked_bytes: int) -> None:
     """8 and 12 of 24 GiB: there were four left."""
     found = status_of(HONEST, leaked_bytes)
@@ -77,6 +96,39 @@ def test_a_job_that_took_more_than_its_own_is_to_blame_itself() -> None:
     assert (found.counters.out_of_memory, found.counters.interruptions) == (1, 0)
 
 
+def test_what_a_worker_says_that_it_needs_counts() -> None:
+    failure = Failure(FailureClass.OUT_OF_MEMORY, "CUDA out of memory", needed_bytes=90 * GIB)
+    words = replace(make_report(step=30), failure=failure)
+    found = status_of(HONEST, 17 * GIB, termination=words)
+    assert (found.counters.out_of_memory, found.counters.interruptions) == (1, 0)
+
+
+def test_a_reading_that_is_old_excuses_nobody() -> None:
+    found = status_of(HONEST, 17 * GIB, at_seconds=Configuration().telemetry_stale_seconds + 1)
+    assert (found.counters.out_of_memory, found.counters.interruptions) == (1, 0)
+
+
+def test_where_a_device_plugin_picks_the_gpu_nobody_is_excused() -> None:
+    picked = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
+    found = status_of(HONEST, 17 * GIB, configuration=picked)
+    assert (found.counters.out_of_memory, found.counters.interruptions) == (1, 0)
+
+
+def test_of_a_gang_the_gpu_of_the_worker_counts_that_ran_out() -> None:
+    places = ("n0", ("GPU-0",)), ("n0", ("GPU-1",))
+    gang = running(make_job("honest", workers=2), *places, held=reserve(8 * GIB))
+    leak, alone = make_pod(LEAK), {"exit_code": 143}
+    gpus = [make_gpu(ours=[(leak.uid, 17 * GIB)]), make_gpu("GPU-1")]
+
+    def charged(first: dict[str, Any], second: dict[str, Any]) -> int:
+        pods = [make_pod(gang, 0, **first), make_pod(gang, 1, **second), leak]
+        snapshot = make_snapshot(gang, LEAK, pods=pods, gpus=gpus)
+        return statuses(plan(snapshot, after(20)).items)["honest"].counters.out_of_memory
+
+    assert charged(ENDED, alone) == 0
+    assert charged(alone, ENDED) == 1
+
+
 def test_a_stop_for_its_own_memory_stays_its_own_error() -> None:
     stop = StopReason("MemoryCapExceeded", "uses 9 GiB", after(90))
     stopping = with_status(HONEST, phase=JobPhase.STOPPING, stop=stop)
@@ -89,7 +141,7 @@ def test_another_failure_beside_a_leak_is_the_jobs() -> None:
     leak = make_pod(LEAK)
     gpu = make_gpu(ours=[(leak.uid, 17 * GIB)])
     snapshot = make_snapshot(HONEST, LEAK, pods=[pod, leak], gpus=[gpu])
-    found = statuses(plan(snapshot, after(60)).items)["honest"]
+    found = statuses(plan(snapshot, after(20)).items)["honest"]
     assert (found.counters.errors, found.counters.interruptions) == (1, 0)
 
 

@@ -198,6 +198,35 @@ def test_a_kube_scheduler_that_says_nothing_is_waited_for_and_is_nobodys_error(
     assert found.counters == job.status.counters
 
 
+@pytest.mark.parametrize("own", [{"schedulerName": "typo"}, {"schedulingGates": [{"name": "a"}]}])
+def test_a_scheduler_or_a_gate_of_the_jobs_own_is_its_own_error(own: dict[str, Any]) -> None:
+    """Else it would hold GPUs again and again, for ever."""
+    job = make_job()
+    template = {"spec": {**job.spec.template["spec"], **own}}
+    job = placed(replace(job, spec=replace(job.spec, template=template)))
+    pod = unschedulable(job, reason="", message="")
+    assert stop_of(step(job, pod, at=600)) == ""
+    assert stop_of(step(job, pod, at=601)) == "StartTimeout"
+
+
+def test_a_kubelet_that_says_nothing_is_waited_for_and_is_nobodys_error() -> None:
+    job = placed(make_job())
+    pod = waiting(job, reason="", message="")
+    assert stop_of(step(job, pod, at=599)) == ""
+    stopped = step(job, pod, at=600)
+    assert stop_of(stopped) == "CannotStart"
+    assert [one.node for one in stopped.status.start_refusals] == ["n0"]
+
+
+def test_the_seconds_of_a_refusal_are_those_that_were_waited_for() -> None:
+    """A gang of which one worker's images are pulled waits as long for all."""
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    pods = waiting(job, pulls_images=True), unschedulable(job, 1, reason="", message="")
+    stopped = step(job, *pods, at=3600)
+    assert stopped.status.stop is not None
+    assert "was not scheduled within 3600 s" in stopped.status.stop.message
+
+
 def test_a_pod_that_is_never_created_is_nobodys_error() -> None:
     job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
     first = waiting(job)

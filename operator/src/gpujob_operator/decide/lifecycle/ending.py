@@ -39,7 +39,8 @@ def end_attempt(
     ended = changed(_with_report(job, inputs, received), held_seconds=round(held, 1))
     job = replace(job, status=ended)
     judged = judge(job, pods, inputs.lost_nodes)
-    outcome = without_others_faults(job, judged, inputs.sites)
+    access = configuration.device_access
+    outcome = without_others_faults(job, judged, pods, inputs.sites, access)
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:

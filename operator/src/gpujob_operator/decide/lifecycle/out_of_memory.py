@@ -1,43 +1,70 @@
 """Whose fault it is that a job ran out of GPU memory."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
-from gpujob_operator.decide.capacity.sites import Sites, gpus_at
+from gpujob_operator.decide.capacity.availability import ClosedReason
+from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES, GPUCapacity
+from gpujob_operator.decide.capacity.sites import Sites, WorkerSite, gpus_at
 from gpujob_operator.decide.lifecycle.faults import CONTEXT_BYTES, pressure_message
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
+from gpujob_operator.decide.model.configuration import DeviceAccess
+from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 
 
-def without_others_faults(job: GPUJob, outcome: Outcome, sites: Sites) -> Outcome:
+def without_others_faults(
+    job: GPUJob, outcome: Outcome, pods: Iterable[PodView], sites: Sites, access: DeviceAccess
+) -> Outcome:
     """The outcome; an interruption where the job ran out of memory that it had been given, because
     somebody else on the GPU took it. `job` has the measurement of its last report.
 
-    The job has a GPU for itself until it has passed this step all the same: whoever runs out of
-    memory there has nobody else to blame.
+    The next attempt begins on a whole GPU all the same (`ran_out_of_memory`): whoever runs out of
+    memory there has nobody else to blame. Where a device plugin picks the GPUs, readings come too
+    late to tell.
     """
     failure = outcome.failure
     ran_out = failure is not None and failure.failure_class is FailureClass.OUT_OF_MEMORY
     if failure is None or not ran_out or rule_of(job.status.stop).failure is not None:
         return outcome
-    full = next((gpu for gpu in gpus_at(sites) if _lacks_memory(gpu)), None)
-    if full is None or not _kept_to_its_own(job):
+    failed = [pod for pod in pods if _reports_it(pod)]
+    theirs = [sites[pod.rank] for pod in failed if pod.rank < len(sites)]
+    theirs = [site for site in theirs if not _is_stale(site)]
+    full = next((gpu for gpu in gpus_at(tuple(theirs)) if _lacks_memory(gpu)), None)
+    picked = access is DeviceAccess.DEVICE_PLUGIN
+    if full is None or picked or not _kept_to_its_own(job, failed):
         return outcome
     text = f"{failure.message}; not counted, because others took its memory: "
     excused = JobFailure(failure.failure_class, text + pressure_message(full))
     return replace(outcome, end=AttemptEnd.INTERRUPTED, failure=excused)
 
 
+def _is_stale(site: WorkerSite) -> bool:
+    closed = site.facts.closed if site.facts is not None else None
+    return closed is not None and closed.reason is ClosedReason.STALE
+
+
 def _lacks_memory(gpu: GPUCapacity) -> bool:
-    """True where there is less than what was given. The last reading may still show the job's own
-    pod, which has ended."""
-    return gpu.free_bytes + gpu.terminating_bytes < 0
+    """True where there is clearly less than what was given. The last reading may still show the
+    job's own pod, which has ended."""
+    left_bytes = gpu.free_bytes + gpu.terminating_bytes
+    return left_bytes < -EXTERNAL_NOISE_BYTES
 
 
-def _kept_to_its_own(job: GPUJob) -> bool:
+def _reports_it(pod: PodView) -> bool:
+    words = pod.termination
+    failure = words.failure if words is not None else None
+    return failure is not None and failure.failure_class is FailureClass.OUT_OF_MEMORY
+
+
+def _kept_to_its_own(job: GPUJob, failed: Iterable[PodView]) -> bool:
+    """By what was measured, and by what the workers say that they needed."""
     held, measured = job.status.reservation, job.status.measurement
     if held is None:
         return False
-    return measured is None or measured.memory_bytes <= held.memory_bytes + CONTEXT_BYTES
+    reports = [pod.termination.failure for pod in failed if pod.termination is not None]
+    needed = [one.needed_bytes or 0 for one in reports if one is not None]
+    known_bytes = max([measured.memory_bytes if measured is not None else 0, *needed])
+    return known_bytes <= held.memory_bytes + CONTEXT_BYTES

@@ -7,9 +7,10 @@ is over. None is the job's error. The job avoids the node for a while and is tri
 pause; both grow while it does not run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any, cast
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
@@ -119,11 +120,14 @@ def _of_pod(
 def _out_of_time(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
 ) -> Refusal | None:
-    """What keeps an attempt from starting for which nobody gives a reason. None where a container
-    of the job's own takes its time, such as an init container: that is the job's error.
+    """What keeps an attempt from starting for which nobody gives a reason. None where it is the
+    job's own: a container that takes its time, such as an init container, or a scheduler or a gate
+    that its template names.
     """
     left = start_seconds_left(job, pods, configuration, now)
-    limit = f"{configuration.start_timeout_seconds:.0f} s"
+    pulls = any(pod.pulls_images for pod in pods)
+    seconds = pull_limit_seconds(configuration) if pulls else configuration.start_timeout_seconds
+    limit = f"{seconds:.0f} s"
     missing = sorted(set(range(job.spec.workers)) - {pod.rank for pod in pods})
     if missing:
         running = conditions.find(job.status, conditions.RUNNING)
@@ -132,17 +136,31 @@ def _out_of_time(
         return Refusal(POD_REFUSED, text, None, left)
     waiting = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.deletion_at is None]
     for pod in waiting:
-        if pod.node is None:
+        if pod.node is None and not _schedules_itself(job):
             said = f"{pod.reason}: {pod.message}" if pod.reason else _UNSEEN
             text = f"pod {pod.name} was not scheduled within {limit}: {said}"
             return Refusal(UNSCHEDULABLE, text, None, left)
     for pod in waiting:
         place = place_of(pod, job)
-        if pod.pulls_images and place is not None:
-            pulled = f"{pull_limit_seconds(configuration):.0f} s"
-            text = f"the images of pod {pod.name} were not pulled on {place.node} within {pulled}"
+        if place is None or pod.node is None:
+            continue
+        if pod.pulls_images:
+            text = f"the images of pod {pod.name} were not pulled on {place.node} within {limit}"
+            return Refusal(CANNOT_START, text, place.node, left)
+        if not pod.reason and pod.last_change_at is None:
+            text = (
+                f"no container of pod {pod.name} was started on {place.node} within {limit}, and "
+                "the kubelet gives no reason"
+            )
             return Refusal(CANNOT_START, text, place.node, left)
     return None
+
+
+def _schedules_itself(job: GPUJob) -> bool:
+    """Whether the template names who is to schedule its pods, or what they wait for."""
+    spec = job.spec.template.get("spec")
+    own = cast("Mapping[str, Any]", spec) if isinstance(spec, Mapping) else {}
+    return bool(own.get("schedulerName") or own.get("schedulingGates"))
 
 
 def is_refused_start(pod: PodView) -> bool:

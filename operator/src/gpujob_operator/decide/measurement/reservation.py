@@ -38,6 +38,11 @@ def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
     return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE or breaks_gpus(job)
 
 
+def ran_out_of_memory(job: GPUJob) -> bool:
+    """True if an attempt ran out of GPU memory, whoever had taken it."""
+    return job.status.counters.out_of_memory > 0 or job.status.out_of_memory_step is not None
+
+
 def breaks_gpus(job: GPUJob) -> bool:
     """True if so many GPUs broke under the job that the next one tells whether it is to blame."""
     return job.status.counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX
@@ -56,7 +61,7 @@ def wanted_reservation(
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
-    if job.status.counters.out_of_memory:
+    if ran_out_of_memory(job):
         # The job exceeded its measured memory by an unknown amount. The measurement is discarded,
         # and the job starts on a whole GPU.
         return None

@@ -16,6 +16,7 @@ from gpujob_operator.decide.measurement.reservation import (
     breaks_gpus,
     is_settled,
     profile_entry,
+    ran_out_of_memory,
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
@@ -108,7 +109,7 @@ class JobRequirements:
             (measured.memory_bytes, measured.utilization_percent, measured.device, self.measured)
             if measured
             else None,
-            (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
+            (ran_out_of_memory(job), job.status.utilization_floor_percent),
             breaks_gpus(job),
         )
 
