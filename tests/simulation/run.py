@@ -1,6 +1,8 @@
 """`python -m tests.simulation.run --seeds 0-9999`: many seeded fault schedules, checked.
 
 Prints each seed that breaks a promise, with the command that replays it, and ends with the count.
+With `--played FILE` a run that was interrupted can be continued: the file keeps the seeds that
+broke no promise, and what they added up to, for this very code.
 """
 
 import argparse
@@ -10,10 +12,12 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from gpujob_operator.garbage import collect_seldom
+from tests.simulation.played_seeds import PlayedSeeds, counts_of, played_code
 from tests.simulation.result import Result
 from tests.simulation.simulation import run_seed
 
@@ -26,25 +30,36 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    commit = _commit()
-    failed = 0
-    counts: Counter[str] = Counter()
-    started = time.monotonic()
-    for seed, result in _results(seeds, options.processes):
+    try:
+        played = PlayedSeeds(options.played, played_code()) if options.played else None
+    except ValueError as error:
+        print(f"tests.simulation.run: {error}", file=sys.stderr)
+        return 1
+    before = played.seeds.intersection(seeds) if played is not None else set[int]()
+    commit, failed = _commit(), 0
+    counts, seconds = Counter[str](), 0.0
+    noted = time.monotonic()
+    for seed, result in _results([one for one in seeds if one not in before], options.processes):
+        took, noted = time.monotonic() - noted, time.monotonic()
+        seconds += took
         if isinstance(result, str) or result.violations:
             failed += 1
             print(_failure(seed, result, commit), flush=True)
+        elif played is not None:
+            played.note(seed, result, took)
         if isinstance(result, Result):
-            counts.update(revisions=result.revisions, writes=result.writes, cycles=result.cycles)
-            counts.update(seconds=round(result.seconds))
+            counts.update(counts_of(result))
         if options.every and (seed - seeds.start + 1) % options.every == 0:
             print(f"... up to seed {seed}: {failed} failed", flush=True)
-    seconds = time.monotonic() - started
+    if before and played is not None:
+        # With those of earlier runs, of which the file may have others, too.
+        print(f"{len(before)} seeds were played before, by the same code")
+        counts, seconds = played.counts, played.seconds
     print(
         f"{len(seeds)} seeds, {failed} failed; {counts['revisions']} revisions, "
         f"{counts['writes']} operator writes, {counts['cycles']} cycles, "
         f"{counts['seconds'] / 3600:.1f} h of virtual time; "
-        f"{seconds:.0f} s, {len(seeds) / seconds:.1f} seeds/s, commit {commit}"
+        f"{seconds:.0f} s, {len(seeds) / max(seconds, 1e-9):.1f} seeds/s, commit {commit}"
     )
     return 1 if failed else 0
 
@@ -53,11 +68,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--seeds", default="0-999", help="one seed, or the first and the last")
     parser.add_argument("--processes", type=int, default=1, help="how many seeds at a time")
+    parser.add_argument(
+        "--played",
+        type=Path,
+        help="a file of the seeds that broke no promise: a run that was interrupted goes on there",
+    )
     parser.add_argument("--every", type=int, default=500, help="say how far it is; 0: never")
     return parser.parse_args(arguments)
 
 
-def _results(seeds: Iterable[int], processes: int) -> Iterable[tuple[int, Result | str]]:
+def _results(seeds: Sequence[int], processes: int) -> Iterable[tuple[int, Result | str]]:
     if processes == 1:
         _prepare()
         for seed in seeds:

@@ -1,0 +1,72 @@
+"""The seeds that broke no promise so far, in a file: a run of hours can be continued later.
+
+Each line is JSON. The first names the code that was played; the file goes on with this code only.
+"""
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.simulation.result import Result
+
+# What a seed depends on.
+CODE = ("api", "operator", "tests/simulation", "tests/harness")
+
+
+def played_code(folders: Iterable[str] = CODE) -> str:
+    """The same for two commits that differ elsewhere. "unknown" without git, and for folders with
+    changes that are not committed."""
+    names = [f"HEAD:{folder}" for folder in folders]
+    found = _git("rev-parse", "--short=12", *names)
+    changed = _git("status", "--porcelain", "--", *folders)
+    return "-".join(found.split()) if found and not changed else "unknown"
+
+
+def counts_of(result: Result) -> Counter[str]:
+    """What a run adds up: whole numbers only, `seconds` of virtual time included."""
+    return Counter(
+        revisions=result.revisions,
+        writes=result.writes,
+        cycles=result.cycles,
+        seconds=round(result.seconds),
+    )
+
+
+class PlayedSeeds:
+    """`seconds` is the time that playing them took, in all runs together."""
+
+    def __init__(self, path: Path, code: str) -> None:
+        """Raises `ValueError` for a file of other code, or of code that nobody can name."""
+        if code == "unknown":
+            raise ValueError("the code has no name: commit it first, in a checkout with git")
+        self._path = path
+        self.counts: Counter[str] = Counter()
+        self.seconds = 0.0
+        self.seeds: set[int] = set()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if not lines:
+            path.write_text(json.dumps({"code": code}) + "\n", encoding="utf-8")
+        elif json.loads(lines[0])["code"] != code:
+            other = json.loads(lines[0])["code"]
+            raise ValueError(f"{path} has seeds of other code: {other}, and this is {code}")
+        for line in lines[1:]:
+            self._count(json.loads(line))
+
+    def note(self, seed: int, result: Result, seconds: float) -> None:
+        """After `seconds` since the last seed was noted."""
+        row = {"seed": seed, "took": round(seconds, 3), **counts_of(result)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self._count(row)
+
+    def _count(self, row: dict[str, float]) -> None:
+        self.seeds.add(int(row["seed"]))
+        self.seconds += row["took"]
+        self.counts.update({name: int(row[name]) for name in row.keys() - {"seed", "took"}})
+
+
+def _git(*arguments: str) -> str:
+    answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
