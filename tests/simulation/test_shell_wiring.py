@@ -17,6 +17,7 @@ ABSENT = {
     "CycleDumps",
     "HealthServer",
     "Legacy",
+    "LifeSigns",
     "Log",
     "Pace",
     "ReportEndpoint",

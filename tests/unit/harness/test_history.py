@@ -23,6 +23,7 @@ from tests.harness.builders import (
     with_status,
 )
 from tests.harness.history import IMPOSTOR, LEAVING, History, Revision
+from tests.harness.worker_ends import RENEWALS_UNTIL_LISTED
 
 Entry = tuple[str, str, dict[str, Any]]
 JOB = make_job()
@@ -234,7 +235,8 @@ def lease(holder: str) -> Entry:
     return ("Lease", "MODIFIED", {"metadata": {"name": "o"}, "spec": {"holderIdentity": holder}})
 
 
-FIRST, SECOND = 5 * [lease("one")], 5 * [lease("two")]
+RENEWALS = RENEWALS_UNTIL_LISTED + 1
+FIRST, SECOND = RENEWALS * [lease("one")], RENEWALS * [lease("two")]
 DONE = pod(phase="Succeeded", type_="MODIFIED")
 WENT = pod(phase="Succeeded", type_="DELETED")
 AGAIN = job(placed(JOB, attempt=2))
