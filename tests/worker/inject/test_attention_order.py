@@ -83,6 +83,12 @@ def test_torchs_own_order_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
         own._set_sdp_priority_order(order)
 
 
+def test_a_kernel_that_torch_names_twice_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.8 does."""
+    monkeypatch.setattr(torch._C, "_get_sdp_priority_order", lambda: [2, 1, 0, 3, 0])
+    assert enabled_kernels() == tuple(ALL)
+
+
 def test_a_torch_that_does_not_tell_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     without_the_flag(monkeypatch)
     monkeypatch.delattr(torch._C, "_get_sdp_priority_order")

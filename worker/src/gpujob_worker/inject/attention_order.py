@@ -46,7 +46,9 @@ def _order() -> tuple[SDPBackend, ...]:
     own: Any = torch._C  # pyright: ignore[reportPrivateUsage]
     ask = getattr(own, "_get_sdp_priority_order", None)
     numbers: list[int] = ask() if ask is not None else []
-    order = tuple(kernel for kernel in map(SDPBackend, numbers) if kernel in _KERNELS)
+    # torch 2.8 has one of them twice.
+    known = dict.fromkeys(kernel for kernel in map(SDPBackend, numbers) if kernel in _KERNELS)
+    order = tuple(known)
     return order if len(order) == len(_OWN) else _OWN
 
 
