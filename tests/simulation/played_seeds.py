@@ -18,10 +18,9 @@ CODE = ("api", "operator", "tests/simulation", "tests/harness")
 def played_code(folders: Iterable[str] = CODE) -> str:
     """The same for two commits that differ elsewhere. "unknown" without git, and for folders with
     changes that are not committed."""
-    names = [f"HEAD:{folder}" for folder in folders]
-    found = _git("rev-parse", "--short=12", *names)
+    found = _git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
     changed = _git("status", "--porcelain", "--", *folders)
-    return "-".join(found.split()) if found and not changed else "unknown"
+    return "-".join(one[:12] for one in found.split()) if found and not changed else "unknown"
 
 
 def counts_of(result: Result) -> Counter[str]:
@@ -69,4 +68,4 @@ class PlayedSeeds:
 
 def _git(*arguments: str) -> str:
     answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -1,5 +1,6 @@
 """A run of seeds can be interrupted and continued, by the same code only."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,26 @@ def test_code_without_git_has_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert played_code() == "unknown"
+
+
+def test_code_is_named_by_what_is_committed_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ("git", "-c", "user.name=one", "-c", "user.email=one@example.com")
+    named: list[str] = []
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    for file, text in (("a/x", "1"), ("b/x", "1"), ("c/x", "1"), ("a/x", "2")):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(text)
+        named.append(played_code(("a", "b")))
+        subprocess.run(["git", "add", "."], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", file], check=True)
+        named.append(played_code(("a", "b")))
+    assert named[:3] == ["unknown", "unknown", "unknown"], "b is not there, then not committed"
+    assert named[3] == named[4] == named[5], "c is none of it"
+    assert named[6] == "unknown"
+    assert named[7] not in ("unknown", named[3])
 
 
 def test_only_the_other_seeds_are_played(
