@@ -89,7 +89,7 @@ class DoneScene:
         self.removed.append(metadata["name"])
         running = [one for m in self._simulation.cluster.machines.values() for one in m.workers]
         assert len(running) == 1, "the other rank runs"
-        self._simulation.clock.after(1.0, lambda: self._remove(metadata["uid"]))
+        self._simulation.clock.after(0.3, lambda: self._remove(metadata["uid"]))
 
     def _remove(self, uid: str) -> None:
         self._simulation.api.remove(Kind.POD, uid, "user")
