@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gpujob_api.codec import json_fields
+from gpujob_api.field_types import json_fields
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.options import load_configuration_file
 from kubectl_gpujob.listing import CONFIGURATION, CONFIGURATION_FILE

@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpujob_api.codec import format_time, json_fields, parse_time
+from gpujob_api.codec import format_time, parse_time
+from gpujob_api.field_types import json_fields
 from gpujob_operator.cycle import plan_to_json, snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan

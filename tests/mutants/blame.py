@@ -27,8 +27,8 @@ BLAME = (
     of_decide(
         "kube-scheduler's own errors are waited for like silence",
         "lifecycle/start_refusals.py",
-        '{UNSCHEDULABLE: UNSCHEDULABLE_SECONDS, "SchedulerError": 30.0}',
-        "{UNSCHEDULABLE: UNSCHEDULABLE_SECONDS}",
+        '    "SchedulerError": SCHEDULER_ERROR_SECONDS,\n',
+        "",
         "lifecycle/test_start_refusals.py",
     ),
     of_decide(

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simulation.result import Result
@@ -33,17 +34,23 @@ def counts_of(result: Result) -> Counter[str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a seed added up to. `took_seconds` is the real time."""
+
+    counts: Counter[str]
+    took_seconds: float
+
+
 class PlayedSeeds:
-    """`seconds` is the time that playing them took, in all runs together."""
+    """By seed, in `seeds`."""
 
     def __init__(self, path: Path, code: str) -> None:
         """Raises `ValueError` for a file of other code, or of code that nobody can name."""
         if code == "unknown":
             raise ValueError("the code has no name: commit it first, in a checkout with git")
         self._path = path
-        self.counts: Counter[str] = Counter()
-        self.seconds = 0.0
-        self.seeds: set[int] = set()
+        self.seeds: dict[int, Played] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if not lines:
             path.write_text(json.dumps({"code": code}) + "\n", encoding="utf-8")
@@ -51,19 +58,16 @@ class PlayedSeeds:
             other = json.loads(lines[0])["code"]
             raise ValueError(f"{path} has seeds of other code: {other}, and this is {code}")
         for line in lines[1:]:
-            self._count(json.loads(line))
+            row = json.loads(line)
+            self.seeds[row["seed"]] = Played(Counter(row["counts"]), row["tookSeconds"])
 
-    def note(self, seed: int, result: Result, seconds: float) -> None:
-        """After `seconds` since the last seed was noted."""
-        row = {"seed": seed, "took": round(seconds, 3), **counts_of(result)}
+    def note(self, seed: int, result: Result, took_seconds: float) -> None:
+        """`took_seconds` is the time since the last seed was noted."""
+        counts = counts_of(result)
+        self.seeds[seed] = Played(counts, took_seconds)
+        row = {"seed": seed, "tookSeconds": round(took_seconds, 3), "counts": counts}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        self._count(row)
-
-    def _count(self, row: dict[str, float]) -> None:
-        self.seeds.add(int(row["seed"]))
-        self.seconds += row["took"]
-        self.counts.update({name: int(row[name]) for name in row.keys() - {"seed", "took"}})
 
 
 def _git(*arguments: str) -> str:

@@ -35,10 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"tests.simulation.run: {error}", file=sys.stderr)
         return 1
-    before = played.seeds.intersection(seeds) if played is not None else set[int]()
-    commit, failed = _commit(), 0
-    counts, seconds = Counter[str](), 0.0
-    noted = time.monotonic()
+    known = played.seeds if played is not None else {}
+    before = {seed: known[seed] for seed in seeds if seed in known}
+    if before:
+        print(f"{len(before)} seeds were played before, by the same code", flush=True)
+    counts = sum((one.counts for one in before.values()), Counter[str]())
+    seconds = sum(one.took_seconds for one in before.values())
+    commit, failed, noted = _commit(), 0, time.monotonic()
     for seed, result in _results([one for one in seeds if one not in before], options.processes):
         took, noted = time.monotonic() - noted, time.monotonic()
         seconds += took
@@ -51,10 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
             counts.update(counts_of(result))
         if options.every and (seed - seeds.start + 1) % options.every == 0:
             print(f"... up to seed {seed}: {failed} failed", flush=True)
-    if before and played is not None:
-        # With those of earlier runs, of which the file may have others, too.
-        print(f"{len(before)} seeds were played before, by the same code")
-        counts, seconds = played.counts, played.seconds
     print(
         f"{len(seeds)} seeds, {failed} failed; {counts['revisions']} revisions, "
         f"{counts['writes']} operator writes, {counts['cycles']} cycles, "

@@ -20,9 +20,9 @@ def test_a_file_goes_on_where_it_was_left(tmp_path: Path) -> None:
     first.note(1, SEEDS[1], 1.5)
     first.note(2, SEEDS[2], 2.0)
     again = PlayedSeeds(path, "code")
-    assert again.seeds == {1, 2}
-    assert again.counts == {"revisions": 30, "writes": 2, "cycles": 4, "seconds": 120}
-    assert again.seconds == 3.5
+    assert again.seeds == first.seeds
+    assert again.seeds[2].counts == {"revisions": 20, "writes": 1, "cycles": 2, "seconds": 60}
+    assert [one.took_seconds for one in again.seeds.values()] == [1.5, 2.0]
 
 
 def test_other_code_begins_a_file_of_its_own(tmp_path: Path) -> None:
@@ -80,6 +80,8 @@ def test_only_the_other_seeds_are_played(
     assert asked[3:] == [3], "what failed is played again"
     assert run.main([*command, "1-2"]) == 0
     assert asked[4:] == []
+    assert run.main([*command, "2"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-2] == "2 seeds were played before, by the same code"
-    assert said[-1].startswith("2 seeds, 0 failed; 30 revisions, 2 operator writes, 4 cycles")
+    assert said[-4] == "2 seeds were played before, by the same code"
+    assert said[-3].startswith("2 seeds, 0 failed; 30 revisions, 2 operator writes, 4 cycles")
+    assert said[-1].startswith("1 seeds, 0 failed; 20 revisions"), "the file has others, too"

@@ -17,10 +17,7 @@ from typing import Any, cast, get_args, get_origin
 from gpujob_api.decoding import Dataclass
 from gpujob_api.decoding import DataT as DataT
 from gpujob_api.decoding import decode as decode
-from gpujob_api.field_types import bare_and_bounds, bounded_fields
-from gpujob_api.field_types import bare_type as bare_type
-from gpujob_api.field_types import camel_case as camel_case
-from gpujob_api.field_types import json_fields as json_fields
+from gpujob_api.field_types import bare_and_bounds, bare_type, bounded_fields
 from gpujob_api.json_values import FieldError as FieldError
 from gpujob_api.json_values import parse_json as parse_json
 from gpujob_api.times import UTC as UTC

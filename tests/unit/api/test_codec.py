@@ -13,7 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpujob_api.bounds import Items, Range, Text
-from gpujob_api.codec import FieldError, camel_case, check, decode, encode, format_time, parse_time
+from gpujob_api.codec import FieldError, check, decode, encode, format_time, parse_time
+from gpujob_api.field_types import camel_case
 from gpujob_api.gpujob import GPUJob, GPUJobSpec, GPUJobStatus
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile

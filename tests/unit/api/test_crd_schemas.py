@@ -12,8 +12,8 @@ import yaml
 
 from gpujob_api import settings
 from gpujob_api.bounds import Bound, Items, Range, Text
-from gpujob_api.codec import camel_case, encode
-from gpujob_api.field_types import bounded_fields
+from gpujob_api.codec import encode
+from gpujob_api.field_types import bounded_fields, camel_case
 from gpujob_api.gpujob import JOB_NAME_CHARACTERS_MAX, GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import RESOURCES

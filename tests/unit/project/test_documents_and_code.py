@@ -15,7 +15,8 @@ import typer
 import yaml
 
 from gpujob_api import meta
-from gpujob_api.codec import encode, json_fields
+from gpujob_api.codec import encode
+from gpujob_api.field_types import json_fields
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.metrics import Metrics
 from kubectl_gpujob.__main__ import build

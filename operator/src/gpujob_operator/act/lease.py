@@ -6,8 +6,8 @@ has seen the Lease unchanged for the whole duration. Both use their own monotoni
 wall clocks do not matter, and the remaining third covers a request that is still under way.
 
 A renewal is one request: it replaces the Lease as the last one left it. A conflict says that this
-is no longer so. One renewal may hang for as long as a request may (a third of the duration) without
-an end of leadership, because another one follows right after it.
+is no longer so. One renewal may hang for as long as a request may (5 s, a third of the default
+duration) without an end of leadership, because another one follows right after it.
 
 The holder can leave its private state with the Lease for its successor (`Legacy`).
 """

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from gpujob_api.bounds import shown
-from gpujob_api.codec import FieldError, decode, encode, json_fields
+from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.field_types import json_fields
 from gpujob_api.json_values import clean_text
 from gpujob_operator.decide.model.configuration import Configuration
 

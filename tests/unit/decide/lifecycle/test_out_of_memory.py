@@ -67,8 +67,7 @@ def test_a_job_whose_memory_another_one_took_is_not_to_blame() -> None:
     assert found.failure is not None
     assert "13 GiB used above that" in found.failure.message
     assert "not counted, because others took its memory" in found.summary.reason
-    again = with_status(HONEST, phase=JobPhase.PENDING, out_of_memory_step=30)
-    assert found.out_of_memory_step == 30
+    again = replace(HONEST, status=found)
     assert wanted_reservation(again, None, Configuration()) is None, "it begins on a whole GPU"
 
 

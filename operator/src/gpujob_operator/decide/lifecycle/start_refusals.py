@@ -27,7 +27,11 @@ from gpujob_operator.decide.model.workers import place_of
 # kube-scheduler may not have seen yet what has just ended on the node.
 UNSCHEDULABLE_SECONDS = 5.0
 # By kube-scheduler's reason. After an error of its own it tries again by itself.
-_SCHEDULER_SECONDS = {UNSCHEDULABLE: UNSCHEDULABLE_SECONDS, "SchedulerError": 30.0}
+SCHEDULER_ERROR_SECONDS = 30.0
+_SCHEDULER_SECONDS = {
+    UNSCHEDULABLE: UNSCHEDULABLE_SECONDS,
+    "SchedulerError": SCHEDULER_ERROR_SECONDS,
+}
 # A registry or a secret may be there a moment later.
 CANNOT_START_SECONDS = 30.0
 # Volumes take their time to be attached: each wait is twice as long as the one before.
@@ -120,11 +124,13 @@ def _of_pod(
 def _out_of_time(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
 ) -> Refusal | None:
-    """What keeps an attempt from starting for which nobody gives a reason. None where it is the
-    job's own: a container that takes its time, such as an init container, or a scheduler or a gate
-    that its template names.
+    """What has kept an attempt from starting for too long, and nobody gives a reason. None where it
+    is the job's own: a container that takes its time, such as an init container, or a scheduler or
+    a gate that its template names.
     """
     left = start_seconds_left(job, pods, configuration, now)
+    if left > 0:
+        return None
     pulls = any(pod.pulls_images for pod in pods)
     seconds = pull_limit_seconds(configuration) if pulls else configuration.start_timeout_seconds
     limit = f"{seconds:.0f} s"
