@@ -62,8 +62,8 @@ class ApiServer:
             kind: {} for kind in (*Kind, *OtherKind)
         }
         self._names: dict[tuple[AnyKind, str], str] = {}
-        # By the pod's name and by who asked for it.
-        self._asked_at: dict[tuple[str, str], float] = {}
+        # How long ago that was for who asked for the pod, by its name and by who asked.
+        self._asked: dict[tuple[str, str], Callable[[], float]] = {}
         # What a watch may go on from: version, type and object of the newest events of each kind.
         self._events: dict[AnyKind, deque[tuple[int, str, Manifest]]] = defaultdict(
             lambda: deque(maxlen=EVENTS_MAX)
@@ -174,14 +174,19 @@ class ApiServer:
             raise NotFound(404, "NotFound", f"{kind.value} {name}")
         return self._objects[kind][uid]
 
-    def asked_for_pod(self, namespace: str, name: str, by: str) -> None:
-        """A request for the pod is on its way now."""
-        self._asked_at[f"{namespace}/{name}", by] = self._clock.now
+    def asked_for_pod(
+        self, namespace: str, name: str, by: str, seconds: Callable[[], float]
+    ) -> None:
+        """A request for the pod is on its way. `seconds` says how long ago that was for the
+        process, which may have been frozen since."""
+        self._asked[f"{namespace}/{name}", by] = seconds
 
-    def pod_asked_at(self, pod: Manifest, by: str) -> float:
-        """When this process asked for a pod of that name the last time."""
+    def seconds_since_asked(self, pod: Manifest, by: str) -> float:
+        """How long ago, for this process, it asked for a pod of that name the last time."""
         metadata = pod["metadata"]
-        return self._asked_at.get((f"{metadata.get('namespace', '')}/{metadata['name']}", by), 0.0)
+        name = f"{metadata.get('namespace', '')}/{metadata['name']}"
+        seconds = self._asked.get((name, by))
+        return self.now if seconds is None else seconds()
 
     def require_free_name(self, kind: AnyKind, namespace: str, name: str) -> tuple[AnyKind, str]:
         """The key of the name, which no object has yet; all that a dry run asks the store."""

@@ -182,7 +182,13 @@ class Connection:
             self.requests[request.verb, request.kind.value] += 1
         text, sent_at = json.dumps(body), self._clock.now
         if (request.verb, request.kind) == ("create", Kind.POD):
-            self.api.asked_for_pod(request.namespace, request.name, self._name)
+            asked_at = self._loop.awake_seconds
+            self.api.asked_for_pod(
+                request.namespace,
+                request.name,
+                self._name,
+                lambda: self._loop.awake_seconds - asked_at,
+            )
 
         def effect() -> Manifest:
             return self._effect(request, subresource, query, json.loads(text), sent_at)

@@ -24,13 +24,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._clock = clock
         self._failed = failed
         self._paused_until = 0.0
+        # Of all pauses, to their ends.
+        self._paused_seconds = 0.0
         self._killed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last: deque[asyncio.Handle] = deque()
 
     def pause(self, seconds: float) -> None:
         """SIGSTOP, SIGCONT: everything that was to happen happens afterwards."""
-        self._paused_until = self._clock.now + seconds
+        begins, ends = self._clock.now, self._clock.now + seconds
+        self._paused_seconds += ends - max(begins, self._paused_until)
+        self._paused_until = ends
+
+    @property
+    def awake_seconds(self) -> float:
+        """Virtual time without the pauses."""
+        left = max(0.0, self._paused_until - self._clock.now)
+        return self._clock.now - (self._paused_seconds - left)
 
     @property
     def paused(self) -> bool:

@@ -325,9 +325,10 @@ class Recorder:
         name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
         is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
         is_late = is_over or revision.at - revision.sent_at > REQUEST_SECONDS_MAX
-        # Its process still asks for it, perhaps once more, and holds the GPUs until then.
-        asked_at = self._api.pod_asked_at(revision.object, revision.by)
-        asks = revision.at - asked_at < REQUEST_SECONDS_MAX + LATE_SECONDS
+        # Its process still asks for it, perhaps once more, and holds the GPUs until then. One that
+        # is frozen gives nothing up.
+        waited = self._api.seconds_since_asked(revision.object, revision.by)
+        asks = waited < REQUEST_SECONDS_MAX + LATE_SECONDS
         given_up = is_over or (is_late and not (asks and leads(revision.by, self._api)))
         recorded = None if given_up else self._recorded.created(revision.object, job)
         if recorded is not None:

@@ -17,6 +17,8 @@ from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload,
 LATE_SECONDS = 40.0
 # A request is given up after 5 s.
 SECOND_GIVEN_UP_SECONDS = 10.3
+# Before the request is.
+FROZEN_AT_SECONDS = 4.0
 
 
 def play() -> tuple[Result, dict[str, int | None]]:
@@ -72,6 +74,22 @@ def test_a_pod_that_comes_while_it_is_asked_for_once_more_places_its_job() -> No
     scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
     away = [Incident(0.5, "late-pods", "n0", SECOND_GIVEN_UP_SECONDS)]
     simulation = Simulation(3, scenario=scenario, faults=Faults(), incidents=away, operators=1)
+    result = simulation.run()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == {"team/job": "Succeeded"}
+    assert result.attempts == {"team/job": 1}
+
+
+def test_a_pod_that_comes_while_its_leader_is_frozen_places_its_job() -> None:
+    """Nobody else leads meanwhile. The leader has given nothing up, and finds the pod there as it
+    goes on."""
+    job = Submission("job", 1.0, make_spec("job"), Workload(steps=10))
+    scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
+    incidents = [
+        Incident(0.5, "late-pods", "n0", LATE_SECONDS / 2),
+        Incident(FROZEN_AT_SECONDS, "pause", "n0", LATE_SECONDS),
+    ]
+    simulation = Simulation(3, scenario=scenario, faults=Faults(), incidents=incidents, operators=1)
     result = simulation.run()
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.ends == {"team/job": "Succeeded"}
