@@ -1,6 +1,7 @@
 """Mutants of who is to blame for the end of an attempt."""
 
 from tests.mutants.decisions import of_decide
+from tests.mutants.shell import of_operator
 
 BLAME = (
     of_decide(
@@ -32,6 +33,20 @@ BLAME = (
         "lifecycle/test_start_refusals.py",
     ),
     of_decide(
+        "a long pull that fails is given no second try",
+        "lifecycle/start_refusals.py",
+        "if pod.reason_since is not None:",
+        "if False:",
+        "lifecycle/test_start_refusals.py",
+    ),
+    of_decide(
+        "a long pull that fails is the job's error",
+        "lifecycle/stops.py",
+        "    if refusal is not None:\n        # Its time",
+        "    if refusal is not None and refusal.seconds_left <= 0:\n        # Its time",
+        "lifecycle/test_start_refusals.py",
+    ),
+    of_decide(
         "a pod that nobody schedules is the job's error",
         "lifecycle/start_refusals.py",
         "        if pod.node is None and not _schedules_itself(job):\n            said",
@@ -51,5 +66,19 @@ BLAME = (
         "job.status.counters.out_of_memory > 0 or job.status.out_of_memory_step is not None",
         "job.status.counters.out_of_memory > 0",
         "lifecycle/test_out_of_memory.py",
+    ),
+    of_operator(
+        "each reason of a kubelet starts the wait anew",
+        "observe/start_waits.py",
+        "self._since.setdefault(pod.uid, self._clock())",
+        "self._since[pod.uid] = self._clock()",
+        "test_start_waits.py",
+    ),
+    of_operator(
+        "a wait stays where it was when the clock is set",
+        "observe/start_waits.py",
+        "            self._since[uid] += by",
+        "            pass",
+        "test_start_waits.py",
     ),
 )

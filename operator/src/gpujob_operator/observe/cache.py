@@ -17,7 +17,6 @@ from gpujob_api.gpunode import GPUNode, GPUNodeStatus
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
-from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import (
     InvalidJob,
@@ -34,11 +33,12 @@ from gpujob_operator.observe.node_use import NodeUse
 from gpujob_operator.observe.placement_records import PlacementRecords
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
+from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unknown_fields import UnknownFields
 from gpujob_operator.observe.unreadable import Unreadable
 from gpujob_operator.read.nodes import CachedNode, cached_node
-from gpujob_operator.read.nouns import read_job
+from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity
 from gpujob_operator.read.volumes import bound_volume, limits_nodes
@@ -99,6 +99,7 @@ class Cache:
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone = GonePods(clock)
+        self._waits = StartWaits(clock)
         self._node_use = NodeUse()
         self.synced: set[Kind] = set()
         self._unknown = {
@@ -110,7 +111,7 @@ class Cache:
         self.jobs = self._nouns(Kind.JOB, self._read_job)
         self.gpu_nodes = Store(
             self._readings.read,
-            _same_noun,
+            same_noun,
             self._gpu_node_changed,
             ignored=self._ignored(Kind.GPU_NODE),
         )
@@ -180,7 +181,7 @@ class Cache:
                 unknown.forget(before.metadata.uid)
                 self.placements.forget(before.metadata.uid)
 
-        return Store(unknown.noting(parse), _same_noun, changed, self._ignored(kind))
+        return Store(unknown.noting(parse), same_noun, changed, self._ignored(kind))
 
     def _ignored(self, kind: Kind) -> Callable[[str, Exception], None]:
         return lambda name, error: self.unreadable.note(kind.value, name, error)
@@ -334,7 +335,9 @@ class Cache:
     def _read_pod(self, manifest: Mapping[str, Any]) -> CachedPod:
         """A worker out of scope is a pod like any other: it uses its node, and is not touched."""
         pod = cached_pod(manifest)
-        return pod if self._scope.covers(manifest) else replace(pod, view=None)
+        if not self._scope.covers(manifest):
+            return replace(pod, view=None)
+        return self._waits.noted(pod)
 
     def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
         """A reading that the node's agent sent itself. `taken_at` is on this cache's clock. Returns
@@ -351,9 +354,13 @@ class Cache:
         self._reread_gpu_node(name)
 
     def clock_moved(self, by: timedelta) -> None:
-        """The clock was set: the times of readings that are known already are moved with it."""
+        """The clock was set: times that were taken before are moved with it."""
         for name in self._readings.clock_moved(by):
             self._reread_gpu_node(name)
+        for uid in self._waits.clock_moved(by):
+            pod = self.pods.get(uid)
+            if pod is not None and self.pods.amend(uid, self._waits.noted(pod)):
+                self._dirty.mark()
 
     def _reread_gpu_node(self, name: str) -> None:
         node = self.gpu_nodes.by_name(name)
@@ -382,6 +389,7 @@ class Cache:
         if after is not None and after.view is not None:
             self.placements.created(after.view)
         if after is None and before is not None and before.view is not None:
+            self._waits.forget(before.uid)
             self._gone.remember(before.view)
             self._readings.program_faults.remember(before.view)
 
@@ -389,12 +397,3 @@ class Cache:
         views = (node.empty if node is not None else None for node in (before, after))
         self.spot.changed(*views)
         self._node_use.node_changed(before, after)
-
-
-def _without_version(metadata: Metadata) -> Metadata:
-    return replace(metadata, resource_version="")
-
-
-def _same_noun(one: Any, other: Any) -> bool:
-    same_metadata = _without_version(one.metadata) == _without_version(other.metadata)
-    return same_metadata and replace(one, metadata=other.metadata) == other

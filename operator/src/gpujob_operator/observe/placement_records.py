@@ -8,7 +8,7 @@ created by a leader before it: the pod is deleted, and its worker does not begin
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Placement
 from gpujob_operator.decide.model.crowded_records import crowded_out
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.placement_record import (
@@ -102,13 +102,13 @@ class PlacementRecords:
         """A pod is there: the one that was to be created, or that of another leader. What the pod
         says is true then, because the GPUs of its record are those that it uses."""
         recorded = self._recorded.get(pod.record.job_uid) if pod.record is not None else None
-        if recorded is None or recorded.status.attempt != pod.attempt:
+        if pod.record is None or recorded is None or recorded.status.attempt != pod.attempt:
             return
         if not records(pod, recorded.stored):
             return
-        placed = with_pod_uids(recorded.status, [pod])
-        as_recorded = recorded_status(recorded.stored, pod)
-        status = placed if _places(placed) == _places(as_recorded) else as_recorded
+        status = with_pod_uids(recorded.status, [pod])
+        if _places(status.placement) != _places(pod.record.placement):
+            status = recorded_status(recorded.stored, pod)
         if status is not recorded.status:
             recorded.status = status
             self._show(recorded.job)
@@ -169,6 +169,6 @@ def _passed_over(
     return going | crowded_out(running, stored, allocatable_bytes)
 
 
-def _places(status: GPUJobStatus) -> list[tuple[str, tuple[str, ...]]]:
-    workers = status.placement.workers if status.placement is not None else ()
+def _places(placement: Placement | None) -> list[tuple[str, tuple[str, ...]]]:
+    workers = placement.workers if placement is not None else ()
     return [(worker.node, worker.gpus) for worker in workers]

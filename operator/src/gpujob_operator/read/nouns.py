@@ -10,6 +10,7 @@ from gpujob_api.codec import FieldError, decode, parse_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUNodeStatus, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
+from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.read.shapes import mapping, mappings, text
 
@@ -113,3 +114,13 @@ def _sane(process: GPUProcess, gpu: GPU) -> bool:
     return 0 <= process.memory_bytes <= gpu.memory_total_bytes and (
         utilization is None or 0 <= utilization <= 100
     )
+
+
+def same_noun(one: Any, other: Any) -> bool:
+    """Whether two states of an object differ in their versions at most."""
+    same_metadata = _without_version(one.metadata) == _without_version(other.metadata)
+    return same_metadata and replace(one, metadata=other.metadata) == other
+
+
+def _without_version(metadata: Metadata) -> Metadata:
+    return replace(metadata, resource_version="")

@@ -89,6 +89,23 @@ def test_a_refusal_of_a_pod_that_is_there_is_none() -> None:
     assert stop_of(step(job, waiting(job), refused_pods=(refused(job),))) == ""
 
 
+@pytest.mark.parametrize("pulled_seconds", [300.0, 3000.0], ids=["in-time", "after-the-limit"])
+@pytest.mark.parametrize("reason", ["ErrImagePull", "CreateContainerError"])
+def test_what_the_kubelet_says_after_a_long_pull_is_waited_for_as_long(
+    reason: str, pulled_seconds: float
+) -> None:
+    """Its second try may go well. The time to start, which the pull has used up, is not the job's
+    error meanwhile."""
+    job = placed(make_job())
+    pod = waiting(job, reason=reason, reason_since=after(pulled_seconds))
+    before = step(job, pod, at=pulled_seconds + 29)
+    assert stop_of(before) == ""
+    assert before.next_seconds == 1
+    found = step(job, pod, at=pulled_seconds + 30)
+    assert stop_of(found) == "CannotStart"
+    assert [one.node for one in found.status.start_refusals] == ["n0"]
+
+
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [

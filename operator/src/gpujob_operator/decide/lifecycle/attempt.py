@@ -175,7 +175,7 @@ def _starting(
     left = start_seconds_left(job, pods, configuration, now)
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
-        left = min(left, max(refusal.seconds_left, 0.0))
+        left = max(refusal.seconds_left, 0.0)
     # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None

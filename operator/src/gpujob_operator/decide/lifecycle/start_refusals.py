@@ -110,6 +110,9 @@ def _of_pod(
         return Refusal(UNSCHEDULABLE, with_advice(text), place.node, limit - waited_seconds)
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
+        if pod.reason_since is not None:
+            # Its images may have been pulled for an hour before.
+            waited_seconds = (now - pod.reason_since).total_seconds()
         left = CANNOT_START_SECONDS - waited_seconds
         return Refusal(CANNOT_START, with_advice(text), place.node, left)
     if pod.sandbox_ready:

@@ -87,8 +87,10 @@ def _cannot_start(
         # The attempt could not end.
         return None
     refusal = refusal_of(job, pods, inputs, configuration, now)
-    if refusal is not None and refusal.seconds_left <= 0:
-        return StopReason(refusal.reason, refusal.message, deadline)
+    if refusal is not None:
+        # Its time may not be over when that of the attempt is: a long pull has just failed.
+        over = refusal.seconds_left <= 0
+        return StopReason(refusal.reason, refusal.message, deadline) if over else None
     left = start_seconds_left(job, pods, configuration, now)
     if left >= 0:
         return None

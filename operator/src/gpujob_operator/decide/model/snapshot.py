@@ -57,6 +57,8 @@ class PodView:
     # Kubernetes' reason: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
     reason: str = ""
     message: str = ""
+    # Since when this process has seen a kubelet give a reason why the pod does not start.
+    reason_since: datetime | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
