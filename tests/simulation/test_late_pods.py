@@ -94,3 +94,31 @@ def test_a_pod_that_comes_while_its_leader_is_frozen_places_its_job() -> None:
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.ends == {"team/job": "Succeeded"}
     assert result.attempts == {"team/job": 1}
+
+
+@pytest.mark.parametrize(
+    ("frozen_at", "late_seconds", "killed_at"),
+    [(FROZEN_AT_SECONDS, 45.0, 43.0), (26.65, 60.0, 60.0)],
+    ids=["asked-for", "given-up"],
+)
+def test_a_pod_that_the_next_leader_finds_counts_although_its_gpu_is_no_longer_read(
+    frozen_at: float, late_seconds: float, killed_at: float
+) -> None:
+    """I14: it was placed when the GPU was. The agents fall silent while the pod is on its way."""
+    job = Submission("job", 1.0, make_spec("job"), Workload(steps=10))
+    scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
+    incidents = [
+        Incident(0.5, "late-pods", "n0", late_seconds),
+        # Those of the second try, too. In the second scene both tries were given up when the
+        # process was frozen.
+        Incident(12.0, "late-pods", "n0", late_seconds),
+        Incident(2.0, "agent", "n0", 160.0),
+        Incident(2.0, "agent", "n1", 160.0),
+        Incident(frozen_at, "pause", "n0", 40.0),
+        Incident(killed_at, "operator-killed", "n0", 0.0),
+    ]
+    simulation = Simulation(3, scenario=scenario, faults=Faults(), incidents=incidents, operators=1)
+    result = simulation.run()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == {"team/job": "Succeeded"}
+    assert result.attempts == {"team/job": 1}
