@@ -6,10 +6,15 @@ the script called `sys.exit`.
 
 import functools
 import sys
+import traceback
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, NoReturn
 
 from gpujob_worker.run.tracebacks import clean_traceback, hide_own_frames
+
+# What runs a child of multiprocessing, and prints its error.
+_RUNS_CHILD = getattr(getattr(BaseProcess, "_bootstrap", None), "__code__", None)
 
 
 class ScriptEnd:
@@ -17,6 +22,7 @@ class ScriptEnd:
 
     def __init__(self) -> None:
         self._exit: SystemExit | None = None
+        self._of_child: BaseException | None = None
 
     def watch(self) -> None:
         """From now on; what the interpreter prints of an error shows the script's frames alone."""
@@ -34,14 +40,28 @@ class ScriptEnd:
             plain_hook(kind, error, error.__traceback__ if entries is not None else None)
 
         sys.exit, sys.excepthook = exit, show
+        self._watch_child()
         hide_own_frames()
+
+    def _watch_child(self) -> None:
+        """From Python 3.13 on a child of multiprocessing has let go of its error at its end."""
+        plain_print = traceback.print_exc
+
+        @functools.wraps(plain_print)
+        def print_exc(*values: Any, **named: Any) -> None:
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if caller.f_code is _RUNS_CHILD:
+                self._of_child = sys.exc_info()[1]
+            plain_print(*values, **named)
+
+        traceback.print_exc = print_exc
 
     @property
     def error(self) -> BaseException | None:
         """What ended the script; None for a clean end, or one that left no trace."""
         found: Any = getattr(sys, "last_value", None)
         # In a child of multiprocessing, whose errors are printed by its parent's library.
-        found = found or sys.exc_info()[1]
+        found = found or sys.exc_info()[1] or self._of_child
         if isinstance(found, SystemExit) and found.code == 1 and found.__context__ is not None:
             found = found.__context__
         return found or self._exit
