@@ -163,8 +163,13 @@ def post(destination: Destination, report: Report, seconds: float | None = None)
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked when it was read
         destination.url, data=report.to_text().encode(), headers=headers, method="POST"
     )
-    with _DIRECT.open(request, timeout=seconds or REQUEST_SECONDS_MAX) as answer:
-        text = answer.read(REPLY_BYTES_MAX).decode()
+    try:
+        with _DIRECT.open(request, timeout=seconds or REQUEST_SECONDS_MAX) as answer:
+            text = answer.read(REPLY_BYTES_MAX).decode()
+    except urllib.error.HTTPError as error:
+        # It is the connection, too, and Python 3.14 warns where nobody closes it.
+        error.close()
+        raise
     try:
         return Reply.from_text(text) if text.strip() else Reply()
     except (json.JSONDecodeError, FieldError, UnicodeDecodeError) as error:
