@@ -76,8 +76,10 @@ EVALUATING = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 net = torch.nn.Linear(4, 1)
+data = TensorDataset(torch.ones(16, 4))
 for _ in range(2):
-    for (x,) in DataLoader(TensorDataset(torch.ones(16, 4)), 4, num_workers=1):
+    # From Python 3.14 on another method is chosen, and a script without a main guard fails.
+    for (x,) in DataLoader(data, 4, num_workers=1, multiprocessing_context="fork"):
         with torch.no_grad(): net(x)
 print("evaluated")
 """
