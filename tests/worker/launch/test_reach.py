@@ -154,7 +154,10 @@ def test_a_child_of_the_script(method: str, tmp_path: Path) -> None:
     assert (report.step, report.phase) == (12, WorkerPhase.FINISHED)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=SLOW)])
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", pytest.param("fork", marks=SLOW), pytest.param("forkserver", marks=SLOW)],
+)
 def test_a_child_that_fails_says_why(method: str, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", method, "fail"], CHILDREN)
     assert (done.returncode, done.stdout) == (1, "parent 1\n"), done.stderr

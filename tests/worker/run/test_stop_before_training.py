@@ -36,11 +36,13 @@ def says_ready():
 threading.Thread(target=says_ready, daemon=True).start()
 waits()
 """
-# A dataset is fetched, say.
+# A dataset is fetched, say. Under Python 3.14 a signal that comes right before a sleep is seen
+# after it, without the worker as well: sleeps are short in what is stopped here.
 FETCHES = """
 import sys, threading, time
 try:
-    print("ready", flush=True); time.sleep(200)
+    print("ready", flush=True)
+    while True: time.sleep(0.1)
 finally:
     print("cleaned up in", *[thread.name for thread in threading.enumerate()], flush=True)
 """
@@ -58,7 +60,8 @@ HANDLES = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
 IMPORTS
-print("ready", flush=True); time.sleep(200)
+print("ready", flush=True)
+while True: time.sleep(0.1)
 """
 
 
@@ -129,7 +132,8 @@ import signal, sys, time
 def save(*_):
     time.sleep(1); open("saved", "w").close(); sys.exit(143)
 signal.signal(signal.SIGTERM, save)
-print("ready", flush=True); time.sleep(200)
+print("ready", flush=True)
+while True: time.sleep(0.1)
 '''
 sys.exit(subprocess.run([sys.executable, "-S", "-c", child]).returncode)
 """
