@@ -320,7 +320,7 @@ def under_worker(folder: Path, script: str, *, module: bool = False) -> str:
 
 # torch deletes names of itself while it is executed.
 LAZILY = pytest.mark.skipif(
-    sys.version_info >= (3, 14),
+    sys.version_info >= (3, 13),
     reason="a lazy module that deletes a name of its own recurses, without the worker as well",
 )
 

@@ -150,7 +150,6 @@ class Process:
 
     def _hook(self, session: Session) -> None:
         from gpujob_worker.hooks import Hooks
-        from gpujob_worker.resume.watch import watch
 
         if session.is_first and session.listens_to_stops:
             session.listen_for_stop()
@@ -161,7 +160,7 @@ class Process:
             when_imported(elastic_agent.MODULE, adapt_agent)
         if session.is_first or is_started_by_first_process():
             # Others would write into the same folder.
-            self._net.guard(lambda: watch(session))()
+            self._net.guard(lambda: _watch_for_places(session))()
 
     def _again_in_child(self) -> Any:
         """A forked child trains: a run of its own, in which the parent's hooks are dead."""
@@ -235,6 +234,20 @@ def _adapt_trainers(session: Session) -> None:
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)
+
+
+def _watch_for_places(session: Session) -> None:
+    """Checkpoints take packages that not every image has; all the rest goes without them."""
+    if session.environment.checkpoint_directory is None or not session.optimizes:
+        return
+    try:
+        from gpujob_worker.resume.watch import watch
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("gpujob_"):
+            raise
+        session.explanation.skipped("resume", f"there is no package {error.name} here")
+        return
+    watch(session)
 
 
 def _leave_unfinished() -> None:

@@ -19,8 +19,6 @@ _kept: list[Unmodified] = []
 
 def watch(session: Session) -> None:
     """Once torch was imported, with a checkpoint directory: trainers that come are adapted."""
-    if session.environment.checkpoint_directory is None or not session.optimizes:
-        return
     if not session.features.allows("resume"):
         return
     if session.environment.settings.script_checkpoint is not None:
