@@ -1,5 +1,6 @@
 """Scripts that have their model written down (jit.trace, export, fx, counters) before it trains."""
 
+import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import gpujob_worker
+from gpujob_worker.inject import functional
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.wrapped_module import Root
 from tests.harness.worker_process import run_worker
@@ -147,3 +149,16 @@ def test_errors_that_the_script_prints_itself_show_its_own_frames(tmp_path: Path
     ]
     assert frames[0] == frames[1]
     assert OURS not in run.errors
+
+
+def test_a_torch_that_does_not_tell_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.7. Such a torch is measured only, and that looks at the calls of modules too."""
+    monkeypatch.delattr(torch.compiler, "is_exporting", raising=False)
+    spec = importlib.util.spec_from_file_location("functional_of_old_torch", functional.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    assert not anew.is_traced((), {})
+    with FlopCounterMode(display=False):
+        assert anew.is_traced((), {})

@@ -26,6 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1); torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.GELU(), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+# It trains as well, with an optimizer of its own.
+critic = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+critics = torch.optim.Adam(critic.parameters(), 1e-2)
 x = torch.randn(64, 8)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
 for epoch in range(int(sys.argv[1])):
@@ -34,6 +37,9 @@ for epoch in range(int(sys.argv[1])):
         loss = nn.functional.mse_loss(net(a), b)
         loss.backward()
         optimizer.step()
+        critics.zero_grad()
+        critic(net(a).detach() - b).square().mean().backward()
+        critics.step()
     print(epoch, loss.item(), flush=True)
 sys.exit(3)
 """

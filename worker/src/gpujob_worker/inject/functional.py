@@ -3,6 +3,7 @@ module's own.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import torch
 import torch.fx
 
 _FRAMES_MAX = 64
+# torch 2.7 was the first to tell an export from a compilation.
+_is_exporting: Callable[[], bool] = getattr(
+    torch.compiler, "is_exporting", torch.compiler.is_compiling
+)
 _SWAPPING = (("_functorch", "functional_call.py"), ("utils", "stateless.py"))
 
 
@@ -27,7 +32,7 @@ def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(
         modes
         or torch._C._is_tracing()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
-        or torch.compiler.is_exporting()
+        or _is_exporting()
         or any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values()))
     )
 
