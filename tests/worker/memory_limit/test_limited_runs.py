@@ -204,6 +204,10 @@ def of_pair(run: WorkerRun) -> tuple[int, list[float]]:
     return int(most[1]), [float(line.split()[1]) for line in run.output.splitlines()[:-1]]
 
 
+# Of a limit that two that train together can just not keep.
+TRIALS_MAX = 4
+
+
 def predicted_of(run: WorkerRun) -> int:
     """The larger of what the two were predicted to take; a heap without a limit keeps more."""
     predicted = re.findall(r"(\d+) MiB predicted for 8192 samples", run.errors)
@@ -218,12 +222,13 @@ def test_a_limit_is_kept_by_two_that_train_together(kind: str, large: str, tmp_p
     _, losses = of_pair(whole)
     module = "" if large == "first" else " of Second"
     applied = f"gpujob: batch split{module} applied: 8192 samples in steps of"
-    limit = int(0.95 * predicted_of(whole))
-    run = limited(tmp_path / "tight", PAIR, limit, *arguments)
-    if applied not in run.errors:
-        # Near a limit the heap gives back what it keeps otherwise, and the whole did fit.
+    run, limit = whole, 0
+    for trial in range(TRIALS_MAX):
+        # Near a limit the heap gives back what it keeps otherwise, and the whole may fit.
         limit = int(0.95 * predicted_of(run))
-        run = limited(tmp_path / "tighter", PAIR, limit, *arguments)
+        run = limited(tmp_path / f"tight{trial}", PAIR, limit, *arguments)
+        if applied in run.errors:
+            break
     assert run.process.exitcode == 0, run.errors
     assert applied in run.errors
     most, split = of_pair(run)
