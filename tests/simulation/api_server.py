@@ -62,7 +62,7 @@ class ApiServer:
             kind: {} for kind in (*Kind, *OtherKind)
         }
         self._names: dict[tuple[AnyKind, str], str] = {}
-        # How long ago that was for who asked for the pod, by its name and by who asked.
+        # By the pod's name and by the process that asked for it: how long ago that was for it.
         self._asked: dict[tuple[str, str], Callable[[], float]] = {}
         # What a watch may go on from: version, type and object of the newest events of each kind.
         self._events: dict[AnyKind, deque[tuple[int, str, Manifest]]] = defaultdict(

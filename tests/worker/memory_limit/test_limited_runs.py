@@ -204,7 +204,7 @@ def of_pair(run: WorkerRun) -> tuple[int, list[float]]:
     return int(most[1]), [float(line.split()[1]) for line in run.output.splitlines()[:-1]]
 
 
-# Of a limit that two that train together can just not keep.
+# How often a limit is lowered until the whole batch no longer fits.
 TRIALS_MAX = 4
 
 

@@ -160,7 +160,7 @@ class Process:
             when_imported(elastic_agent.MODULE, adapt_agent)
         if session.is_first or is_started_by_first_process():
             # Others would write into the same folder.
-            self._net.guard(lambda: _watch_for_places(session))()
+            self._net.guard(lambda: _watch_for_resume(session))()
 
     def _again_in_child(self) -> Any:
         """A forked child trains: a run of its own, in which the parent's hooks are dead."""
@@ -236,7 +236,7 @@ def _adapt_trainers(session: Session) -> None:
     tensorflow_jax.watch(settings, explanation)
 
 
-def _watch_for_places(session: Session) -> None:
+def _watch_for_resume(session: Session) -> None:
     """Checkpoints take packages that not every image has; all the rest goes without them."""
     if session.environment.checkpoint_directory is None or not session.optimizes:
         return

@@ -101,8 +101,10 @@ class PlacementRecords:
     def created(self, pod: PodView) -> None:
         """A pod is there: the one that was to be created, or that of another leader. What the pod
         says is true then, because the GPUs of its record are those that it uses."""
-        recorded = self._recorded.get(pod.record.job_uid) if pod.record is not None else None
-        if pod.record is None or recorded is None or recorded.status.attempt != pod.attempt:
+        if pod.record is None:
+            return
+        recorded = self._recorded.get(pod.record.job_uid)
+        if recorded is None or recorded.status.attempt != pod.attempt:
             return
         if not records(pod, recorded.stored):
             return
