@@ -1,9 +1,10 @@
-"""Mutants of how processes that train together try a sharded module."""
+"""Mutants of how processes that train together try a sharded module, and parts of a wrapped one."""
 
 from tests.mutants.mutant import WORKER, Mutant
 
 _CONSENSUS = "tests/worker/control/test_consensus.py"
 _COPY = "tests/worker/inject/test_unsharded.py"
+_PARTS = "tests/worker/control/test_parts_together.py"
 
 
 def _of(name: str, path: str, old: str, new: str, test: str) -> Mutant:
@@ -66,5 +67,33 @@ SHARDED = (
         "    return plan.having(Float32Tail(weakref.ref(layer), tail.whole))\n",
         "    return plan\n",
         _COPY,
+    ),
+    _of(
+        "parts of a wrapper share its number",
+        "inject/ddp.py",
+        "    return number + _WRAPPERS_MAX * place\n",
+        "    return number\n",
+        _PARTS,
+    ),
+    _of(
+        "a part may be called past its wrapper",
+        "inject/ddp.py",
+        "    return is_wrapped(module) and wrapper_in_step(module) is None\n",
+        "    return False\n",
+        _PARTS,
+    ),
+    _of(
+        "a whole training step is tried",
+        "inject/wrapped_module.py",
+        "        return self.wrapper is not None and is_redirected(self.module)\n",
+        "        return False\n",
+        _PARTS,
+    ),
+    _of(
+        "what learns around a wrapper is passed over",
+        "inject/ddp.py",
+        "    return all(id(p) in theirs for p in module.parameters() if p.requires_grad)\n",
+        "    return bool(theirs)\n",
+        _PARTS,
     ),
 )

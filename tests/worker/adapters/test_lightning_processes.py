@@ -13,7 +13,7 @@ from gpujob_worker.adapters.lightning import launch_refusal
 pytestmark = [pytest.mark.timeout(400), pytest.mark.trainers]
 
 SCRIPT = """
-import torch, warnings
+import sys, torch, warnings
 warnings.simplefilter("ignore")
 import pytorch_lightning as lightning
 from torch import nn
@@ -21,8 +21,10 @@ torch.set_num_threads(1)
 class Module(lightning.LightningModule):
     def __init__(self):
         super().__init__(); self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    def forward(self, x): return self.net(x)
     def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        out = self(batch[0]) if sys.argv[1] == "itself" else self.net(batch[0])
+        return nn.functional.cross_entropy(out, batch[1])
     def configure_optimizers(self): return torch.optim.AdamW(self.parameters(), 1e-3)
 if __name__ == "__main__":
     lightning.seed_everything(0); module = Module()
@@ -38,12 +40,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("called", ["itself", "part"])
 @pytest.mark.parametrize("precision", ["Auto", "bfloat16"])
-def test_replicas_of_lightning_stay_alike(precision: str, tmp_path: Path) -> None:
+def test_replicas_of_lightning_stay_alike(precision: str, called: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     own = [sys.executable, "-m", "gpujob_worker", "--explain", "--tuning-seconds", "2", "--"]
     done = subprocess.run(
-        [*own, "python", "train.py"],
+        [*own, "python", "train.py", called],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -60,7 +63,9 @@ def test_replicas_of_lightning_stay_alike(precision: str, tmp_path: Path) -> Non
     assert lines[0][2] == lines[1][2], "the replicas drifted apart"
     assert lines[0][2].startswith("32-true ")
     assert done.stderr.count("2 processes decided together") == 2
+    assert "is left as it is" not in done.stderr
     if precision == "bfloat16":
+        assert done.stderr.count("gpujob: precision applied: ") == 2
         why = "bf16-mixed: Lightning starts 2 processes, which cannot agree before they are there"
         assert done.stderr.count(f"lightning precision skipped: {why}") == 2
 

@@ -124,12 +124,6 @@ def test_what_cannot_be_decided_together_is_left_as_it_is() -> None:
     synchronized = DistributedDataParallel(nn.Linear(2, 2))
     synchronized.module.add_module("norm", nn.SyncBatchNorm(2))
     assert "SyncBatchNorm speaks" in (wrapper_refusal(synchronized, 1) or "")
-
-    class LightningModule(nn.Linear):
-        """Under this name Lightning's modules are known, without an import of it."""
-
-    whole = DistributedDataParallel(LightningModule(2, 2))
-    assert "a whole training step" in (wrapper_refusal(whole, 1) or "")
     nested = DistributedDataParallel(nn.Linear(2, 2))
     nested.module.add_module("inner", wrapped)
     assert "another DistributedDataParallel" in (wrapper_refusal(nested, 1) or "")

@@ -5,6 +5,7 @@ steps on a recorded batch; what was chosen is in force from the next step on. Wh
 that is `startup`, the tuning `schedule`, and what is watched afterwards `rollback_guard`.
 """
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
-from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.distributed_tuning import leads_to_roots, root_inside
 from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.presence import meet_others, require_all
 from gpujob_worker.control.rollback_guard import RollbackGuard
@@ -30,7 +31,7 @@ from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
-from gpujob_worker.inject.ddp import is_wrapped, watch_process_group, watch_wrappers
+from gpujob_worker.inject.ddp import past_wrapper, watch_process_group, watch_wrappers
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.inject.fused_optimizer import device_of, pickle_as_written
@@ -114,7 +115,7 @@ class Hooks:
             guard(loaders.waited),
         )
         watch_backward(guard(self._on_loss))
-        watch_process_group(guard(self._on_group))
+        watch_process_group(guard(lambda: meet_others(session, self._facts)))
         watch_wrappers(guard(self._preparation.wrapped))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
@@ -214,10 +215,6 @@ class Hooks:
                 apply_settings(root, self._in_force.optimizer, Applied())
                 root.remove()
 
-    def _on_group(self) -> None:
-        """The processes that train together have found each other."""
-        meet_others(self._session, self._facts)
-
     def _on_loss(self, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
         if self._in_child:
             self._train_in_child()
@@ -228,13 +225,14 @@ class Hooks:
 
     def _new_discovery(self, known: Sequence[Root]) -> Discovery:
         guard = self._net.guard
-        return Discovery(guard(self._on_root), known, guard(self._on_frozen))
+        leads = guard(functools.partial(leads_to_roots, in_force=self._in_force))
+        return Discovery(guard(self._on_root), known, guard(self._on_frozen), leads)
 
     def _on_frozen(self, module: torch.nn.Module) -> Root | None:
         return None if self._inside else self._in_force.met_frozen(module)
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
-        if self._inside or is_wrapped(module):
+        if self._inside or past_wrapper(module):
             return None
         if not module.training and not self._later.steps(module):
             return None  # a teacher that is not frozen

@@ -89,7 +89,7 @@ class AppliedSettings:
         first = self._first_root
         if first is None:
             return UNNUMBERED
-        return number_of(first.wrapper or first.module) or UNNUMBERED
+        return first.number or number_of(first.module) or UNNUMBERED
 
     @property
     def shared_scale(self) -> LossScale | None:
@@ -256,7 +256,7 @@ class AppliedSettings:
         first, mine = self.first_number, self.tuner.tuned()
         if self.agreement.leads:
             self.agreement.propose(first, mine)
-        numbered = {number_of(other.root.wrapper): other for other in self.beside}
+        numbered = {other.root.number: other for other in self.beside}
         others = {number: other for number, other in numbered.items() if number is not None}
         chosen = {number: other.tuner.tuned() for number, other in others.items()}
         agreed = self.agreement.settle(MEASURED, Choices(first, {**chosen, first: mine}))
@@ -288,7 +288,7 @@ class AppliedSettings:
 
     def settle_known_beside(self, other: SecondaryModule) -> None:
         """As `settle_known`, for a module that every process calls."""
-        number = number_of(other.root.wrapper)
+        number = other.root.number
         if self.agreement is not None and number is not None:
             self._keep_beside(other, self._agreed_on_known(number, other.tuner.tuned()))
 

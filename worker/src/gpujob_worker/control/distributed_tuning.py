@@ -22,10 +22,14 @@ from gpujob_worker.control.consensus import (
 from gpujob_worker.inject.ddp import (
     group_store,
     inside,
-    number_of,
+    is_around_wrappers,
+    is_redirected,
+    is_whole_step,
+    is_wrapped,
     process_group,
     sequence_numbers,
     store_within,
+    wrapper_in_step,
     wrapper_refusal,
 )
 from gpujob_worker.inject.guards import is_fully_sharded, parallel_wrapper
@@ -167,6 +171,8 @@ def root_inside(
     module, session = inside(wrapper), in_force.session
     if session.environment.settings.mode is not OptimizeMode.AUTO:
         return None
+    if is_wrapped(wrapper):
+        return _part_in_step(wrapper, in_force, before_call)
     if module is None:
         _decide_if_sharded(wrapper, in_force)
         return None
@@ -175,6 +181,33 @@ def root_inside(
         session.explanation.skipped("processes", reason)
         _decide_together(in_force)
         in_force.refuse_runs(reason)
+        return None
+    root = Root(module, before_call)
+    root.wrapper = wrapper
+    _decide_together(in_force)
+    return root
+
+
+def leads_to_roots(module: torch.nn.Module, in_force: AppliedSettings) -> bool:
+    """Whether a call of the module only leads to those of the roots: a module around wrappers,
+    and Lightning's step in a wrapper, whose parts are called as they are in one process.
+    """
+    session = in_force.session
+    if session.world_size == 1 or session.environment.settings.mode is not OptimizeMode.AUTO:
+        return False
+    within = inside(module)
+    if within is None and is_wrapped(module):
+        return wrapper_in_step(module) is not None and is_redirected(module)
+    if within is None:
+        return is_around_wrappers(module)
+    return is_whole_step(within) and wrapper_refusal(module, session.world_size) is None
+
+
+def _part_in_step(
+    module: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
+) -> Root | None:
+    wrapper = wrapper_in_step(module)
+    if wrapper is None:
         return None
     root = Root(module, before_call)
     root.wrapper = wrapper
@@ -229,7 +262,7 @@ def refusal_together(root: Root, recorded: RecordedCall) -> str | None:
     """Why a module beside the first one is left out where processes decide together; asked by all
     before the same call.
     """
-    if number_of(root.wrapper) is None:
+    if root.number is None:
         return "other processes may not call it: it is in no DistributedDataParallel"
     return communicates(root, recorded)
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 _WRAPPER = "DistributedDataParallel"
+# Parts of a wrapper's module are numbered beyond all wrappers.
+_WRAPPERS_MAX = 1 << 16
 # Modules that were put into such a wrapper, and their parts.
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 # Wrappers over all processes, by the order in which they were made. They are made by all processes
@@ -51,9 +53,15 @@ def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
     kind.__init__ = __init__
 
 
-def number_of(wrapper: nn.Module | None) -> int | None:
-    """The wrapper's number, which is the same in all processes; None if it has none."""
-    return _numbers.get(wrapper) if wrapper is not None else None
+def number_of(wrapper: nn.Module | None, part: nn.Module | None = None) -> int | None:
+    """The number of the wrapper, or of a part of the module inside: the same in all processes.
+    None if the wrapper has none.
+    """
+    number = _numbers.get(wrapper) if wrapper is not None else None
+    if wrapper is None or number is None or part is None or part is inside(wrapper):
+        return number
+    place = next((place for place, one in enumerate(wrapper.modules()) if one is part), 0)
+    return number + _WRAPPERS_MAX * place
 
 
 def _world_size() -> int:
@@ -61,8 +69,50 @@ def _world_size() -> int:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether the module trains inside a wrapper: a call past it may be of one process alone."""
+    """Whether the module trains inside a wrapper."""
     return module in _wrapped
+
+
+def is_around_wrappers(module: nn.Module) -> bool:
+    """Whether all that learns in the module is inside wrappers that are parts of it: each of them
+    is called as if the script did so itself.
+    """
+    found = [part for part in module.modules() if inside(part) is not None]
+    if inside(module) is not None or not found:
+        return False
+    theirs = {id(parameter) for wrapper in found for parameter in wrapper.parameters()}
+    return all(id(p) in theirs for p in module.parameters() if p.requires_grad)
+
+
+def is_whole_step(module: nn.Module) -> bool:
+    """Whether a call of the module by its wrapper is a whole training step, which logs what it
+    sees, and not the computation alone: of Lightning's modules.
+    """
+    return any(kind.__name__ == "LightningModule" for kind in type(module).__mro__)
+
+
+def is_redirected(module: nn.Module) -> bool:
+    """Whether the next call of the module is a step of Lightning's and not the module's `forward`,
+    which Lightning replaces for that one call.
+    """
+    own = vars(module).get("forward")
+    kind: Any = type(module)
+    return own is not None and getattr(own, "__func__", None) is not kind.forward
+
+
+def wrapper_in_step(module: nn.Module) -> nn.Module | None:
+    """The wrapper that runs a whole training step now in which this part of it is called."""
+    kind: Any = nn.parallel.DistributedDataParallel
+    wrapper: nn.Module | None = kind._active_ddp_module
+    within = inside(wrapper) if wrapper is not None else None
+    if wrapper is None or within is None or not is_whole_step(within):
+        return None
+    return wrapper if any(part is module for part in within.modules()) else None
+
+
+def past_wrapper(module: nn.Module) -> bool:
+    """Whether a part of a wrapper is called past it: it may be by one process alone."""
+    return is_wrapped(module) and wrapper_in_step(module) is None
 
 
 def process_group() -> tuple[int, int] | None:
@@ -97,8 +147,6 @@ def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
         return f"{_WRAPPER} is over {wrapper.process_group.size()} of {processes} processes"
     if number_of(wrapper) is None:
         return f"{_WRAPPER} was not made by all processes at once (a copy, init_sync=False)"
-    if any(kind.__name__ == "LightningModule" for kind in type(wrapper.module).__mro__):
-        return "LightningModule's call is a whole training step, which logs what it sees"
     for layer in wrapper.module.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             return "SyncBatchNorm speaks to other processes in forward"

@@ -3,6 +3,9 @@ have trainable parameters. Some are trained in evaluation mode, so that statisti
 whether an optimizer steps such a module is for `on_root` to say. Modules of which nothing learns go
 to `on_frozen`, with gradients or without.
 
+A call that only leads to those of other modules, as a wrapper's around a training step, is passed
+over: they count as called from outside.
+
 In the first steps a class-wide `_compiled_call_impl` sees every call of every module. Then the root
 gets its own replacement, and the class is restored.
 """
@@ -25,8 +28,10 @@ class Discovery:
         on_root: Callable[[torch.nn.Module], Root | None],
         known: Sequence[Root] = (),
         on_frozen: Callable[[torch.nn.Module], Root | None] = lambda _: None,
+        passes: Callable[[torch.nn.Module], bool] = lambda _: False,
     ) -> None:
         self._on_root = on_root
+        self._passes = passes
         self._on_frozen = on_frozen
         self._depth = 0
         self.active = False
@@ -64,6 +69,8 @@ class Discovery:
         # The class-wide hook does not see calls of a root found earlier; modules inside it are no
         # roots.
         outermost = self._depth == 0 and not any(root.inside for root in self._roots)
+        if outermost and self._passes(module):
+            return module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         root = self._root(module) if outermost and not is_traced(args, kwargs) else None
         self._depth += 1
         try:

@@ -16,7 +16,7 @@ from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, 
 from gpujob_worker.inject.call_settings import CallSetting, around, switch
 from gpujob_worker.inject.compilations import Compilations
 from gpujob_worker.inject.compiling import CompiledBlocks
-from gpujob_worker.inject.ddp import compiled_as_one
+from gpujob_worker.inject.ddp import compiled_as_one, is_redirected, number_of
 from gpujob_worker.inject.float32_tail import as_float32
 from gpujob_worker.inject.functional import (
     called_with_other_parameters,
@@ -154,6 +154,11 @@ class Root:
         """The module; an empty one once it is released and the script has dropped it."""
         return self._module() or _GONE
 
+    @property
+    def number(self) -> int | None:
+        """The same in all processes that decide together; None in no numbered wrapper."""
+        return number_of(self.wrapper, self.module)
+
     def samples(self, losses: int) -> int | None:
         """Those of the first step, in which there were so many backward passes: where each call
         had one, gradients were accumulated over that many batches; else all calls are of one.
@@ -202,7 +207,7 @@ class Root:
         self.called = True
         if self._is_left_alone:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        if self.inside or transforms() or is_traced(args, kwargs):
+        if self.inside or self._is_step or transforms() or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         self.evaluates = self.evaluates and not self.module.training
         if not (torch.is_grad_enabled() and (self.module.training or self.evaluates)):
@@ -239,6 +244,11 @@ class Root:
     def _is_left_alone(self) -> bool:
         watched = self.recording or self.asks or self.shapes.watches
         return self.settled and not watched and self._plan is _PLAIN
+
+    @property
+    def _is_step(self) -> bool:
+        """The call is a training step of Lightning's, in which the module is called again."""
+        return self.wrapper is not None and is_redirected(self.module)
 
     def _is_largest(self, inputs: CallInputs) -> bool:
         """Of the calls of a step: the others may have a few samples of another kind."""
