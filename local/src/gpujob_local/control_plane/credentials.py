@@ -39,8 +39,12 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         name = _name("gpujob-local")
-        builder = _builder(name, name, self._key.public_key()).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        self._key_identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        builder = (
+            _builder(name, name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_signs_certificates(), critical=True)
+            .add_extension(self._key_identifier, critical=False)
         )
         self._certificate = builder.sign(self._key, hashes.SHA256())
         self.path = folder / "ca.crt"
@@ -67,6 +71,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(self._of_authority, critical=False)
         )
         certificate = builder.sign(self._key, hashes.SHA256())
         certificate_path = self._folder / f"{file_name}.crt"
@@ -74,6 +79,26 @@ class Authority:
         certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_private(key_path, _private_bytes(key))
         return certificate_path, key_path
+
+    @property
+    def _of_authority(self) -> x509.AuthorityKeyIdentifier:
+        """Python 3.13 and later refuse a certificate without it (RFC 5280, section 4.2.1.1)."""
+        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_identifier)
+
+
+def _signs_certificates() -> x509.KeyUsage:
+    """Of an authority, whose certificates strict clients otherwise refuse."""
+    return x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
