@@ -16,21 +16,26 @@ NODE_CPU, NODE_MEMORY, NODE_PODS = "128", "1Ti", "250"
 LEASE_SECONDS = 40
 PODS_AT_ONCE, NODES_AT_ONCE = 16, 4
 
+# Of the pod as it is: a kubelet knows its own pods, and takes none back from its end. kwok lists all
+# pods again where the API server has closed its watch, and plays also what it had in hand.
 _STATE = """
 {{ $now := Now }}
-phase: %(phase)s
-startTime: {{ $now | Quote }}
-conditions:
-- {type: Ready, status: %(ready)s, lastTransitionTime: {{ $now | Quote }}}
-containerStatuses:
-{{ range .spec.containers }}
-- name: {{ .name | Quote }}
-  image: {{ .image | Quote }}
-  ready: %(is_ready)s
-  restartCount: 0
-  state:
-    %(state)s
-{{ end }}
+metadata:
+  resourceVersion: {{ .metadata.resourceVersion | Quote }}
+status:
+  phase: %(phase)s
+  startTime: {{ $now | Quote }}
+  conditions:
+  - {type: Ready, status: %(ready)s, lastTransitionTime: {{ $now | Quote }}}
+  containerStatuses:
+  {{ range .spec.containers }}
+  - name: {{ .name | Quote }}
+    image: {{ .image | Quote }}
+    ready: %(is_ready)s
+    restartCount: 0
+    state:
+      %(state)s
+  {{ end }}
 """
 _RUNNING = "running: {startedAt: {{ $now | Quote }}}"
 _ENDED = (
@@ -71,6 +76,10 @@ def _stage(
     }
 
 
+def _patched(template: str) -> dict[str, Any]:
+    return {"patches": [{"subresource": "status", "type": "merge", "template": template}]}
+
+
 def stages() -> list[dict[str, Any]]:
     """The life of a pod, and a node that is ready. kwok renews the nodes' leases besides."""
     stays = _is(_DELETED, "DoesNotExist")
@@ -91,8 +100,8 @@ def stages() -> list[dict[str, Any]]:
         _stage(
             "node-ready", "Node", [_is(_READY, "NotIn", "True")], {"statusTemplate": _READY_NODE}
         ),
-        _stage("pod-starts", "Pod", [stays, pending], {"statusTemplate": running}),
-        _stage("pod-succeeds", "Pod", [stays, runs], {"statusTemplate": ended}),
+        _stage("pod-starts", "Pod", [stays, pending], _patched(running)),
+        _stage("pod-succeeds", "Pod", [stays, runs], _patched(ended)),
         _stage("pod-goes", "Pod", [_is(_DELETED, "Exists")], {"delete": True}),
     ]
 

@@ -4,62 +4,98 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from gpujob_local.cluster.admission import POLICIES_FOLDER, policy_spec
 from tests.harness.chart import Manifest, named, of_kind, render, template
 
 pytestmark = pytest.mark.cluster
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-# File and value.
-POLICIES = {
-    "job-creators": "jobCreators",
-    "operator-scope": "operatorScope",
-    "pod-ownership": "podOwnership",
-    "pod-security": "podSecurity",
-    "priority-classes": "priorityClasses",
-    "service-accounts": "serviceAccounts",
-    "tokens": "tokens",
+# By policy: the file of each rule, and its value.
+RULES = {
+    "jobs": {
+        "job-creators": "jobCreators",
+        "pod-security": "podSecurity",
+        "priority-classes": "priorityClasses",
+        "service-accounts": "serviceAccounts",
+        "tokens": "tokens",
+    },
+    "pods": {"operator-scope": "operatorScope", "pod-ownership": "podOwnership"},
 }
+ALL = [(policy, file, value) for policy, rules in RULES.items() for file, value in rules.items()]
+FOLDERS = sorted(POLICIES_FOLDER.iterdir())
+ACCOUNT = "system:serviceaccount:gpujob-system:gpujob-operator"
 
 
-def of_jobs(values: Mapping[str, Any] | None = None, kind: str = POLICY) -> dict[str, Manifest]:
-    """By file; the agent's own policy is another template's."""
+def policies(values: Mapping[str, Any] | None = None, kind: str = POLICY) -> dict[str, Manifest]:
+    """By name; the agent's own policy is another template's."""
     found = of_kind(render(values), kind)
     names = {one["metadata"]["name"].removeprefix("gpujob-"): one for one in found}
     return {name: one for name, one in names.items() if name != "agent-own-node"}
 
 
 def test_all_are_on_and_deny() -> None:
-    assert of_jobs().keys() == POLICIES.keys() == {path.stem for path in POLICIES_FOLDER.iterdir()}
-    for name, binding in of_jobs(kind=BINDING).items():
+    found = policies()
+    files = {folder.name: {one.stem for one in folder.iterdir()} for folder in FOLDERS}
+    assert files == {name: set(rules) for name, rules in RULES.items()}
+    assert found.keys() == RULES.keys()
+    for name, binding in policies(kind=BINDING).items():
         assert binding["spec"] == {
             "policyName": f"gpujob-{name}",
             "validationActions": ["Deny"],
         }
-    assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in of_jobs().values())
+    assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in found.values())
 
 
-@pytest.mark.parametrize(("name", "value"), POLICIES.items())
-def test_each_has_a_value_that_opens_it(name: str, value: str) -> None:
+@pytest.mark.parametrize(("policy", "file", "value"), ALL)
+def test_each_rule_has_a_value_that_opens_it(policy: str, file: str, value: str) -> None:
+    rule = yaml.safe_load((POLICIES_FOLDER / policy / f"{file}.yaml").read_text())
+    whole, left = policies(), policies({"admissionPolicies": {value: False}})
+    assert left.keys() == whole.keys()
+    for name in whole:
+        lost = len(rule["validations"]) if name == policy else 0
+        assert (
+            len(left[name]["spec"]["validations"]) == len(whole[name]["spec"]["validations"]) - lost
+        )
+
+
+@pytest.mark.parametrize("policy", RULES)
+def test_a_policy_without_rules_is_not_installed(policy: str) -> None:
+    off = dict.fromkeys(RULES[policy].values(), False)
     for kind in (POLICY, BINDING):
-        left = of_jobs({"admissionPolicies": {value: False}}, kind)
-        assert left.keys() == POLICIES.keys() - {name}
+        assert policies({"admissionPolicies": off}, kind).keys() == RULES.keys() - {policy}
+
+
+@pytest.mark.parametrize("policy", RULES)
+def test_no_rule_takes_another_ones_variable(policy: str) -> None:
+    names = [one["name"] for one in policies()[policy]["spec"]["variables"]]
+    assert len(set(names)) == len(names)
+
+
+def test_only_what_a_rule_is_about_is_looked_at() -> None:
+    pods = policies({"admissionPolicies": {"podOwnership": False}})["pods"]["spec"]
+    operations = [one["operations"] for one in pods["matchConstraints"]["resourceRules"]]
+    assert operations == [["CREATE", "DELETE"], ["CREATE"]]
+    (jobs,) = policies()["jobs"]["spec"]["matchConstraints"]["resourceRules"]
+    assert (jobs["resources"], jobs["operations"]) == (["gpujobs"], ["CREATE"])
 
 
 def test_without_an_operator_there_is_nothing_to_protect() -> None:
-    assert of_jobs({"operator": {"enabled": False}}) == {}
+    assert policies({"operator": {"enabled": False}}) == {}
 
 
 def test_the_operators_account_is_the_releases() -> None:
     account = {"operator": {"create": False, "name": "scheduler"}}
-    spec = named(render({"serviceAccount": account}), POLICY, "pod-ownership")["spec"]
-    assert "system:serviceaccount:gpujob-system:scheduler" in spec["variables"][0]["expression"]
+    spec = named(render({"serviceAccount": account}), POLICY, "pods")["spec"]
+    (allowed,) = [one for one in spec["variables"] if one["name"] == "allowed"]
+    assert "system:serviceaccount:gpujob-system:scheduler" in allowed["expression"]
 
 
 def test_audiences_are_added_to_the_operators() -> None:
     values = {"admissionPolicies": {"tokenAudiences": ["vault", "gpujob"]}}
-    spec = named(render(values), POLICY, "tokens")["spec"]
-    assert spec["variables"][0]["expression"] == '["gpujob","vault"]'
+    spec = named(render(values), POLICY, "jobs")["spec"]
+    (audiences,) = [one for one in spec["variables"] if one["name"] == "audiences"]
+    assert audiences["expression"] == '["gpujob","vault"]'
     wrong = template({"admissionPolicies": {"tokenAudiences": ["a'b"]}})
     assert wrong.returncode != 0
     assert "tokenAudiences" in wrong.stderr
@@ -67,7 +103,7 @@ def test_audiences_are_added_to_the_operators() -> None:
 
 def test_namespaces_can_be_exempt() -> None:
     values = {"admissionPolicies": {"exemptNamespaces": ["drivers"]}}
-    for binding in of_jobs(values, BINDING).values():
+    for binding in policies(values, BINDING).values():
         (expression,) = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
         assert expression == {
             "key": "kubernetes.io/metadata.name",
@@ -76,7 +112,6 @@ def test_namespaces_can_be_exempt() -> None:
         }
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_local_cluster_has_the_same_ones(name: str) -> None:
-    account = "system:serviceaccount:gpujob-system:gpujob-operator"
-    assert policy_spec(POLICIES_FOLDER / f"{name}.yaml", account) == of_jobs()[name]["spec"]
+@pytest.mark.parametrize("policy", RULES)
+def test_the_local_cluster_has_the_same_ones(policy: str) -> None:
+    assert policy_spec(POLICIES_FOLDER / policy, ACCOUNT) == policies()[policy]["spec"]

@@ -183,7 +183,7 @@ def test_operator_and_agent_can_be_installed_apart() -> None:
     without = render({"agent": {"enabled": False}})
     assert of_kind(without, "DaemonSet") == []
     policies = {one["metadata"]["name"] for one in of_kind(without, "ValidatingAdmissionPolicy")}
-    assert "gpujob-operator-scope" in policies
+    assert {"gpujob-jobs", "gpujob-pods"} <= policies
     assert "gpujob-agent-own-node" not in policies
     accounts = {account["metadata"]["name"] for account in of_kind(without, "ServiceAccount")}
     assert accounts == {"gpujob-operator", "gpujob-job-test"}

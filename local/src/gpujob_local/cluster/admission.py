@@ -18,21 +18,35 @@ def install_policies(client: ApiClient, operator_account: str) -> list[str]:
     name. The API server enforces a policy about a second later.
     """
     names: list[str] = []
-    for path in sorted(POLICIES_FOLDER.glob("*.yaml")):
-        name = f"gpujob-{path.stem}"
-        _apply(client, "ValidatingAdmissionPolicy", name, policy_spec(path, operator_account))
+    for folder in sorted(POLICIES_FOLDER.iterdir()):
+        name = f"gpujob-{folder.name}"
+        _apply(client, "ValidatingAdmissionPolicy", name, policy_spec(folder, operator_account))
         bound = {"policyName": name, "validationActions": ["Deny"]}
         _apply(client, "ValidatingAdmissionPolicyBinding", name, bound)
         names.append(name)
     return names
 
 
-def policy_spec(path: Path, operator_account: str) -> Json:
-    """The policy in this file, with what differs between installations filled in."""
+def policy_spec(folder: Path, operator_account: str) -> Json:
+    """The rules in the files of this folder as one policy, with what differs between installations
+    filled in.
+    """
+    parts = [_part(path, operator_account) for path in sorted(folder.glob("*.yaml"))]
+    rules: list[Json] = []
+    for part in parts:
+        rules += [one for one in part["matchConstraints"]["resourceRules"] if one not in rules]
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": rules},
+        "variables": [one for part in parts for one in part.get("variables", ())],
+        "validations": [one for part in parts for one in part["validations"]],
+    }
+
+
+def _part(path: Path, operator_account: str) -> Json:
     audiences = "[" + ", ".join(f'"{audience}"' for audience in TOKEN_AUDIENCES) + "]"
     text = path.read_text().replace("OPERATOR_ACCOUNT", operator_account)
-    spec: Json = yaml.safe_load(text.replace("TOKEN_AUDIENCES", f"'{audiences}'"))
-    return {"failurePolicy": "Fail", **spec}
+    return yaml.safe_load(text.replace("TOKEN_AUDIENCES", f"'{audiences}'"))
 
 
 def _apply(client: ApiClient, kind: str, name: str, spec: Json) -> None:
