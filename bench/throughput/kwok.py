@@ -16,8 +16,8 @@ NODE_CPU, NODE_MEMORY, NODE_PODS = "128", "1Ti", "250"
 LEASE_SECONDS = 40
 PODS_AT_ONCE, NODES_AT_ONCE = 16, 4
 
-# Of the pod as it is: a kubelet knows its own pods, and takes none back from its end. kwok lists all
-# pods again where the API server has closed its watch, and plays also what it had in hand.
+# Of the pod as it is: a kubelet knows its own pods, and takes none back from its end. kwok lists
+# all pods again where the API server has closed its watch, and plays also what it had in hand.
 _STATE = """
 {{ $now := Now }}
 metadata:
