@@ -48,6 +48,13 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     return parallel_wrapper(module) in (FULLY_SHARDED, f"{FULLY_SHARDED} inside")
 
 
+def is_fabric(module: torch.nn.Module) -> bool:
+    """Whether it is Lightning Fabric's module around one of the script's: its call hooks on to what
+    the module inside returns.
+    """
+    return any(kind.__name__ == "_FabricModule" for kind in type(module).__mro__)
+
+
 def batch_statistics(module: torch.nn.Module) -> str | None:
     """The first layer in training mode whose result depends on the whole batch."""
     for name, layer in module.named_modules():
