@@ -38,7 +38,9 @@ SEEN = collections.Counter()
 LOGGED = []
 class First(nn.Linear):
     def forward(self, x):
-        x = super().forward(x); SEEN[str(x.dtype)[6:]] += 1
+        x = super().forward(x)
+        # Of what is counted in compiled code, torch 2.8 makes new code each time.
+        if what != "compiled": SEEN[str(x.dtype)[6:]] += 1
         return x
 class LightningModule(nn.Module): pass
 class Module(LightningModule):
@@ -119,7 +121,7 @@ def test_a_split_batch_has_the_gradients_of_the_whole_step(what: str, tmp_path: 
 
 @pytest.mark.slow
 def test_a_part_that_leads_is_compiled_where_all_ask_for_it(tmp_path: Path) -> None:
-    outputs, reports = trained(tmp_path, "parts", compile="On")
+    outputs, reports = trained(tmp_path, "compiled", compile="On")
     assert [report["tuned"]["compile"] for report in reports] == [True, True]
     assert "compile applied: as the first process measured" in said(reports)[1]
     plain, _ = trained(tmp_path / "plain", "parts", mode="Off")
