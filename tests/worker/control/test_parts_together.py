@@ -186,6 +186,12 @@ def test_a_call_that_lightning_redirects_is_known(wrapper: Any) -> None:
     assert not is_redirected(module)
 
 
+def test_a_module_whose_forward_a_library_replaces_makes_no_steps() -> None:
+    module = nn.Linear(2, 2)
+    vars(module)["forward"] = nn.Identity().forward
+    assert not is_redirected(module)
+
+
 def test_a_module_around_wrappers_has_nothing_to_learn_itself(wrapper: Any) -> None:
     assert is_around_wrappers(nn.Sequential(wrapper, nn.Tanh()))
     assert not is_around_wrappers(nn.Sequential(wrapper, nn.Linear(2, 2)))

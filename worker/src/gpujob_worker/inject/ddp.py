@@ -93,11 +93,11 @@ def is_whole_step(module: nn.Module) -> bool:
 
 def is_redirected(module: nn.Module) -> bool:
     """Whether the next call of the module is a step of Lightning's and not the module's `forward`,
-    which Lightning replaces for that one call.
+    which Lightning replaces for that one call. Others replace it for good, as Accelerate does.
     """
-    own = vars(module).get("forward")
-    kind: Any = type(module)
-    return own is not None and getattr(own, "__func__", None) is not kind.forward
+    own, kind = vars(module).get("forward"), type(module)
+    replaced = own is not None and getattr(own, "__func__", None) is not kind.forward
+    return replaced and is_whole_step(module)
 
 
 def wrapper_in_step(module: nn.Module) -> nn.Module | None:
