@@ -40,8 +40,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("called", ["itself", "part"])
-@pytest.mark.parametrize("precision", ["Auto", "bfloat16"])
+@pytest.mark.parametrize(("precision", "called"), [("Auto", "itself"), ("bfloat16", "part")])
 def test_replicas_of_lightning_stay_alike(precision: str, called: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     own = [sys.executable, "-m", "gpujob_worker", "--explain", "--tuning-seconds", "2", "--"]
