@@ -161,29 +161,30 @@ class FollowingTuner(SharedTuner):
 
 
 def root_inside(
-    wrapper: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
+    module: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
 ) -> Root | None:
-    """The root inside DistributedDataParallel, where processes can decide together.
+    """The root inside DistributedDataParallel, where processes can decide together; of a part that
+    Lightning's step calls inside one, the part.
 
     Where its call must be left alone they still decide on the optimizer's kernel together. Those of
     a module that `fully_shard` spreads over them decide together too.
     """
-    module, session = inside(wrapper), in_force.session
+    within, session = inside(module), in_force.session
     if session.environment.settings.mode is not OptimizeMode.AUTO:
         return None
-    if is_wrapped(wrapper):
-        return _part_in_step(wrapper, in_force, before_call)
-    if module is None:
-        _decide_if_sharded(wrapper, in_force)
+    if is_wrapped(module):
+        return _part_in_step(module, in_force, before_call)
+    if within is None:
+        _decide_if_sharded(module, in_force)
         return None
-    reason = wrapper_refusal(wrapper, session.world_size)
+    reason = wrapper_refusal(module, session.world_size)
     if reason is not None:
         session.explanation.skipped("processes", reason)
         _decide_together(in_force)
         in_force.refuse_runs(reason)
         return None
-    root = Root(module, before_call)
-    root.wrapper = wrapper
+    root = Root(within, before_call)
+    root.wrapper = module
     _decide_together(in_force)
     return root
 
