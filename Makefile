@@ -49,6 +49,10 @@ test-oldest: setup ## Run the worker's tests with the oldest torch that we promi
 	  -m 'not slow and not trainers and not any_torch' \
 	  $(or $(TESTS),tests/worker)
 
+.PHONY: test-gpu
+test-gpu: setup ## Run the tests that need a CUDA GPU on this machine (TESTS=... for a part)
+	@$(VENV)/python -m pytest -p no:randomly -m gpu $(or $(TESTS),tests/gpu)
+
 .PHONY: simulate
 simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)
 	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)

@@ -1,14 +1,16 @@
 """Everything about the worker that needs a GPU, in one go of at most eight minutes.
 
     python -m bench.gpu [--minutes 8] [--workloads gpt2,vit] [--parts worker,overhead,tight]
+                        [--ways compiled,hand,alone]
     python -m bench.gpu --device cpu --quick      # the same code on the CPU, to try it out
     python -m bench.gpu --merge FILE FILE ...     # several runs on one device as one table
 
 Needs torch from a checkout, nothing installed and no network; what is not installed is named.
 Without a compiler or Triton nothing is compiled, which is said first and in the compiled rows. The
 parts share the time; what no longer fits is left out and said. Compilation is most of it: for all
-ways of all workloads give two runs of three and two workloads. Writes bench/results/<device>.json
-and .txt with the tables, the device's name, its driver and versions.
+ways of all workloads give two runs of three and two workloads, or leave some of `--ways` out: the
+script as written and `auto` always run, `alone` is each applied item by itself. Writes
+bench/results/<device>.json and .txt with the tables, the device's name, its driver and versions.
 
 Exits with 1 when there is no CUDA device.
 """
@@ -22,6 +24,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from bench.machine import describe_machine
 from bench.speed.device import compilable, describe_device, device_refusal
 from bench.speed.merged import merged
 from bench.speed.race import Deadline
-from bench.speed.ways import WORKLOADS, Scale, scale_of
+from bench.speed.ways import OPTIONAL, WORKLOADS, Scale, scale_of
 from bench.turns.conductor import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES_DEFAULT)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--ways", type=_ways, default=OPTIONAL, help="beside plain and auto")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--merge", nargs="+", type=Path, help="JSON files of runs, oldest first")
     options = parser.parse_args(arguments)
@@ -59,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.gpu: {refusal}", file=sys.stderr)
         return 1
     scale = scale_of(options.device, quick=options.quick)
+    scale = replace(scale, ways=options.ways, compile=scale.compile and "compiled" in options.ways)
     names, parts = options.workloads.split(","), options.parts.split(",")
     if "worker" in parts:
         scale = compilable(scale)
@@ -66,6 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {**found, **about(scale), "bench": "gpu"}
     _publish(result, options.results, () if tuple(names) == WORKLOADS else names)
     return 0
+
+
+def _ways(text: str) -> tuple[str, ...]:
+    found = tuple(name for name in text.split(",") if name)
+    unknown = [name for name in found if name not in OPTIONAL]
+    if unknown:
+        names = ", ".join(OPTIONAL)
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {names}")
+    return found
 
 
 def _publish(result: dict[str, Any], folder: Path, only: Sequence[str] = ()) -> None:

@@ -124,7 +124,7 @@ def _cost_row(way: str, megabytes: int, rows: list[dict[str, float]]) -> dict[st
 
 def measure_stops(folder: Path, megabytes: int, device: str, stops: int) -> list[dict[str, Any]]:
     """A stop of each way in turns; moments are drawn alike for both."""
-    context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "bench.resuming.training"])
     rng = random.Random(SEED)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -63,8 +63,9 @@ def race(
         if scale.compile:
             asked = {"compile": "On"}
             entries.append(injected(COMPILED, workload, scale, url=url(COMPILED), settings=asked))
-        # Alone: what runs beside it would decide which point is the fastest.
-        entries.append(by_hand(workload, scale))
+        if "hand" in scale.ways:
+            # Alone: what runs beside it would decide which point is the fastest.
+            entries.append(by_hand(workload, scale))
         if scale.device == "cpu":
             entries.append(plain(AGAIN, workload, scale))
         conductor.start(entries, has_time)
@@ -90,7 +91,7 @@ def _not_compiled(workload: str, scale: Scale) -> list[dict[str, Any]]:
 def _singles(workload: str, scale: Scale, receiver: Receiver, items: Sequence[str]) -> list[Entry]:
     """Each applied item alone, where there is more than one: the gain stated apart."""
     switches = sorted({switch_of(item) for item in items})
-    if len(switches) < 2:
+    if len(switches) < 2 or "alone" not in scale.ways:
         return []
     names = {switch: f"only {switch}" for switch in switches}
     return [

@@ -13,6 +13,8 @@ from gpujob_worker.tune.settings import FEATURES
 WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
 PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"
 ACCELERATE, LIGHTNING = "accelerate", "lightning"
+# What is left out first where a GPU is lent for minutes: single items, then the search by hand.
+OPTIONAL = ("compiled", "hand", "alone")
 STEPS_MANY = 1_000_000
 # The first block comes after the worker's last trial. Of loader workers: 7 steps up to the tuning,
 # one that is not timed, 10 without workers, one until they start, 5 to settle, 20 with them, and
@@ -39,6 +41,8 @@ class Scale:
     threads: int | None = None
     # Why nothing is compiled although the size asks for it.
     compile_refusal: str | None = None
+    # Of `OPTIONAL`; nothing is compiled by hand either without "compiled".
+    ways: tuple[str, ...] = OPTIONAL
 
     @property
     def environment(self) -> dict[str, str]:

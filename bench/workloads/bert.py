@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 SIZES = {
-    "full": dict(layers=12, heads=12, width=768, longest=256, words=30522, batch=32, samples=512),
+    "full": dict(layers=12, heads=12, width=768, longest=256, words=30522, batch=32, samples=8192),
     "small": dict(layers=3, heads=4, width=128, longest=96, words=1024, batch=16, samples=256),
     "tiny": dict(layers=2, heads=2, width=32, longest=24, words=128, batch=8, samples=128),
 }

@@ -8,7 +8,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 SIZES = {
-    "full": dict(layers=12, heads=12, width=768, context=1024, words=50257, batch=8, samples=128),
+    "full": dict(
+        layers=12, heads=12, width=768, context=1024, words=50257, batch=8, samples=2048, lr=1e-4
+    ),
     "small": dict(layers=3, heads=4, width=96, context=64, words=512, batch=8, samples=128),
     "tiny": dict(layers=2, heads=2, width=32, context=32, words=128, batch=8, samples=128),
 }
@@ -75,10 +77,12 @@ def get_arguments(arguments=None):
     parser.add_argument("--size", choices=list(SIZES), default="full")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--lr", type=float)
     args = parser.parse_args(arguments)
     args.config = SIZES[args.size]
     args.batch_size = args.batch_size or args.config["batch"]
+    # Without a warm-up a large model leaves the first hundred steps to chance at the usual rate.
+    args.lr = args.lr or args.config.get("lr", 6e-4)
     return args
 
 

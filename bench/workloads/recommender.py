@@ -8,7 +8,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 SIZES = {
-    "full": dict(tables=26, rows=40_000, width=64, dense=13, hidden=512, batch=4096, samples=65536),
+    "full": dict(
+        tables=26, rows=40_000, width=64, dense=13, hidden=512, batch=4096, samples=1048576
+    ),
     "small": dict(tables=8, rows=2_000, width=16, dense=8, hidden=128, batch=256, samples=4096),
     "tiny": dict(tables=4, rows=50, width=8, dense=4, hidden=16, batch=16, samples=256),
 }

@@ -5,10 +5,12 @@ import argparse
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 SIZES = {
-    "full": dict(blocks=(3, 4, 6, 3), width=64, image=224, classes=1000, batch=64, samples=1024),
+    "full": dict(
+        blocks=(3, 4, 6, 3), width=64, image=224, classes=1000, batch=64, samples=1024, repeats=16
+    ),
     "small": dict(blocks=(1, 1, 1, 1), width=16, image=64, classes=10, batch=16, samples=256),
     "tiny": dict(blocks=(1, 1), width=8, image=16, classes=4, batch=8, samples=128),
 }
@@ -102,6 +104,7 @@ def get_model(args):
 
 def get_loader(args):
     pictures = Pictures(args.config["samples"], args.config["image"], args.config["classes"])
+    pictures = ConcatDataset([pictures] * args.config.get("repeats", 1))
     return DataLoader(pictures, batch_size=args.batch_size, shuffle=True, drop_last=True)
 
 

@@ -5,11 +5,19 @@ import argparse
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 SIZES = {
     "full": dict(
-        layers=12, heads=12, width=768, image=224, patch=16, classes=1000, batch=64, samples=1024
+        layers=12,
+        heads=12,
+        width=768,
+        image=224,
+        patch=16,
+        classes=1000,
+        batch=64,
+        samples=1024,
+        repeats=16,
     ),
     "small": dict(
         layers=3, heads=4, width=96, image=48, patch=8, classes=10, batch=16, samples=256
@@ -95,9 +103,8 @@ def get_model(args):
 def get_loader(args):
     config = args.config
     pictures, labels = make_pictures(config["samples"], config["image"], config["classes"])
-    return DataLoader(
-        TensorDataset(pictures, labels), batch_size=args.batch_size, shuffle=True, drop_last=True
-    )
+    samples = ConcatDataset([TensorDataset(pictures, labels)] * config.get("repeats", 1))
+    return DataLoader(samples, batch_size=args.batch_size, shuffle=True, drop_last=True)
 
 
 def get_optimizer(args, model, **kwargs):

@@ -26,12 +26,14 @@ from gpujob_worker.inject.compiling import (
     keep_compiled_in,
 )
 from gpujob_worker.inject.recorded_call import RecordedCall
-from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.probe.compare import Speedup
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compile_choice import MANY_BLOCKS
+from gpujob_worker.tune.compile_choice import BLOCKS, MANY_BLOCKS, WHOLE
 from gpujob_worker.tune.registry import apply_settings
+from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
 
 Compile = Callable[..., Any]
@@ -67,6 +69,20 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def takes(monkeypatch: pytest.MonkeyPatch, **ratios: float) -> None:
+    """How many times as fast the compiled `blocks`, and the `whole`, are found to be."""
+    plain = Trial.speedup_of_compiled
+
+    def speedup(
+        self: Trial, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
+    ) -> Speedup:
+        plain(self, item, present, plan, compiled)
+        ratio = ratios["blocks" if plan.compiled is None else "whole"]
+        return Speedup(ratio, 0.98 * ratio, 1.02 * ratio, 5)
+
+    monkeypatch.setattr(Trial, "speedup_of_compiled", speedup)
+
+
 def tuned(module: nn.Module, *off: str, graphs: bool = False) -> tuple[Tuner, DecisionLog]:
     explanation = DecisionLog()
     settings = Settings(compile=Toggle.ON)
@@ -90,7 +106,24 @@ def test_the_whole_model_goes_first(graphs: list[int]) -> None:
     assert explanation.lines[1] == "CUDA graphs skipped: not asked for (--cuda-graphs)"
 
 
-def test_many_blocks_go_first_and_share_a_graph(graphs: list[int]) -> None:
+@pytest.mark.parametrize(("whole", "kept"), [(0.9, WHOLE), (None, BLOCKS)])
+def test_many_blocks_that_are_slower_give_way_to_the_whole(
+    whole: float | None, kept: str, graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for is compiled; in blocks that slow it down only if nothing else can be."""
+    ratios = {"blocks": 0.73} if whole is None else {"blocks": 0.73, "whole": whole}
+    takes(monkeypatch, **ratios)
+    tuner, explanation = tuned(model(MANY_BLOCKS))
+    lines = explanation.lines
+    assert graphs
+    assert any(line.startswith(f"{kept} applied: asked for") for line in lines), lines
+    assert tuner.tuned() == TunedSettings(compile=True, regional_compile=kept == BLOCKS)
+
+
+def test_many_blocks_go_first_and_share_a_graph(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes(monkeypatch, blocks=1.1)
     module = model(MANY_BLOCKS)
     tuner, explanation = tuned(module)
     assert len(graphs) == 1, "like blocks are compiled once"
@@ -215,7 +248,8 @@ def test_torchs_own_compiler_agrees_where_a_model_drops(
     assert "cosine 1.00000" in explanation.line("compile")
 
 
-def test_other_shapes_run_as_they_are(graphs: list[int]) -> None:
+def test_other_shapes_run_as_they_are(graphs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    takes(monkeypatch, blocks=1.1)
     module = model(MANY_BLOCKS)
     tuner, _ = tuned(module)
     root = Root(module, lambda _: None)

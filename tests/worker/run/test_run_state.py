@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gpujob_worker
-from gpujob_api.report import Speedup, WorkerPhase
+from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.meter import Meter
@@ -105,3 +105,21 @@ def test_a_speed_up_is_reported_with_what_it_was_measured_of() -> None:
     assert run.speedup == gain
     run.settings_are(TunedSettings(channels_last=True))
     assert run.speedup is None
+
+
+def test_what_nothing_changed_takes_as_long_before_as_after() -> None:
+    """The first steps set libraries up, and a script captures graphs of its own in them."""
+    run = state()
+    first = Timing(0.0054, 70)
+    run.measured_first(first, 20.0)
+    assert (run.as_written, run.as_written_wait_percent) == (first, 20.0)
+    run.settings_are(TunedSettings(expandable_segments=True))
+    assert run.as_written == first, "no step since"
+    window = run.meter.window
+    window.seconds.extend([0.0003] * 9)
+    window.total_seconds, window.wait_seconds = 0.0027, 0.0
+    assert run.as_written == run.current == Timing(0.0003, 0)
+    assert run.as_written_wait_percent == 0.0
+    for changed in (TunedSettings(fused_optimizer=True), TunedSettings(data_loader_workers=2)):
+        run.settings_are(changed)
+        assert (run.as_written, run.as_written_wait_percent) == (first, 20.0)

@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings
+from gpujob_worker.inject.fused_optimizer import OptimizerCopy
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.compare import PAIRS_MAX, PAIRS_MIN, Speedup, measure_pairs, speedup
@@ -146,6 +148,37 @@ def test_the_optimizers_kernel_counts_where_it_was_chosen(device: str) -> None:
     assert all(map(torch.equal, model.parameters(), before))
     assert not state.drawn
     assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_no_copy_of_the_optimizer_lies_beside_the_activations(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: weakref.WeakSet[OptimizerCopy] = weakref.WeakSet()
+    steps, beside = 0, 0
+
+    class Copy(OptimizerCopy):
+        def step_seconds(self) -> float:
+            nonlocal steps
+            copies.add(self)
+            steps += 1
+            return 0.3 if self.optimizer.param_groups[0]["fused"] else 0.6
+
+    def run(probe: Any, plan: RootPlan) -> float:
+        nonlocal beside
+        del probe, plan
+        beside += len(copies)
+        return 0.1
+
+    monkeypatch.setattr(gain, "OptimizerCopy", Copy)
+    monkeypatch.setattr(RootProbe, "seconds", run)
+    model = Model().to(device)
+    made = tuner(seconds=600.0)
+    made.applied = Applied(fused=True)
+    found = made.gain(*root_and_call(model), torch.optim.Adam(model.parameters()))
+    assert found is not None
+    assert found.ratio == pytest.approx(0.7 / 0.4), "the optimizer's step counts in each run"
+    assert steps >= 2 * gain.GAIN_PAIRS
+    assert beside == 0
 
 
 def test_a_measurement_that_fails_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

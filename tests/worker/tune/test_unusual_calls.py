@@ -15,6 +15,7 @@ from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -280,3 +281,44 @@ def test_a_wrapper_that_passes_assignments_on_is_called_once() -> None:
     assert "_compiled_call_impl" not in vars(wrapper.inner)
     root.remove()
     assert "_compiled_call_impl" not in vars(wrapper)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("limit", "peak", "held", "free"),
+    [
+        (None, 12 * GIB, 2 * GIB, 10 * GIB),  # what a step takes beside weights and states
+        (None, 3 * GIB, 2 * GIB, 2 * GIB),  # a little more than steps take is no matter
+        (8 * GIB, 12 * GIB, 3 * GIB, 5 * GIB),
+        (2 * GIB, 2 * GIB, 3 * GIB, 0),
+    ],
+)
+def test_copies_of_the_optimizer_take_no_more_than_steps_do(
+    limit: int | None, peak: int, held: int, free: int
+) -> None:
+    class Allocator(CpuMemory):
+        def allocated_bytes(self) -> int:
+            return held
+
+    session = Session(Environment(memory_limit_bytes=limit))
+    session.meter.memory = Allocator()
+    session.state.measured_first(Timing(0.1, peak), None)
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    root, _ = root_and_call(model)
+    asked: list[int] = []
+
+    class Asked(Tuner):
+        def fused_optimizer(
+            self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
+        ) -> None:
+            del optimizer
+            asked.append(free_bytes)
+
+    asks = Asked(Settings(), Features(), session.explanation, 1.0)
+    in_force = AppliedSettings(session, ScriptFacts(), [root], tuner=asks)
+    in_force.facts.saw(optimizer)
+    TuningRun(session, in_force, optimizer).without_root("none")
+    assert asked == [free]

@@ -32,6 +32,7 @@ from gpujob_worker.inject.ddp import (
     wrapper_in_step,
     wrapper_refusal,
 )
+from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
 from gpujob_worker.inject.guards import is_fabric, is_fully_sharded, parallel_wrapper
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -76,7 +77,7 @@ class LeadingTuner(SharedTuner):
             super().compile(root, recorded)
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
     ) -> None:
         if self._all_here():
             super().fused_optimizer(optimizer, free_bytes)
@@ -154,7 +155,7 @@ class FollowingTuner(SharedTuner):
         """The first process measures and reports."""
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
     ) -> None:
         del free_bytes
         self.adopt_fused(optimizer, self.proposed)

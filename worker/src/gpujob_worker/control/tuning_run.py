@@ -8,6 +8,7 @@ import torch
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.secondary_modules import SecondaryModule, names_of
+from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
@@ -202,11 +203,18 @@ class TuningRun:
         if number != 1:
             self._explain.skipped("fused optimizer", f"{number} optimizers step; one is needed")
             return
+        self._tuner.fused_optimizer(self._optimizer, self._free_bytes)
+
+    @property
+    def _free_bytes(self) -> int:
+        """What copies may take between two steps: up to the limit; without one, up to what steps
+        take anyway, so that nobody measures a larger job than there is.
+        """
         limit = self._session.environment.memory_limit_bytes
-        free_bytes: int | None = None
+        held = self._session.meter.memory.allocated_bytes()
         if limit is not None:
-            free_bytes = max(0, limit - self._session.meter.memory.current_bytes())
-        self._tuner.fused_optimizer(self._optimizer, free_bytes)
+            return max(0, limit - held)
+        return max(COPIES_BYTES, self._session.state.baseline_peak_bytes - held)
 
     @property
     def _is_long(self) -> bool:

@@ -11,7 +11,8 @@ import torch
 from gpujob_worker.probe.compare import Closeness, closeness, update_error
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-MEASURE_BYTES_MAX = 2 * 1024**3
+# What copies may take where steps are not known to take more.
+COPIES_BYTES = 2 * 1024**3
 # Optimizers that were switched in this process: a script's own choice looks the same.
 _ours: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 

@@ -87,6 +87,25 @@ class RunState:
         return self.baseline.peak_memory_bytes if self.baseline is not None else 0
 
     @property
+    def leaves_steps(self) -> bool:
+        """True if, after the tuning, steps run as the script wrote them."""
+        nothing = TunedSettings()
+        return self.tuned is not None and replace(self.tuned, expandable_segments=False) == nothing
+
+    @property
+    def as_written(self) -> Timing | None:
+        """The timing of steps as written: the baseline's, or that of all steps since, if nothing
+        changed them. The first steps also load kernels, and a script's own graphs are captured in
+        them.
+        """
+        return self.current or self.baseline if self.leaves_steps else self.baseline
+
+    @property
+    def as_written_wait_percent(self) -> float | None:
+        wait = self.meter.window.data_wait_percent if self.leaves_steps else None
+        return self.baseline_wait_percent if wait is None else wait
+
+    @property
     def speedup(self) -> Speedup | None:
         """The measured speed-up of the applied settings; None for any others."""
         if self._gain is None or self.tuned is None:

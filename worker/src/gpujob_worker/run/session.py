@@ -196,7 +196,7 @@ class Session:
             step=self.state.step,
             steps_total=self.state.steps_total,
             loss=self.state.loss,
-            baseline=self.state.baseline,
+            baseline=self.state.as_written,
             current=self.state.current,
             peaks=window.peaks,
             efficiency=self._efficiency(),
@@ -319,7 +319,7 @@ class Session:
         # Written here too: the reporting thread may be waiting for a network that is gone.
         report = self.report()
         if self._speaks:
-            facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
+            facts = Facts(self.state.as_written_wait_percent, self.state.plain_float32)
             leave(self._report_directory, report, facts)
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))

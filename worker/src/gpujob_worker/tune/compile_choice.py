@@ -45,7 +45,9 @@ class CompileItems:
             return
         self._any_size = self._root.shapes.vary(self._recorded.inputs)
         if len(repeated_blocks(self._root.module)) >= MANY_BLOCKS:
-            kept = self._blocks() or self._whole()
+            kept = (
+                self._blocks(if_faster=True) or self._whole() or (self._forced and self._blocks())
+            )
         else:
             kept = self._whole() or self._blocks()
         if kept:
@@ -65,12 +67,13 @@ class CompileItems:
         plan = replace(self._applied.plan, compiled=compiled, compilations=noting)
         return self._with_signature(plan)
 
-    def _blocks(self) -> bool:
+    def _blocks(self, *, if_faster: bool = False) -> bool:
+        """`if_faster`: there is another way to do what is asked for."""
         reason = self._blocks_refusal()
         if reason is not None:
             self._decision.skip(BLOCKS, reason)
             return False
-        return self._try(BLOCKS, self._plan_with_blocks, forced=self._forced)
+        return self._try(BLOCKS, self._plan_with_blocks, forced=self._forced, if_faster=if_faster)
 
     def _plan_with_blocks(self, same_draws: bool) -> RootPlan:
         noting = Compilations()
@@ -114,8 +117,17 @@ class CompileItems:
             inputs = inputs.first(rows)
         return replace(plan, compiled_signature=inputs.signature, any_size=self._any_size)
 
-    def _try(self, item: str, plan_with: Callable[[bool], RootPlan], *, forced: bool) -> bool:
-        """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code."""
+    def _try(
+        self,
+        item: str,
+        plan_with: Callable[[bool], RootPlan],
+        *,
+        forced: bool,
+        if_faster: bool = False,
+    ) -> bool:
+        """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code.
+        `if_faster`: what is `forced` is not kept either where it is clearly slower.
+        """
         present, start = self._applied.plan, time.monotonic()
         took: list[float] = []
 
@@ -133,6 +145,7 @@ class CompileItems:
             self._decision.skip(item, f"failed: {short(error)}")
             return False
         numbers = f"after {took[0]:.1f} s, {'for any size, ' * plan.any_size}{numbers}"
+        forced = forced and not (if_faster and found.high < 1.0)
         kept = self._decision.decide(item, found, numbers, True, forced)
         if kept:
             self._applied.plan = plan

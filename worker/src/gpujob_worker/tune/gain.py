@@ -20,6 +20,8 @@ from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.registry import apply_settings
 
 GAIN_PAIRS = 10
+# Of each way: one that initializes libraries, and one by which the number of pairs is chosen.
+RUNS_BEFORE = 2
 # Minimum time, also after the tuning budget is spent.
 GAIN_SECONDS = 5.0
 # And at least this part of the tuning budget, which is longer for long steps.
@@ -37,22 +39,38 @@ class Part:
 
 
 class _Side:
-    """One way of making the calls of a step forward and backward, and the optimizer's step if the
-    ways differ in it.
+    """One way of making the calls of a step forward and backward, and what the optimizer's step
+    takes in it: a number for each run.
     """
 
     def __init__(
-        self, parts: Sequence[tuple[Root, RecordedCall, Applied]], copy: OptimizerCopy | None
+        self,
+        parts: Sequence[tuple[Root, RecordedCall, Applied]],
+        optimizer_seconds: Sequence[float],
     ) -> None:
         self._parts = [(root, RootProbe(root, call), way) for root, call, way in parts]
-        self._copy = copy
+        self._optimizer_seconds = iter(optimizer_seconds)
 
     def seconds(self) -> float:
-        seconds = 0.0 if self._copy is None else self._copy.step_seconds()
+        seconds = next(self._optimizer_seconds, 0.0)
         for root, probe, applied in self._parts:
             apply_settings(root, None, applied)
             seconds += probe.seconds(applied.plan)
         return seconds
+
+
+def _optimizer_seconds(
+    optimizer: torch.optim.Optimizer, ways: tuple[Applied, Applied]
+) -> tuple[list[float], list[float]]:
+    """Of either way, in turns. The copies are gone before the model runs: beside its activations
+    they would take more memory than the job ever does.
+    """
+    copies = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
+    for copy, way in zip(copies, ways, strict=True):
+        use_fused(copy.optimizer, way.fused)
+        copy.step_seconds()
+    turns = [[copy.step_seconds() for copy in copies] for _ in range(GAIN_PAIRS + RUNS_BEFORE)]
+    return [plain for plain, _ in turns], [chosen for _, chosen in turns]
 
 
 def measure_gain(
@@ -63,14 +81,11 @@ def measure_gain(
 
     Leaves the way applied that ran last.
     """
-    copies: list[OptimizerCopy | None] = [None, None]
+    steps: tuple[Sequence[float], Sequence[float]] = (), ()
     if parts[0].chosen.fused and optimizer is not None:
-        copies = [OptimizerCopy(optimizer), OptimizerCopy(optimizer)]
-        for copy, way in zip(copies, (parts[0].plain, parts[0].chosen), strict=True):
-            assert copy is not None
-            use_fused(copy.optimizer, way.fused)
-    plain = _Side([(part.root, part.recorded, part.plain) for part in parts], copies[0])
-    chosen = _Side([(part.root, part.recorded, part.chosen) for part in parts], copies[1])
+        steps = _optimizer_seconds(optimizer, (parts[0].plain, parts[0].chosen))
+    plain = _Side([(part.root, part.recorded, part.plain) for part in parts], steps[0])
+    chosen = _Side([(part.root, part.recorded, part.chosen) for part in parts], steps[1])
     # Libraries initialize themselves in a first run.
     chosen.seconds()
     plain.seconds()

@@ -15,7 +15,7 @@ from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.fused_optimizer import (
-    MEASURE_BYTES_MAX,
+    COPIES_BYTES,
     OptimizerCopy,
     copies_bytes,
     device_of,
@@ -212,16 +212,17 @@ class Tuner:
         self._decision.expects(self.speed_items(root, recorded).expected())
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
     ) -> None:
-        """Measures on copies, which need free memory; None: as much as is ever used."""
+        """Measures on copies, which need free memory."""
         if not self._decision.measures(_FUSED, forced=False):
             return
         reason = None if self._features.allows("optimizer") else "switched off"
         reason = reason or fused_refusal(optimizer)
         needed = 0 if reason else 2 * copies_bytes(optimizer)
-        if needed > (MEASURE_BYTES_MAX if free_bytes is None else free_bytes):
-            reason = f"measuring it would take {format_memory(needed)} of copies"
+        if needed > free_bytes:
+            free = format_memory(free_bytes)
+            reason = f"measuring it would take {format_memory(needed)} of copies, {free} are free"
         if reason is None and not self._decision.in_time(_FUSED, forced=False):
             return
         if reason is not None:
