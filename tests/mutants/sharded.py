@@ -64,7 +64,7 @@ SHARDED = (
     _of(
         "the last layer of the copy is kept in float32, and not the module's",
         "control/sharded_tuning.py",
-        "    return plan.having(Float32Tail(weakref.ref(layer), tail.whole))\n",
+        "    return plan.having(replace(tail, layer=weakref.ref(layer)))\n",
         "    return plan\n",
         _COPY,
     ),

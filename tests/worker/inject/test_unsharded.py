@@ -123,7 +123,9 @@ def test_a_torch_that_keeps_its_groups_elsewhere_is_refused(
 def test_a_plan_for_the_copy_names_the_copys_layer() -> None:
     net = sharded()
     copy: Any = unsharded_copy(net)
-    plan = RootPlan(torch.bfloat16).having(Float32Tail(weakref.ref(net.last), whole=True))
+    plan = RootPlan(torch.bfloat16).having(
+        Float32Tail(weakref.ref(net.last), whole=True, large=False)
+    )
     tail = moved(plan, net, copy).setting(Float32Tail)
     assert tail is not None
     assert (tail.layer(), tail.whole) == (copy.last, True)

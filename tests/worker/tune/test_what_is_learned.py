@@ -78,8 +78,10 @@ def test_the_loss_ends_where_it_ends_as_written(text: str, tmp_path: Path) -> No
     assert found == pytest.approx(written, rel=0.01)
 
 
-def called(*layers: tuple[nn.Module, float]) -> Float32Tail | None:
-    return tail_of([LayerCall(layer, products) for layer, products in layers])
+def called(
+    *layers: tuple[nn.Module, float], kind: torch.dtype = torch.float16
+) -> Float32Tail | None:
+    return tail_of([LayerCall(layer, products) for layer, products in layers], kind)
 
 
 def test_a_small_last_layer_is_float32_as_a_whole() -> None:
@@ -88,10 +90,14 @@ def test_a_small_last_layer_is_float32_as_a_whole() -> None:
     assert small is not None
     assert big is not None
     assert (small.whole, big.whole) == (True, False), SHARE_MAX
+    assert (small.large, big.large) == (False, True)
     assert called() is None
     shared = called((last, 5.0), (large, 1000.0), (last, 5.0))
     assert shared is not None
     assert not shared.whole, "all of its calls count"
+    of_bfloat16 = called((large, 1000.0), (last, 6.0), kind=torch.bfloat16)
+    assert of_bfloat16 is not None
+    assert (of_bfloat16.whole, of_bfloat16.large) == (True, True), "8 bits are too few for it"
 
 
 class Ends(nn.Module):
@@ -112,7 +118,7 @@ class Ends(nn.Module):
 def test_what_follows_the_last_layer_has_the_scripts_type(whole: bool) -> None:
     torch.manual_seed(0)
     module, x = Ends(whole), torch.randn(4, 8)
-    tail = tail_of([LayerCall(module.first, 1000.0), LayerCall(module.last, 1.0 if whole else 99)])
+    tail = called((module.first, 1000.0), (module.last, 1.0 if whole else 99))
     assert tail is not None
     root = Root(module, lambda _: None)
     plan = RootPlan(autocast=torch.bfloat16).having(tail)
@@ -128,7 +134,8 @@ GPU = """
 import torch
 from torch import nn
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).to("cuda")
+net = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(),
+                    nn.Linear(256, OUT)).to("cuda")
 opt = torch.optim.AdamW(net.parameters()); x = torch.randn(32, 16, device="cuda")
 for _ in range(20):
     opt.zero_grad(); (net(x) - 1).square().mean().backward(); opt.step()
@@ -137,18 +144,23 @@ print(torch.get_float32_matmul_precision())
 
 
 @pytest.mark.parametrize(
-    ("half", "precision", "ends"), [(0.3, "bfloat16", "highest"), (1.0, "tf32", "high")]
+    ("half", "outputs", "precision", "ends"),
+    [
+        (0.3, 1, "bfloat16", "highest"),
+        (0.3, 64, "bfloat16", "high"),  # the last layer takes a fifth of the products
+        (1.0, 64, "tf32", "high"),
+    ],
 )
 def test_tf32_ends_with_what_needed_it(
-    half: float, precision: str, ends: str, tmp_path: Path
+    half: float, outputs: int, precision: str, ends: str, tmp_path: Path
 ) -> None:
     """Products of the script outside its model would go on in TF32 under bfloat16."""
-    rate = {torch.float32: 1e6, torch.bfloat16: 2e6 / half, torch.float16: 2e6 / half}
+    rate = {torch.float32: 1e7, torch.bfloat16: 2e7 / half, torch.float16: 2e7 / half}
     if half == 1.0:
-        rate = dict.fromkeys(rate, 1e6)
-    cost = CostModel(flop_per_second=rate, tf32_flop_per_second=2e6)
+        rate = dict.fromkeys(rate, 1e7)
+    cost = CostModel(flop_per_second=rate, tf32_flop_per_second=2e7)
     script = tmp_path / "train.py"
-    script.write_text(GPU)
+    script.write_text(GPU.replace("OUT", str(outputs)))
     code, run = run_worker(
         tmp_path, ["python", str(script)], settings={"compile": "Off"}, gpu=GpuModel(cost=cost)
     )

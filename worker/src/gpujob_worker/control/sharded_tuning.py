@@ -7,6 +7,7 @@ All processes say first whether they can make the copy. Where one cannot, none g
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -79,7 +80,7 @@ def moved(plan: RootPlan, of: torch.nn.Module, to: torch.nn.Module) -> RootPlan:
     layer = counterpart(tail.layer(), of, to) if tail is not None else None
     if tail is None or layer is None:
         return plan
-    return plan.having(Float32Tail(weakref.ref(layer), tail.whole))
+    return plan.having(replace(tail, layer=weakref.ref(layer)))
 
 
 def _gather(

@@ -1,8 +1,11 @@
 """Keeps what follows the last layer in float32 under lower precision, and that layer too if it is
-small.
+small or the type is bfloat16.
 
 A sigmoid of half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
-of 2: the loss would see that, however close the outputs are relative to their size.
+of 2: the loss would see that, however close the outputs are relative to their size. Where the last
+layer has an output for each word, the gradient of its input is a small difference of large sums.
+Rounded to the 8 bits of bfloat16, it makes a language model that begins at its full rate learn
+later (`bench.last_layer`). The 11 bits of TF32 and float16 are enough.
 """
 
 import functools
@@ -18,8 +21,8 @@ from gpujob_worker.inject.call_inputs import map_tensors
 from gpujob_worker.inject.call_settings import CallSetting
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-# The last layer runs in float32 itself if it has at most this part of the products. A GPU's float32
-# products take 15 times as long as those of bfloat16.
+# Up to this part of the products the last layer is small: float32 costs nothing, although its
+# products take a GPU 15 times as long as those of bfloat16. TF32's take twice as long.
 SHARE_MAX = 0.005
 _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)  # pyright: ignore[reportPrivateUsage]
 _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -27,10 +30,13 @@ _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 @dataclass(frozen=True, slots=True)
 class Float32Tail(CallSetting):
-    """From the output of `layer` on, types are those of the script; `whole`: from its input on."""
+    """From the output of `layer` on, types are those of the script; `whole`: from its input on.
+    `large`: its products take a part of the step.
+    """
 
     layer: "weakref.ref[torch.nn.Module]"
     whole: bool
+    large: bool
 
     def around(self) -> AbstractContextManager[object]:
         return self._in_force()
@@ -110,14 +116,15 @@ class LayerCall:
     products: float
 
 
-def tail_of(calls: list[LayerCall]) -> Float32Tail | None:
-    """The tail of a model that made these calls."""
+def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
+    """The tail of a model that made these calls, under autocast to `kind`."""
     if not calls:
         return None
     last = calls[-1].layer
     share = sum(call.products for call in calls if call.layer is last)
     total = sum(call.products for call in calls)
-    return Float32Tail(weakref.ref(last), whole=share <= SHARE_MAX * total)
+    large = share > SHARE_MAX * total
+    return Float32Tail(weakref.ref(last), not large or kind is torch.bfloat16, large)
 
 
 def _is_product(layer: torch.nn.Module) -> bool:

@@ -102,12 +102,24 @@ def _bfloat16(context: Context) -> RootPlan:
 
 
 def _half(context: Context, kind: torch.dtype) -> RootPlan:
-    """Ends TF32, which would stay in force for the script's own products outside the module."""
-    plan, tail = context.plan.without(Tf32), _tail(context)
-    return replace(plan if tail is None else plan.having(tail), autocast=kind)
+    """Ends TF32, which would stay in force for the script's own products outside the module, unless
+    a large last layer needs it.
+    """
+    plan, tail = context.plan.without(Tf32), _tail(context, kind)
+    if tail is None:
+        return replace(plan, autocast=kind)
+    if tail.whole and tail.large and _may_use_tf32(context):
+        plan = plan.having(Tf32())
+    return replace(plan.having(tail), autocast=kind)
 
 
-def _tail(context: Context) -> Float32Tail | None:
+def _may_use_tf32(context: Context) -> bool:
+    """Also where it was chosen just now, and is in force."""
+    chosen = context.plan.setting(Tf32) is not None
+    return chosen or (context.root.device.type == "cuda" and tf32_refusal() is None)
+
+
+def _tail(context: Context, kind: torch.dtype) -> Float32Tail | None:
     """None if the module calls no layer of torch's kind; a try then shows whether it runs."""
     calls: list[LayerCall] = []
     root, few = context.root, few_rows(context.recorded, 2)
@@ -116,12 +128,14 @@ def _tail(context: Context) -> Float32Tail | None:
             RootProbe(root, few).outputs(RootPlan())
     except Exception:
         return None
-    return tail_of(calls)
+    return tail_of(calls, kind)
 
 
 def _tail_text(plan: RootPlan) -> str:
     tail = plan.setting(Float32Tail)
-    return f", {tail}" if tail is not None else ""
+    if tail is None:
+        return ""
+    return ", the last layer in TF32" if plan.setting(Tf32) is not None else f", {tail}"
 
 
 def _tf32(context: Context, *, forced: bool) -> Candidate | Refused:
