@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.lifecycle.recorded import RECORDED_SECONDS_MAX
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision
@@ -87,6 +88,21 @@ def test_the_next_leader_takes_over_what_a_pod_records(pull_seconds: float) -> N
     assert scene.result.ends == {"team/job": "Succeeded"}
     assert scene.pods == ["job-1-0"]
     assert scene.result.attempts == {"team/job": 1}
+
+
+def test_a_leader_that_was_frozen_takes_over_what_its_own_pod_records() -> None:
+    """It has no answer to any of its requests for the pod when it is frozen, and nobody else leads:
+    the worker is done when it thaws, and is not run again."""
+    seconds = REQUEST_SECONDS_MAX + 1.0
+    incidents = (
+        *(Incident(4.0, "late-pods", "n0", seconds) for _ in range(2)),
+        Incident(23.0, "pause", "n0", 40.0),
+    )
+    scene = Scene(job(), incidents=incidents)
+    assert not scene.result.violations, "\n".join(map(str, scene.result.violations))
+    assert scene.result.ends == {"team/job": "Succeeded"}
+    assert scene.pods == ["job-1-0"]
+    assert scene.phases == ["Succeeded"]
 
 
 def test_nobody_else_gets_the_gpu_that_a_pod_records() -> None:

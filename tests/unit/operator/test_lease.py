@@ -221,6 +221,16 @@ async def test_taking_it_back_is_said_even_if_it_was_never_said_to_be_lost(
     assert one.changes == [True, True]
 
 
+async def test_leading_again_is_said_even_if_nobody_else_has_led(
+    one: _Candidate, clock: FakeClock
+) -> None:
+    """It was frozen: what it was about to write when it thawed was given up."""
+    await one.attempt()
+    clock.advance(SECONDS * HOLD_FRACTION)
+    await one.attempt()
+    assert one.changes == [True, True]
+
+
 # -- what is left for the next holder
 
 

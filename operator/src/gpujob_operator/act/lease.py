@@ -157,8 +157,8 @@ class Leadership:
             return False
         if acquires or not self.leads:
             self.in_doubt = bool(holder)
-        if acquires:
-            # Another process has led since leadership was last reported, however briefly.
+            # Another process may have led since leadership was last reported, however briefly, and
+            # what this one was about to write meanwhile was given up.
             self._said = False
         return True
 
