@@ -214,6 +214,29 @@ def test_a_clock_that_jumps_is_believed_from_the_next_reading_on(jump: timedelta
         assert freshness.arrived("n0", now + jump, now) == now
 
 
+@pytest.mark.parametrize("jump_seconds", [-3600, 20, 40, 3600])
+def test_a_reading_that_waited_is_not_new_because_its_agents_clock_was_set(
+    jump_seconds: int,
+) -> None:
+    """I14: it waited for a frozen operator, and its agent has been dead since."""
+    freshness, jump = Freshness(), timedelta(seconds=jump_seconds)
+    freshness.arrived("n0", T0, T0, T0)
+    written = T0 + timedelta(seconds=56)
+    waited = written + timedelta(seconds=34)
+    assert freshness.arrived("n0", written + jump, waited, written) == written
+    now = waited + timedelta(seconds=20)
+    assert freshness.arrived("n0", now + jump, now, now) == now, "the agent lives after all"
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR])
+def test_an_api_server_whose_clock_jumps_makes_no_later_reading_older(jump: timedelta) -> None:
+    freshness = Freshness()
+    freshness.arrived("n0", T0, T0, T0)
+    freshness.arrived("n0", T0 + timedelta(seconds=20), T0 + timedelta(seconds=20), T0 + jump)
+    now = T0 + timedelta(seconds=40)
+    assert freshness.arrived("n0", now, now, now + jump) == now
+
+
 @pytest.mark.parametrize("dead_for", [timedelta(minutes=50), HOUR, timedelta(minutes=70)])
 def test_a_dead_agent_with_a_fast_clock_is_not_believed_by_a_new_leader(
     dead_for: timedelta,

@@ -22,13 +22,27 @@ class _Node:
         self.estimate = estimate
         # When the API server stored the reading, by its own clock: no reading is newer.
         self.written_at: datetime | None = None
+        # The reading is the first on the agent's clock as it is set now: its delay says nothing.
+        self.is_first = True
         self.delays: deque[timedelta] = deque(maxlen=DELAYS_MAX)
 
     @property
     def moment(self) -> datetime | None:
-        if self.estimate is None or self.written_at is None:
+        if self.estimate is None or self.written_at is None or not self.is_first:
             return self.estimate
         return min(self.estimate, self.written_at)
+
+    def clock_was_set(self, observed_at: datetime, written_at: datetime | None) -> bool:
+        """Whether this reading cannot be timed by the delays of those before it: the agent's clock
+        was set back or the API server's data were restored, or more time passed on the agent's
+        clock than on the API server's.
+        """
+        if observed_at < self.observed_at:
+            return True
+        if written_at is None or self.written_at is None:
+            return False
+        ahead = (observed_at - self.observed_at) - (written_at - self.written_at)
+        return ahead > timedelta(seconds=CLOCKS_DIFFER_SECONDS)
 
 
 class Freshness:
@@ -47,9 +61,10 @@ class Freshness:
         """When the reading with this agent time was taken, on the operator's clock; never in the
         future.
 
-        The transport time of a node's first reading is unknown: `written_at`, when the API server
-        stored it, bounds its age. Without it the agent's clock has to do, and of a reading that
-        claims to be from the future nothing is known (None), because its agent may be dead.
+        The transport time of a node's first reading, and of the first after its agent's clock was
+        set, is unknown: `written_at`, when the API server stored it, bounds its age. Without it the
+        agent's clock has to do, and of a node's first reading that claims to be from the future
+        nothing is known (None), because its agent may be dead.
         """
         if observed_at is None:
             return None
@@ -60,15 +75,14 @@ class Freshness:
             known.written_at = written_at
             known.delays.append(now - observed_at)
         elif known.observed_at != observed_at:
-            was_set_back = observed_at < known.observed_at
-            if was_set_back:
-                # The agent's clock, whose delays were measured on the old one, or the API server's
-                # data: the reading may be from long ago, as a node's first one may.
+            known.is_first = known.clock_was_set(observed_at, written_at)
+            if known.is_first:
+                # The reading may be from long ago, as a node's first one may.
                 known.delays.clear()
             known.delays.append(now - observed_at)
             known.observed_at = observed_at
             known.estimate = min(observed_at + min(known.delays), now)
-            known.written_at = written_at if was_set_back else None
+            known.written_at = written_at
         return known.moment
 
     def moment(self, node: str) -> datetime | None:
