@@ -19,8 +19,9 @@ class Ends:
     def __init__(self, operators: Set[str], *, sees_all: bool) -> None:
         """`sees_all`: no fault keeps an event from the operators, so that they know of each end
         that was written."""
-        # The exit codes of an attempt, by rank.
-        self.exits: dict[Attempt, dict[int, int]] = defaultdict(dict)
+        # The exit codes of an attempt, by rank and the pod's UID: a request that comes late makes
+        # a second pod of a worker that is done, and undoes nothing.
+        self.exits: dict[Attempt, dict[tuple[int, str], int]] = defaultdict(dict)
         self._operators = operators
         self._sees_all = sees_all
         # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
@@ -40,6 +41,10 @@ class Ends:
         """
         return attempt not in self._robbed | (self._stopped & self._left_early)
 
+    def done(self, attempt: Attempt) -> set[int]:
+        """The ranks that ended with exit 0."""
+        return {rank for (rank, _), code in self.exits[attempt].items() if code == 0}
+
     def stopped(self, attempt: Attempt) -> None:
         """An operator told the attempt to stop."""
         self._stopped.add(attempt)
@@ -58,7 +63,7 @@ class Ends:
         uid = pod["metadata"]["uid"]
         if (ended := worker_ended(pod)) is not None:
             rank = int(pod["metadata"]["name"].rpartition("-")[2])
-            self.exits[attempt][rank] = ended["exitCode"]
+            self.exits[attempt][rank, uid] = ended["exitCode"]
             self._ended.add(uid)
             if ended["exitCode"] == 0 and _said_to_leave_early(ended.get("message", "")):
                 self._left_early.add(attempt)

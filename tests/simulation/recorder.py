@@ -208,8 +208,7 @@ class Recorder:
         succeeded = job.status.phase.value == "Succeeded" and not before.finished
         # Of an attempt that its pod alone recorded, the status before knows nothing.
         key = (job.metadata.uid, attempt if succeeded else before.status.attempt)
-        exits = self._ends.exits[key]
-        done = [rank for rank, code in exits.items() if code == 0]
+        exits, done = self._ends.exits[key], self._ends.done(key)
         all_known = len(done) == job.spec.workers and self._ends.is_known(key)
         if self.may_not_know(revision.at):
             return

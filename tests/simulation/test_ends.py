@@ -65,3 +65,21 @@ def test_after_a_stop_a_worker_is_believed_that_it_left_early(
     known = knows_after(pod_of("kubelet", message=words), was_stopped=was_stopped)
     assert known is not (was_stopped and step < 10)
     assert knows_after(pod_of("kubelet", message="what"), was_stopped=was_stopped)
+
+
+def test_a_worker_that_is_done_stays_done_whatever_a_second_pod_of_it_does() -> None:
+    """A request for the pod came late, when the first one was gone."""
+    ends = Ends({"operator"}, sees_all=False)
+    ends.note(pod_of("kubelet"), ATTEMPT, JOB)
+    ends.note(pod_of("kubelet", exit_code=143, uid="pod-2"), ATTEMPT, JOB)
+    assert ends.done(ATTEMPT) == {0}
+
+
+def test_a_worker_of_which_no_pod_ended_well_is_not_done() -> None:
+    """Nor is one whose end was lost with restored data, and that is found dead."""
+    ends = Ends({"operator"}, sees_all=False)
+    ends.note(pod_of("kubelet", exit_code=143, uid="pod-2"), ATTEMPT, JOB)
+    assert ends.done(ATTEMPT) == set()
+    ends.note(pod_of("kubelet"), ATTEMPT, JOB)
+    ends.note(pod_of("kubelet", exit_code=137), ATTEMPT, JOB)
+    assert ends.done(ATTEMPT) == set()
