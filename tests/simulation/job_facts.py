@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from tests.simulation.api_server import ApiServer, OtherKind, Revision
@@ -59,6 +60,19 @@ def may_not_share(
         if other.metadata.namespace != job.metadata.namespace
         and groups[other.spec.queue] != groups[job.spec.queue]
     ]
+
+
+def is_rid_of_its_limit(job: GPUJob, needed_bytes: int) -> bool:
+    """The job needs more than its hint allows, and has all of its GPUs after so many of them broke
+    under it: nothing limits it there."""
+    hint, held = job.spec.gpu.memory, job.status.reservation
+    return (
+        hint is not None
+        and hint.bytes < needed_bytes
+        and held is not None
+        and held.source is ReservationSource.WHOLE_GPU
+        and job.status.counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX
+    )
 
 
 def leads(name: str, api: ApiServer) -> bool:
