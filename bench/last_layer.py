@@ -1,6 +1,6 @@
 """What a language model learns with its last layer in bfloat16, and as the worker runs it.
 
-    python -m bench.last_layer [--steps 160] [--starts 3]
+    python -m bench.last_layer [--steps 160] [--starts 4]
 
 A GPT-2 of 6 layers with 16,384 words, on the CPU, at the usual learning rate without a warm-up:
 
@@ -30,7 +30,7 @@ from gpujob_worker.inject.float32_tail import LayerCall, tail_of
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 
 CONFIG = dict(layers=6, heads=4, width=256, context=128, words=16384, samples=2048, batch=8)
-STEPS, STARTS = 160, 3
+STEPS, STARTS = 160, 4
 AVERAGED = 10
 START_DIFFERENCE = 1e-4
 WAYS = FLOAT32, BFLOAT16, OURS = "float32", "bfloat16", "as the worker does it"

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 
 import pytest
+import torch
 
 from tests.harness.imitated_gpu import installed
 
@@ -15,3 +16,11 @@ def device(request: pytest.FixtureRequest) -> Generator[str]:
         return
     with installed():
         yield "cuda"
+
+
+@pytest.fixture(autouse=True)
+def products_as_before() -> Generator[None]:
+    """TF32 is a switch of the whole process; a test that leaves it on would change the next one."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)

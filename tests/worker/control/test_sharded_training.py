@@ -128,7 +128,7 @@ def test_what_is_asked_for_is_compared_in_all_and_what_is_left_out_is_said(tmp_p
     assert asked[0] == asked[1]
     assert asked[0] == pytest.approx(plain[0], abs=1e-3)
     assert asked[0] != pytest.approx(plain[0], abs=1e-6), "in bfloat16 it rounds"
-    assert "bfloat16 autocast, the last layer in float32, outputs differ by" in said[0]
+    assert "bfloat16 autocast, float32 after the last layer, outputs differ by" in said[0]
     assert "precision applied: bfloat16 as the first process measured" in said[1]
     assert "compile skipped: FSDPModule is left as it is" in said[0]
     for text in said:

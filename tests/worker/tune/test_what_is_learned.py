@@ -95,9 +95,26 @@ def test_a_small_last_layer_is_float32_as_a_whole() -> None:
     shared = called((last, 5.0), (large, 1000.0), (last, 5.0))
     assert shared is not None
     assert not shared.whole, "all of its calls count"
-    of_bfloat16 = called((large, 1000.0), (last, 6.0), kind=torch.bfloat16)
-    assert of_bfloat16 is not None
-    assert (of_bfloat16.whole, of_bfloat16.large) == (True, True), "8 bits are too few for it"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kind", "whole"),
+    [
+        (9, torch.bfloat16, True),  # 8 bits are too few for it
+        (9, torch.float16, False),
+        (8, torch.bfloat16, False),
+    ],
+)
+def test_a_large_last_layer_with_many_outputs_is_not_in_bfloat16(
+    outputs: int, kind: torch.dtype, whole: bool
+) -> None:
+    """As a language model's, which has one for each word."""
+    found = called((nn.Linear(8, 8), 1000.0), (nn.Linear(8, outputs), 6.0), kind=kind)
+    assert found is not None
+    assert (found.whole, found.large) == (whole, True)
+    convolution = called((nn.Conv2d(2, outputs, 2), 6.0), kind=kind)
+    assert convolution is not None
+    assert convolution.whole is whole, "each output of it is of 8 numbers, too"
 
 
 class Ends(nn.Module):
@@ -147,8 +164,8 @@ print(torch.get_float32_matmul_precision())
     ("half", "outputs", "precision", "ends"),
     [
         (0.3, 1, "bfloat16", "highest"),
-        (0.3, 64, "bfloat16", "high"),  # the last layer takes a fifth of the products
-        (1.0, 64, "tf32", "high"),
+        (0.3, 257, "bfloat16", "high"),  # as of a language model
+        (1.0, 257, "tf32", "high"),
     ],
 )
 def test_tf32_ends_with_what_needed_it(

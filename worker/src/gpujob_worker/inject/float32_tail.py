@@ -1,5 +1,5 @@
 """Keeps what follows the last layer in float32 under lower precision, and that layer too if it is
-small or the type is bfloat16.
+small, or makes many outputs of few inputs and the type is bfloat16.
 
 A sigmoid of half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
 of 2: the loss would see that, however close the outputs are relative to their size. Where the last
@@ -124,7 +124,13 @@ def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
     share = sum(call.products for call in calls if call.layer is last)
     total = sum(call.products for call in calls)
     large = share > SHARE_MAX * total
-    return Float32Tail(weakref.ref(last), not large or kind is torch.bfloat16, large)
+    whole = not large or (kind is torch.bfloat16 and _widens(last))
+    return Float32Tail(weakref.ref(last), whole, large)
+
+
+def _widens(layer: Any) -> bool:
+    """More outputs than inputs: it asks more of each input than can be rounded away."""
+    return layer.weight.shape[0] > layer.weight[0].numel()
 
 
 def _is_product(layer: torch.nn.Module) -> bool:
