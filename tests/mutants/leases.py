@@ -52,4 +52,19 @@ LEASES = (
         "        except (Conflict, NotFound):\n            return True\n",
         "test_lease.py",
     ),
+    of_operator(
+        "leading again is said only after another holder",
+        "act/lease.py",
+        "            # Another process may have led since",
+        "            if not acquires:\n                return True\n"
+        "            # Another process may have led since",
+        "test_lease.py",
+    ),
+    of_operator(
+        "a status that waited is new where its agent's clock was set forward",
+        "observe/freshness.py",
+        "return ahead > timedelta(seconds=CLOCKS_DIFFER_SECONDS)",
+        "return ahead > timedelta.max",
+        "test_readings_into_usage.py",
+    ),
 )

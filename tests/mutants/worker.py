@@ -1,4 +1,4 @@
-"""Mutants of the worker's commit protocol."""
+"""Mutants of the commit protocol of the worker, and of what it chooses."""
 
 from tests.mutants.mutant import WORKER, Mutant
 
@@ -110,5 +110,33 @@ COMMITS = (
         "            self._written = Written(step, error=error)\n",
         "            self._written = None\n",
         _WRITER,
+    ),
+    Mutant(
+        "a large last layer with many outputs is in bfloat16",
+        f"{WORKER}/inject/float32_tail.py",
+        "(kind is torch.bfloat16 and _widens(last))",
+        "False",
+        ("tests/worker/tune/test_what_is_learned.py",),
+    ),
+    Mutant(
+        "copies of the optimizer take 2 GiB at most",
+        f"{WORKER}/control/tuning_run.py",
+        "return max(COPIES_BYTES, self._session.state.baseline_peak_bytes - held)",
+        "return COPIES_BYTES",
+        ("tests/worker/tune/test_unusual_calls.py",),
+    ),
+    Mutant(
+        "blocks that are slower are compiled where compilation is asked for",
+        f"{WORKER}/tune/compile_choice.py",
+        "forced = forced and not (if_faster and found.high < 1.0)",
+        "del if_faster",
+        ("tests/worker/inject/test_compiling.py",),
+    ),
+    Mutant(
+        "the first steps count where nothing was changed",
+        f"{WORKER}/run/run_state.py",
+        "return self.current or self.baseline if self.leaves_steps else self.baseline",
+        "return self.baseline",
+        ("tests/worker/run/test_run_state.py",),
     ),
 )
