@@ -4,7 +4,7 @@ small, or makes many outputs of few inputs and the type is bfloat16.
 A sigmoid of half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
 of 2: the loss would see that, however close the outputs are relative to their size. Where the last
 layer has an output for each word, the gradient of its input is a small difference of large sums.
-Rounded to the 8 bits of bfloat16, it makes a language model that begins at its full rate learn
+Rounded to the 8 bits of bfloat16, it can make a language model that begins at its full rate learn
 later (`bench.last_layer`). The 11 bits of TF32 and float16 are enough.
 """
 
@@ -130,7 +130,7 @@ def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
 
 def _widens(layer: Any) -> bool:
     """More outputs than inputs: it asks more of each input than can be rounded away."""
-    return layer.weight.shape[0] > layer.weight[0].numel()
+    return layer.weight.shape[0] ** 2 > layer.weight.numel()
 
 
 def _is_product(layer: torch.nn.Module) -> bool:
