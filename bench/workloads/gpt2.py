@@ -82,7 +82,7 @@ def get_arguments(arguments=None):
     args.config = SIZES[args.size]
     args.batch_size = args.batch_size or args.config["batch"]
     # Without a warm-up a large model leaves the first hundred steps to chance at the usual rate.
-    args.lr = args.lr or args.config.get("lr", 6e-4)
+    args.lr = args.config.get("lr", 6e-4) if args.lr is None else args.lr
     return args
 
 

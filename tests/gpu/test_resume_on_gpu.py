@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.unmodified_scripts import ACCELERATE, END, HUGGING_FACE, LIGHTNING, PLAIN
-from tests.harness.worker_process import WorkerRun, run_worker
+from tests.harness.unmodified_scripts import (
+    ACCELERATE,
+    COUNT,
+    END,
+    HUGGING_FACE,
+    LIGHTNING,
+    PLAIN,
+    attempt,
+)
+from tests.harness.worker_process import WorkerRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 STEPS = 36
@@ -27,7 +35,6 @@ SCRIPTS = {
     "huggingface": HUGGING_FACE,
     "lightning": LIGHTNING,
 }
-COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
 
 
 def source(name: str) -> str:
@@ -37,25 +44,6 @@ def source(name: str) -> str:
         text = text.replace(of_cpu, of_gpu)
     drawn = 'print("drawn", torch.rand(1, device="cuda").item())\n'
     return text.replace(END.splitlines()[1], drawn + END.splitlines()[1])
-
-
-def attempt(folder: Path, number: int, text: str, stop: int) -> WorkerRun:
-    folder.mkdir(exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(text.replace("OUT", str(folder / "out")).replace("JIT", "False"))
-    _, done = run_worker(
-        folder / f"attempt-{number}",
-        ["python", str(script), "0", "1", str(stop)],
-        # What a measurement finds may differ from attempt to attempt, and its rounding with it.
-        settings={"mode": "Recommend"},
-        options=("--explain", "--tuning-seconds", "1"),
-        environment={
-            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
-            "GPUJOB_ATTEMPT": str(number),
-            "GPUJOB_GRACE_SECONDS": "60",
-        },
-    )
-    return done
 
 
 def ended(done: WorkerRun) -> list[str]:

@@ -5,6 +5,12 @@ script sends itself SIGTERM (0: never). The last line printed is a digest of the
 draw random numbers, there is dropout, a schedule, and an evaluation after each epoch.
 """
 
+from pathlib import Path
+
+from tests.harness.worker_process import WorkerRun, run_worker
+
+# The steps that the optimizer counts: they go on after a stop, and a loop's do not.
+COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
 BEGIN = """
 import hashlib, os, random, signal, sys, warnings
 import numpy, torch
@@ -170,3 +176,23 @@ HUGGING_FACE_GROUP = HUGGING_FACE.replace(BEGIN, BEGIN + GROUP).replace("JIT", "
 LIGHTNING_GROUP = LIGHTNING.replace(
     "logger=False", 'logger=False, devices=2, strategy="ddp"'
 ).replace("stops(trainer.global_step)", "stops(trainer.global_step * (trainer.global_rank == 0))")
+
+
+def attempt(folder: Path, number: int, source: str, stop: int) -> WorkerRun:
+    """One attempt at a script, which stops itself after step `stop` (0: never) and may resume."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(source.replace("OUT", str(folder / "out")).replace("JIT", "False"))
+    _, done = run_worker(
+        folder / f"attempt-{number}",
+        ["python", str(script), "0", "1", str(stop)],
+        # What a measurement finds may differ from attempt to attempt, and its rounding with it.
+        settings={"mode": "Recommend"},
+        options=("--explain", "--tuning-seconds", "1"),
+        environment={
+            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "GPUJOB_ATTEMPT": str(number),
+            "GPUJOB_GRACE_SECONDS": "60",
+        },
+    )
+    return done

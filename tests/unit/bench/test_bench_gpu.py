@@ -306,3 +306,15 @@ def test_a_heat_that_failed_is_noted() -> None:
     assert row["ratio"] == pytest.approx(1.0)
     row = overhead._row([Heat([], [], "exit code 1: why")], CPU)  # pyright: ignore[reportPrivateUsage]
     assert row == {"note": "exit code 1: why"}
+
+
+def test_ways_can_be_left_out_and_an_unknown_one_is_named(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--device", "cpu", "--parts", "worker", "--results", str(tmp_path)]
+    assert gpu.main([*arguments, "--ways", "hand"]) == 0
+    assert recorded.scale is not None
+    assert (recorded.scale.ways, recorded.scale.compile) == (("hand",), False)
+    with pytest.raises(SystemExit):
+        gpu.main([*arguments, "--ways", "hand,none"])
+    assert "argument --ways: 'none' is none of compiled, hand, alone" in capsys.readouterr().err

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.unmodified_scripts import ACCELERATE, END, HUGGING_FACE, LIGHTNING, PLAIN
-from tests.harness.worker_process import WorkerRun, run_worker
+from tests.harness.unmodified_scripts import (
+    ACCELERATE,
+    COUNT,
+    END,
+    HUGGING_FACE,
+    LIGHTNING,
+    PLAIN,
+    attempt,
+)
+from tests.harness.worker_process import WorkerRun
 
 STOPS = int(os.environ.get("GPUJOB_RANDOM_STOPS", "3"))
 STOPS_OF_A_COURSE = 3
@@ -32,26 +40,6 @@ SCRIPTS = {
 # A loop counts its steps anew after a stop; its optimizer counts on. On the way back it makes a
 # step of each pass that was finished, which is not to be taken for that of the stop.
 STEPS_ON_THE_WAY_MAX = 2
-COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
-
-
-def attempt(folder: Path, number: int, source: str, stop: int) -> WorkerRun:
-    folder.mkdir(exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(source.replace("OUT", str(folder / "out")).replace("JIT", "False"))
-    _, done = run_worker(
-        folder / f"attempt-{number}",
-        ["python", str(script), "0", "1", str(stop)],
-        # What a measurement finds may differ from attempt to attempt, and its rounding with it.
-        settings={"mode": "Recommend"},
-        options=("--explain", "--tuning-seconds", "1"),
-        environment={
-            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
-            "GPUJOB_ATTEMPT": str(number),
-            "GPUJOB_GRACE_SECONDS": "60",
-        },
-    )
-    return done
 
 
 def counting(name: str) -> str:
