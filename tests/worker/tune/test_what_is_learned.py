@@ -115,6 +115,9 @@ def test_a_large_last_layer_with_many_outputs_is_not_in_bfloat16(
     convolution = called((nn.Conv2d(2, outputs, 2), 6.0), kind=kind)
     assert convolution is not None
     assert convolution.whole is whole, "each output of it is of 8 numbers, too"
+    transposed = called((nn.ConvTranspose2d(8, outputs, 2, stride=2), 6.0), kind=kind)
+    assert transposed is not None
+    assert transposed.whole is whole, "of 8 of its 32 weights at each of its 4 places"
 
 
 class Ends(nn.Module):

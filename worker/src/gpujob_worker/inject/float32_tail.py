@@ -9,6 +9,7 @@ later (`bench.last_layer`). The 11 bits of TF32 and float16 are enough.
 """
 
 import functools
+import math
 import weakref
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -129,8 +130,15 @@ def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
 
 
 def _widens(layer: Any) -> bool:
-    """More outputs than inputs: it asks more of each input than can be rounded away."""
-    return layer.weight.shape[0] ** 2 > layer.weight.numel()
+    """More outputs than inputs: it asks more of each input than can be rounded away.
+
+    The inputs of an output are all that it is the sum of. In a transposed convolution a stride
+    divides them among the places that it adds.
+    """
+    outputs, places = layer.weight.shape[0], 1
+    if getattr(layer, "transposed", False):
+        outputs, places = layer.out_channels, math.prod(layer.stride)
+    return outputs**2 * places > layer.weight.numel()
 
 
 def _is_product(layer: torch.nn.Module) -> bool:
