@@ -115,12 +115,12 @@ async def _restart(stack: Stack, run: Run, takeover: Takeover) -> None:
     killed_at = await asyncio.to_thread(stack.kill_operator)
     say("operator killed")
     await asyncio.to_thread(stack.spawn_operator)
-    takeover.takeover_seconds = await _since(killed_at, stack.operator_is_ready, stack)
+    takeover.takeover_seconds = await since(killed_at, stack.operator_is_ready, stack)
     say(f"another one leads, {takeover.takeover_seconds:.1f} s after the kill")
-    takeover.first_cycle_seconds = await _since(killed_at, stack.has_decided, stack)
+    takeover.first_cycle_seconds = await since(killed_at, stack.has_decided, stack)
 
 
-async def _since(moment: float, condition: Callable[[], bool], stack: Stack) -> float:
+async def since(moment: float, condition: Callable[[], bool], stack: Stack) -> float:
     """Seconds from a moment until the next operator is so far."""
     await wait_until(condition, "another operator", stack, poll_seconds=TAKEOVER_POLL_SECONDS)
     return time.monotonic() - moment

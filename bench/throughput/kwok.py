@@ -1,7 +1,7 @@
 """Nodes whose kubelets are played by kwok: what it is told to do, and how it is started.
 
-Nothing runs on these nodes. A pod is Running as soon as it is bound, and has succeeded at once: two
-status writes a pod, as a kubelet makes.
+Nothing runs on these nodes. A pod is Running as soon as it is bound, and has succeeded at once, if
+pods end: two status writes a pod, as a kubelet makes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def _patched(template: str) -> dict[str, Any]:
     return {"patches": [{"subresource": "status", "type": "merge", "template": template}]}
 
 
-def stages() -> list[dict[str, Any]]:
+def stages(*, pods_end: bool = True) -> list[dict[str, Any]]:
     """The life of a pod, and a node that is ready. kwok renews the nodes' leases besides."""
     stays = _is(_DELETED, "DoesNotExist")
     running = _STATE % {
@@ -101,15 +101,17 @@ def stages() -> list[dict[str, Any]]:
             "node-ready", "Node", [_is(_READY, "NotIn", "True")], {"statusTemplate": _READY_NODE}
         ),
         _stage("pod-starts", "Pod", [stays, pending], _patched(running)),
-        _stage("pod-succeeds", "Pod", [stays, runs], _patched(ended)),
+        *([_stage("pod-succeeds", "Pod", [stays, runs], _patched(ended))] if pods_end else []),
         _stage("pod-goes", "Pod", [_is(_DELETED, "Exists")], {"delete": True}),
     ]
 
 
-def kwok_command(binary: Path, kubeconfig: Path, folder: Path) -> list[str]:
+def kwok_command(
+    binary: Path, kubeconfig: Path, folder: Path, *, pods_end: bool = True
+) -> list[str]:
     """Writes the stages into the folder. Returns the command that plays all nodes."""
     file = folder / "kwok.yaml"
-    file.write_text(yaml.safe_dump_all([_options(), *stages()]))
+    file.write_text(yaml.safe_dump_all([_options(), *stages(pods_end=pods_end)]))
     return [
         str(binary),
         f"--kubeconfig={kubeconfig}",

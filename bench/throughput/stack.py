@@ -19,7 +19,7 @@ from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.ports import free_port
 from gpujob_local.control_plane.tools import find_tools
-from gpujob_local.processes.processes import MARKER, Child, start_child
+from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
 REQUESTS_TOTAL = "apiserver_request_total"
 OPERATOR_SERIES = (
@@ -30,6 +30,8 @@ OPERATOR_SERIES = (
 )
 # Processes that stand for nodes: what they take is not the control plane's.
 PLAYED = frozenset({"kwok", "agents", "bench"})
+# A pod's grace period.
+STOP_SECONDS = 30.0
 Say = Callable[[str], None]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024**2
@@ -45,6 +47,8 @@ class Stack:
     operator_arguments: tuple[str, ...] = ()
     # Agents send their readings to the operator, or write them into the status.
     direct: bool = True
+    # A pod succeeds as soon as it runs, or runs until it is deleted.
+    pods_end: bool = True
     _metrics_port: int = 0
     # What processes had taken, and operators had counted, that were killed since.
     _ended: dict[str, Process] = field(default_factory=dict[str, Process])
@@ -57,7 +61,9 @@ class Stack:
     def start_nodes(self) -> None:
         binary = find_tools("kwok")["kwok"]
         folder = self.cluster.directory
-        self._start("kwok", kwok_command(binary, self.cluster.kubeconfig, folder))
+        self._start(
+            "kwok", kwok_command(binary, self.cluster.kubeconfig, folder, pods_end=self.pods_end)
+        )
         client = self.client
         for name in node_names(self.nodes):
             client.create("/api/v1/nodes", node_manifest(name, self.gpus))
@@ -111,6 +117,11 @@ class Stack:
         killed_at = time.monotonic()
         self.cluster.kill_operator()
         return killed_at
+
+    def stop_operator(self) -> None:
+        """As a Deployment stops it. What it had taken stays in `processes`."""
+        self._ended["operator"] = self.processes()["operator"]
+        stop_child(self.cluster.children.pop("operator"), STOP_SECONDS)
 
     def operator_is_ready(self) -> bool:
         """True once it holds the Lease and has listed every kind."""

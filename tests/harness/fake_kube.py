@@ -22,6 +22,7 @@ from gpujob_operator.act.kube import (
     NotFound,
     ResourceType,
     Unavailable,
+    as_read,
 )
 from gpujob_operator.act.streams import without_bulk
 
@@ -145,6 +146,7 @@ class FakeKube(Kube):
         label_selector: str = "",
         field_selector: str = "",
         whole: bool = False,
+        condense: Callable[[object], object] = as_read,
     ) -> Listing:
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
@@ -152,7 +154,7 @@ class FakeKube(Kube):
         if not whole:
             for one in chosen:
                 without_bulk(one)
-        return Listing(chosen, str(self.version))
+        return Listing(list(map(condense, chosen)), str(self.version))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         name = body.get("metadata", {}).get("name", "")

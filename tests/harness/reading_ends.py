@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gpujob_api.gpunode import GPU, GPUNodeStatus
 from gpujob_api.quantities import GIB
@@ -81,12 +82,24 @@ class Operator:
         )
         self.url = ""
         self._stack = AsyncExitStack()
+        self._requests: list[web.Request] = []
 
     async def start(self, port: int = 0) -> None:
-        application = web.Application()
+        application = web.Application(middlewares=[self._note])
         self.receiver.add_to(application)
         url = await self._stack.enter_async_context(listening(application, "127.0.0.1", port))
         self.url = f"{url}/readings"
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._requests.append(request)
+        return await handler(request)
+
+    def hang_up(self) -> None:
+        """Closes the newest connection."""
+        transport = self._requests[-1].transport
+        assert transport is not None
+        transport.close()
 
     async def stop(self) -> None:
         self.receiver.hang_up_all()

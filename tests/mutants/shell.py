@@ -234,7 +234,7 @@ OBSERVES = (
     of_operator(
         "an old event undoes a newer state",
         "observe/store.py",
-        "        if 0 < version <= newest:\n            return False\n",
+        "        if 0 < version <= self._newest(uid):\n            return False\n",
         "",
         "test_store.py",
     ),

@@ -49,9 +49,23 @@ SLOTS = (
     of_operator(
         "one namespace takes all lanes",
         "act/executor.py",
-        "        if of_namespace >= self._lanes_max * NAMESPACE_LANES_FRACTION:\n",
-        "        if False:\n",
+        "return self._lanes_of[namespace] >= self._lanes_max * NAMESPACE_LANES_FRACTION",
+        "return False",
         "test_executor_lanes.py",
+    ),
+    of_operator(
+        "a cycle places however many there are",
+        "decide/admission/admit.py",
+        "            if len(self.placed) >= PLACEMENTS_MAX:\n",
+        "            if False:\n",
+        "tests/unit/decide/admission/test_order_of_placements.py",
+    ),
+    of_operator(
+        "a listed object that is known is held whole",
+        "observe/store.py",
+        "            return found, False\n        if mark.version",
+        "            return manifest, False\n        if mark.version",
+        "test_condensed_lists.py",
     ),
     of_operator(
         "placements are written in the order of their UIDs",

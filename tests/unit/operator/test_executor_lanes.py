@@ -314,8 +314,10 @@ async def test_a_namespace_whose_writes_hang_leaves_lanes_to_others() -> None:
     assert bench.submit(create_item(bench.job("well", "well"))).started == 1
     await eventually(lambda: bench.executor.lanes == 67)
     assert bench.kube.names(PODS) == ["well-1-0"]
+    assert bench.executor.assume(make_snapshot()).crowded_namespaces == ("sick",)
     answered.set()
     assert await bench.executor.drain(5)
+    assert bench.executor.assume(make_snapshot()).crowded_namespaces == ()
     assert bench.submit(*sick[67:]).started == 67, "lanes that ended are free"
     assert await bench.executor.drain(5)
 

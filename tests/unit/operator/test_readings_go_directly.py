@@ -70,6 +70,27 @@ async def test_what_was_read_before_the_connection_goes_first(
     assert (operator.clock.now() - operator.nodes.taken[-1][2]).total_seconds() == 8.0
 
 
+async def test_an_agent_that_leaves_before_it_is_admitted_is_no_error(
+    operator: Operator, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a thousand do where the operator is slow to answer."""
+    check = operator.tokens.check_agent
+
+    async def leave_first(token: str, source: str) -> AgentIdentity | None:
+        found = await check(token, source)
+        # What the end of the agent's stream does to the operator's.
+        if operator.tokens.asked == 1:
+            operator.hang_up()
+        return found
+
+    operator.tokens.check_agent = leave_first
+    agent = start()
+    await agent.connected()
+    assert operator.tokens.asked == 2
+    errors = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert errors == []
+
+
 @pytest.mark.parametrize(
     ("token", "result"),
     [

@@ -156,11 +156,13 @@ class Executor:
         one namespace leaves a third to the others."""
         if not items:
             return True
-        of_namespace = self._lanes_of[namespace_of(items[0])]
-        if of_namespace >= self._lanes_max * NAMESPACE_LANES_FRACTION:
+        if self._is_crowded(namespace_of(items[0])):
             return False
         tells = all(map(only_tells, items))
         return len(self._lanes) < (self._lanes_max // 2 if tells else self._lanes_max)
+
+    def _is_crowded(self, namespace: str) -> bool:
+        return self._lanes_of[namespace] >= self._lanes_max * NAMESPACE_LANES_FRACTION
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the statuses that are being written, whose jobs it names, and the pods
@@ -172,7 +174,8 @@ class Executor:
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         if not self._lanes:
             return snapshot
-        snapshot = replace(snapshot, writing=tuple(self._lanes))
+        crowded = tuple(sorted(filter(self._is_crowded, self._lanes_of)))
+        snapshot = replace(snapshot, writing=tuple(self._lanes), crowded_namespaces=crowded)
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()

@@ -90,8 +90,14 @@ TOKEN_REVIEWS = ResourceType("authentication.k8s.io", "v1", "tokenreviews", name
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    items: list[Manifest]
+    """A whole list, or what is held of its objects."""
+
+    items: list[Any]
     resource_version: str
+
+
+def as_read(manifest: object) -> object:
+    return manifest
 
 
 class Kube:
@@ -129,11 +135,13 @@ class Kube:
         label_selector: str = "",
         field_selector: str = "",
         whole: bool = False,
+        condense: Callable[[object], object] = as_read,
     ) -> Listing:
         """Returns all objects as of one resourceVersion, read in pages. Pages get smaller if
         objects are large. A page after the first is awaited where the server asks to slow down:
         what was read before was not read in vain. The objects are unchecked JSON. Unless `whole`,
-        they lack what makes them large and is seldom read (`without_bulk`).
+        they lack what makes them large and is seldom read (`without_bulk`). `condense` says what
+        to hold of each until the list is whole.
         """
         query = _selectors(label_selector, field_selector)
         limit, items, repeats = LIST_PAGE_OBJECTS, list[Any](), 0
@@ -158,7 +166,7 @@ class Kube:
             if not isinstance(found, list) or not isinstance(metadata, dict):
                 raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} is not a list")
             objects = cast("list[object]", found)
-            items += objects if whole else map(without_bulk, objects)
+            items += map(condense, objects if whole else map(without_bulk, objects))
             facts = cast("Manifest", metadata)
             if not facts.get("continue"):
                 return Listing(items, str(facts.get("resourceVersion", "")))

@@ -118,6 +118,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
         view=cycle.view(steps),
         refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
         perhaps_placed=frozenset(cycle.snapshot.perhaps_placed),
+        crowded_namespaces=frozenset(cycle.snapshot.crowded_namespaces),
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -128,8 +129,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
         steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)
     if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.assumed, cycle)
-    placed = (uid for uid, step in admission.steps.items() if step.status.placement is not None)
-    return {uid: place for place, uid in enumerate(placed)}
+    return admission.placed
 
 
 def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:

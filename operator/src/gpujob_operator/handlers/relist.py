@@ -11,6 +11,7 @@ have been reported long ago makes the kind's watch restart (`silent`).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from gpujob_operator.act.kube import (
     GPU_NODES,
@@ -90,7 +91,11 @@ class Relist:
         while True:
             mark = self._cache.mark(kind)
             try:
-                listing = await self._kube.list(resource, label_selector=label_selector)
+                listing = await self._kube.list(
+                    resource,
+                    label_selector=label_selector,
+                    condense=partial(self._cache.condense, kind, mark),
+                )
             except ApiError as error:
                 text = f"{error}; {_NOT_DEFINED}" if isinstance(error, NotFound) else str(error)
                 log.warning("list failed", kind=kind.value, failures=failures, error=text)
@@ -103,7 +108,8 @@ class Relist:
     async def _check(self, kind: Kind, resource: ResourceType) -> None:
         """Finds changes in a list that no event has brought by the end of the grace period."""
         mark = self._cache.mark(kind)
-        listing = await self._kube.list(resource)
+        condense = partial(self._cache.condense, kind, mark)
+        listing = await self._kube.list(resource, condense=condense)
         if self._cache.lacks(kind, listing.items, listing.resource_version, mark):
             await self._retry.sleep(self._grace_seconds)
         if self._take(kind, listing, mark):

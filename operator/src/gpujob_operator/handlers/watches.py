@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from gpujob_operator.act.kube import (
     JOBS,
@@ -149,7 +150,11 @@ class Watch:
         watched = self._watched
         self._distrusted = False
         mark = self._cache.mark(watched.kind)
-        listing = await self._kube.list(watched.resource, label_selector=watched.label_selector)
+        listing = await self._kube.list(
+            watched.resource,
+            label_selector=watched.label_selector,
+            condense=partial(self._cache.condense, watched.kind, mark),
+        )
         self.alive_at = time.monotonic()
         self._cache.resync(watched.kind, listing.items, listing.resource_version, mark)
         self.listed = True

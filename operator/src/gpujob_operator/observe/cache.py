@@ -30,7 +30,7 @@ from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GonePods
 from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.node_use import NodeUse
-from gpujob_operator.observe.placement_records import PlacementRecords
+from gpujob_operator.observe.placement_records import PlacementRecords, allocatable_bytes
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.start_waits import StartWaits
@@ -40,7 +40,7 @@ from gpujob_operator.observe.unreadable import Unreadable
 from gpujob_operator.read.nodes import CachedNode, cached_node
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
-from gpujob_operator.read.shapes import identity
+from gpujob_operator.read.shapes import identity, identity_or_none
 from gpujob_operator.read.volumes import bound_volume, limits_nodes
 
 
@@ -60,8 +60,6 @@ class Kind(Enum):
 _NOT_AWAITED = frozenset({Kind.VOLUME})
 # A change of these kinds is a reading or bookkeeping, for which no user waits.
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
-
-
 # The kinds of a user's namespace that only this operator writes.
 _SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
 
@@ -139,9 +137,7 @@ class Cache:
 
     @property
     def ready(self) -> bool:
-        """True once every kind but volumes was listed in full. Before that, nothing may be
-        decided.
-        """
+        """True once every kind but volumes was listed; before, nothing may be decided."""
         return len(self.synced | _NOT_AWAITED) == len(Kind)
 
     def version(self, kind: Kind, uid: str) -> int:
@@ -198,6 +194,15 @@ class Cache:
     def mark(self, kind: Kind) -> Mark:
         """How much of the kind has been seen. Take it before a list is asked for."""
         return self._stores[kind].mark
+
+    def condense(self, kind: Kind, mark: Mark, manifest: object) -> object:
+        """What to hold of a listed object until its list is whole (`Store.condense`)."""
+        if kind in _SCOPED and not self._scope.covers(manifest):
+            return identity_or_none(manifest)
+        held, changed = self._stores[kind].condense(manifest, mark)
+        if changed:
+            self._dirty.mark()
+        return held
 
     def resync(
         self,
@@ -321,12 +326,8 @@ class Cache:
         """
         jobs = [job for job in self.jobs.views if isinstance(job, GPUJob)]
         pods = [pod.view for pod in self.pods.views if pod.view is not None]
-        allocatable_bytes = {
-            (node.metadata.name, gpu.uuid): gpu.memory_total_bytes - gpu.memory_reserved_bytes
-            for node in self.gpu_nodes.views
-            for gpu in node.status.gpus
-        }
-        self.placements.begin(jobs, pods, allocatable_bytes, in_doubt=in_doubt)
+        memory_bytes = allocatable_bytes(self.gpu_nodes.views)
+        self.placements.begin(jobs, pods, memory_bytes, in_doubt=in_doubt)
 
     def _show_job(self, job: GPUJob) -> None:
         if self.jobs.amend(job.metadata.uid, job):

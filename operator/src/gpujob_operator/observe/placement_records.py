@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Placement
+from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.crowded_records import crowded_out
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.placement_record import (
@@ -21,6 +22,15 @@ from gpujob_operator.decide.model.placement_record import (
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import with_pod_uids
+
+
+def allocatable_bytes(gpu_nodes: Iterable[GPUNode]) -> dict[Place, int]:
+    """The memory that attempts may hold, by node and GPU UUID."""
+    return {
+        (node.metadata.name, gpu.uuid): gpu.memory_total_bytes - gpu.memory_reserved_bytes
+        for node in gpu_nodes
+        for gpu in node.status.gpus
+    }
 
 
 @dataclass(slots=True)

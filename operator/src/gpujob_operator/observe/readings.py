@@ -208,7 +208,8 @@ class ReadingReceiver:
             log.info("agent is gone", node=session.node, problem=str(error) or "silent")
         finally:
             self.close(session)
-        return socket
+        # Nobody reads an answer to an agent that left before it had one.
+        return socket if socket.prepared else web.Response(status=408)
 
     async def _listen(self, socket: web.WebSocketResponse, session: ReadingSession) -> None:
         end = self._monotonic() + CONNECTION_SECONDS_MAX

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpujob_operator.read.shapes import mapping, text
+from gpujob_operator.read.shapes import Identity, mapping, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Scope:
         """True if the object is in one of the namespaces."""
         if not self.namespaces:
             return True
+        if isinstance(manifest, Identity):
+            return manifest.namespace in self.namespaces
         metadata = mapping(mapping(manifest).get("metadata"))
         return text(metadata.get("namespace")) in self.namespaces
 

@@ -3,6 +3,10 @@
 Watch events, lists and answers to the operator's own writes all arrive here. An answer to a write
 is the newest known state. Therefore an object that was written but not yet observed stays in the
 store, and an event from before the write cannot remove it.
+
+A list of ten thousand objects takes hundreds of megabytes as it comes. So each object of it is
+given to `condense` first, and of what is known already only the identity is held until the list is
+whole.
 """
 
 from collections import OrderedDict
@@ -11,7 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.read.shapes import Identity, identity, mapping, version_number
+from gpujob_operator.read.shapes import (
+    Identity,
+    identity,
+    identity_or_none,
+    mapping,
+    version_number,
+)
 
 ViewT = TypeVar("ViewT")
 
@@ -104,12 +114,14 @@ class Store(Generic[ViewT]):
         uid, version = found.uid, found.version
         self._see(version)
         known = self._entries.get(uid)
-        newest = self._tombstones.get(uid, 0) if known is None else known.version
-        if 0 < version <= newest:
+        if 0 < version <= self._newest(uid):
             return False
         replaced = self._uids.get(found.key)
         replaced = None if replaced == uid else replaced
         if replaced is not None and self._entries[replaced].version > version > 0:
+            return False
+        if isinstance(manifest, Identity):
+            # A state that was known when it was listed, and is not any more.
             return False
         view = self._view(found, mapping(manifest), None if known is None else known.view)
         if view is None:
@@ -121,6 +133,11 @@ class Store(Generic[ViewT]):
         self._views = None
         self._changed(None if known is None else known.view, view)
         return known is None or not self._same(known.view, view)
+
+    def _newest(self, uid: str) -> int:
+        """The newest version of the object that was seen; 0 if it was not."""
+        entry = self._entries.get(uid)
+        return self._tombstones.get(uid, 0) if entry is None else entry.version
 
     def amend(self, uid: str, view: ViewT) -> bool:
         """Puts another view in the place of a known object's. Returns True if decisions could
@@ -176,6 +193,22 @@ class Store(Generic[ViewT]):
         self._changed(entry.view, None)
         return True
 
+    def condense(self, manifest: object, mark: Mark) -> tuple[object, bool]:
+        """What to hold of a listed object until the list is whole, for `lacks` and `resync`, and
+        whether decisions could change. `mark` is that of the store before the list was asked for.
+
+        Where nothing had been seen by then, nothing can contradict the list, and the object is
+        stored at once.
+        """
+        found = identity_or_none(manifest)
+        if found is None:
+            return manifest, False
+        if 0 < found.version <= self._newest(found.uid):
+            return found, False
+        if mark.version or mark.history != self._mark.history:
+            return manifest, False
+        return found, self.upsert(manifest)
+
     def resync(
         self, manifests: Iterable[object], resource_version: str, mark: Mark | None = None
     ) -> bool:
@@ -192,7 +225,7 @@ class Store(Generic[ViewT]):
         listed: set[str] = set()
         changed = False
         for manifest in manifests:
-            found = _identity_or_none(manifest)
+            found = identity_or_none(manifest)
             listed |= {found.uid} if found is not None else set()
             changed |= self.upsert(manifest)
         limit = version_number(resource_version)
@@ -209,7 +242,7 @@ class Store(Generic[ViewT]):
             return False
         if 0 < version_number(resource_version) < mark.version:
             return True
-        listed = (found for one in manifests if (found := _identity_or_none(one)) is not None)
+        listed = (found for one in manifests if (found := identity_or_none(one)) is not None)
         return any(0 < one.version < self.version(one.uid) <= mark.version for one in listed)
 
     def begin_another_history(self) -> None:
@@ -234,11 +267,11 @@ class Store(Generic[ViewT]):
             return True
         listed: set[str] = set()
         for manifest in manifests:
-            found = _identity_or_none(manifest)
+            found = identity_or_none(manifest)
             if found is None:
                 continue
             listed.add(found.uid)
-            if max(self.version(found.uid), self._tombstones.get(found.uid, 0)) < found.version:
+            if self._newest(found.uid) < found.version:
                 return True
         limit = version_number(resource_version)
         return any(
@@ -250,11 +283,3 @@ class Store(Generic[ViewT]):
         self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
-
-
-def _identity_or_none(manifest: object) -> Identity | None:
-    """None for an object whose UID or name cannot be read."""
-    try:
-        return identity(manifest)
-    except FieldError:
-        return None

@@ -33,6 +33,8 @@ class Identity:
 
 def identity(manifest: object) -> Identity:
     """The object's identity. Raises `FieldError` without a readable UID or name."""
+    if isinstance(manifest, Identity):
+        return manifest
     metadata = mapping(mapping(manifest).get("metadata"))
     uid, name = metadata.get("uid"), metadata.get("name")
     for field, value in (("uid", uid), ("name", name)):
@@ -40,6 +42,14 @@ def identity(manifest: object) -> Identity:
             raise FieldError(f"metadata.{field}", f"must be a string; got {shown(value)}")
     version = version_number(metadata.get("resourceVersion"))
     return Identity(str(uid), str(name), text(metadata.get("namespace")), version)
+
+
+def identity_or_none(manifest: object) -> Identity | None:
+    """None for an object whose UID or name cannot be read."""
+    try:
+        return identity(manifest)
+    except FieldError:
+        return None
 
 
 def version_number(resource_version: object) -> int:

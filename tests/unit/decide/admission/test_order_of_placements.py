@@ -1,8 +1,14 @@
 """In which order a plan has what it places: it is written in this order, and a burst takes long."""
 
-from gpujob_operator.decide.model.plan import WriteStatus
+from dataclasses import replace
+
+import pytest
+
+from gpujob_operator.decide.admission import admit
+from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import after, make_gpu, make_job, make_snapshot, running
+from tests.harness.world import World
 
 GPUS = [make_gpu(f"GPU-{number}", index=number) for number in range(5)]
 
@@ -15,13 +21,57 @@ def test_what_is_admitted_first_is_placed_first() -> None:
         make_job("first", uid="d", created=3.0, priority=5),
         make_job("fourth", uid="b", created=4.0),
     ]
-    found = plan(make_snapshot(*jobs, gpus=GPUS), after(10)).items
-    placed = [
+    found = plan(make_snapshot(*jobs, gpus=GPUS), after(10))
+    assert placed(found) == ["first", "second", "third", "fourth"]
+
+
+def placed(found: Plan) -> list[str]:
+    """The names of the jobs that are placed, in the order in which they are written."""
+    return [
         item.job.metadata.name
-        for item in found
+        for item in found.items
         if isinstance(item, WriteStatus) and item.status.placement is not None
     ]
-    assert placed == ["first", "second", "third", "fourth"]
+
+
+def test_one_cycle_places_so_many_and_the_next_one_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cycle that takes as long as the Lease is held loses it, and all that it decided."""
+    monkeypatch.setattr(admit, "PLACEMENTS_MAX", 2)
+    jobs = [make_job(f"job-{number}", created=float(number)) for number in range(5)]
+    found = plan(make_snapshot(*jobs, gpus=GPUS), after(10))
+    assert placed(found) == ["job-0", "job-1"]
+    assert len(found.items) == 2, "nothing is said of jobs that were not looked at"
+    assert found.next_seconds == 0.0
+    world = World(*jobs, gpus=GPUS)
+    world.tick()
+    assert world.running() == {job.metadata.name for job in jobs}
+
+
+def test_one_cycle_says_to_so_many_why_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each cycle would word ten thousand statuses of which few can be written by the next."""
+    monkeypatch.setattr(admit, "EXPLAINED_MAX", 2)
+    jobs = [make_job(f"job-{number}", created=float(number)) for number in range(6)]
+    snapshot = make_snapshot(*jobs, gpus=GPUS[:1])
+    told = [item.job.metadata.name for item in plan(snapshot, after(10)).items[:-1]]
+    assert told == ["job-1", "job-2"]
+    world = World(*jobs, gpus=GPUS[:1])
+    world.tick()
+    assert world.running() == {"job-0"}
+    assert all(world.why(f"job-{number}").startswith("NoRoom: ") for number in range(1, 6))
+
+
+def test_nothing_of_a_namespace_is_placed_that_could_not_be_written() -> None:
+    """Its writes hang, perhaps for ever: what it would hold is free for others meanwhile."""
+    jobs = [
+        make_job("first", namespace="sick", created=1.0),
+        make_job("second", namespace="well", created=2.0),
+    ]
+    snapshot = make_snapshot(*jobs, gpus=GPUS[:1])
+    assert placed(plan(snapshot, after(10))) == ["first"]
+    crowded = replace(snapshot, crowded_namespaces=("sick",))
+    assert placed(plan(crowded, after(10))) == ["second"]
 
 
 def test_what_frees_gpus_comes_before_what_takes_them() -> None:

@@ -48,6 +48,11 @@ from gpujob_operator.decide.queue.quota import QuotaState
 
 # How many pending jobs may have nominated GPUs.
 NOMINATIONS_MAX = 8
+# A cycle that placed ten thousand jobs would hold up all else for seconds, the Lease too, and many
+# of them could not be written by the next one. The others follow in the next cycle, at once.
+PLACEMENTS_MAX = 512
+# To so many jobs a cycle says anew why they wait, if nothing else depends on it.
+EXPLAINED_MAX = 512
 # A search for the earliest start reads every GPU, so it runs for this many classes a cycle.
 CANDIDATES_MAX = 2
 
@@ -71,6 +76,11 @@ class Admission:
     )
     # UIDs of jobs that another process may have placed unseen.
     perhaps_placed: frozenset[str] = frozenset()
+    # Their jobs keep their place in the order, and wait without being looked at.
+    crowded_namespaces: frozenset[str] = frozenset()
+    # UIDs of the jobs that were placed, with their place in the order.
+    placed: dict[str, int] = field(default_factory=dict[str, int])
+    _explained: int = 0
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _status: PendingStatusWriter = field(init=False)
@@ -98,15 +108,23 @@ class Admission:
         )
 
     def admit(self, lines: OrderedQueues) -> None:
-        """Decides every pending job in order. All workers of a job are placed or none (I11)."""
+        """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed. All workers of a
+        job are placed or none (I11)."""
         line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
         before = self._state()
         for entry in line:
+            if len(self.placed) >= PLACEMENTS_MAX:
+                return
+            if entry.job.metadata.namespace in self.crowded_namespaces:
+                self._position += 1
+                continue
             refused = self._refused.get(entry.equivalence_class)
             if refused is not None and self._is_still_refused(entry, refused):
                 self._position += 1
                 continue
-            self.steps[entry.job.metadata.uid] = self._step(entry)
+            step = self.steps[entry.job.metadata.uid] = self._step(entry)
+            is_new = step.status is not entry.job.status and step.status.placement is None
+            self._explained += is_new
             state = self._state()
             if state != before:
                 # Another state never becomes an earlier one again.
@@ -117,15 +135,18 @@ class Admission:
 
     def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
         """True if this job already shows the reason for which an equivalent job was refused in this
-        same state. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
+        same state. Such a job is skipped, so thousands of pending jobs cost next to nothing. So is
+        one whose turn to show it comes in a later cycle."""
         last_reason, now = entry.last_reason, self.now
-        if last_reason is None or now >= last_reason.until:
+        is_shown = (
+            last_reason is not None
+            and now < last_reason.until
+            and refused.reason == last_reason.reason
+        )
+        if not is_shown and self._explained < EXPLAINED_MAX:
             return False
-        if refused.reason != last_reason.reason:
-            return False
-        if now >= last_reason.starved_at and not self._starvation_is_idle(
-            entry.job, refused.reason
-        ):
+        starved = now >= last_reason.starved_at if last_reason else self._is_starved(entry.job)
+        if starved and not self._starvation_is_idle(entry.job, refused.reason):
             return False
         return refused.by_backfill or not self.assumed.may_backfill(
             self.releases.expected_run_seconds(entry.job)
@@ -183,6 +204,7 @@ class Admission:
             found.assume(self.assumed)
             step = placed(entry.job, found, self.now, self._next_attempt(entry.job))
             self.queues.add(entry.job, step.status)
+            self.placed[entry.job.metadata.uid] = len(self.placed)
             return step
         if refused is not None:
             # Nobody is preempted and nothing is nominated for pods that may be refused again.

@@ -274,6 +274,8 @@ class Snapshot:
     # UIDs of jobs with writes under way, before whose end nothing more of the job is written. Keys
     # of profiles and queues may be among them.
     writing: tuple[str, ...] = ()
+    # Namespaces that have as many writes under way as they may: nothing more of them is placed.
+    crowded_namespaces: tuple[str, ...] = ()
     # UIDs of pending jobs that another process may have placed unseen.
     perhaps_placed: tuple[str, ...] = ()
     # Since when this process receives reports; None: always.
