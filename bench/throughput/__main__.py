@@ -14,7 +14,8 @@ Times are those of a user: from before the request until a watch shows the last 
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
 without what is played (kwok, agents, bench). Writes are all writing requests that the API server
 counted, whoever made them. `operator_writes_per_second` are the operator's own that took effect,
-each once, statuses that only tell included: how many of them carry out a decision is not counted.
+each once, statuses that only tell included. `placements_per_second` are its placements that took
+effect, from the first job that was submitted until the last one was bound.
 
 With `--restart` the figures of cycles, writes and CPU are those of the killed operator and of the
 next one together. `takeover_seconds` are those from the kill until `/readyz` of the next one says

@@ -174,8 +174,16 @@ class Outcome:
             "cycles": int(cycles),
             "cycle_milliseconds_mean": 1000 * seconds / cycles,
             "cycle_milliseconds_p99_below": None if p99 is None else 1000 * p99,
+            "placements_per_second": self._placements_per_second(),
             "operator_writes_per_second": written / self._seconds(),
         }
+
+    def _placements_per_second(self) -> float | None:
+        """Until the last job was bound: nothing is placed after it."""
+        start = min(one.submitted for one in self.jobs.values())
+        last = max((one.bound for one in self.jobs.values() if one.bound is not None), default=None)
+        placed = self.operator.get(("gpujob_placements_total", ()), 0.0)
+        return None if last is None else placed / (last - start)
 
     def _seconds(self) -> float:
         ends = [at for one in self.jobs.values() for at in (one.bound, one.succeeded) if at]
@@ -200,6 +208,7 @@ FIGURES = (
     "cycles",
     "cycle_milliseconds_mean",
     "cycle_milliseconds_p99_below",
+    "placements_per_second",
     "operator_writes_per_second",
 )
 # In the table only where an operator was killed.

@@ -26,6 +26,7 @@ OPERATOR_SERIES = (
     "gpujob_cycle_seconds_bucket",
     "gpujob_cycle_seconds_count",
     "gpujob_cycle_seconds_sum",
+    "gpujob_placements_total",
     "gpujob_writes_total",
 )
 # Processes that stand for nodes: what they take is not the control plane's.

@@ -26,6 +26,7 @@ from bench.throughput.figures import (
 )
 from bench.throughput.kwok import node_manifest, node_names, stages
 from bench.throughput.load import GPUJOBS, PLAIN_JOBS, Load, Run, gpujob_manifest
+from bench.throughput.stack import OPERATOR_SERIES
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.act.kube import JOBS, Kube
 from tests.harness.fake_kube import FakeKube
@@ -94,12 +95,11 @@ def outcome(kind: str = "gpujobs", *, faster: float = 1.0) -> Outcome:
     processes = {"kube-apiserver": Process(0.4, 300.0), "kwok": Process(9.0, 50.0)}
     text = (
         'gpujob_cycle_seconds_bucket{le="0.5"} 9\ngpujob_cycle_seconds_bucket{le="+Inf"} 10\n'
-        "gpujob_cycle_seconds_count 10\ngpujob_cycle_seconds_sum 2\n"
+        "gpujob_cycle_seconds_count 10\ngpujob_cycle_seconds_sum 2\ngpujob_placements_total 6\n"
         'gpujob_writes_total{kind="WriteStatus",result="done"} 14\n'
         'gpujob_writes_total{kind="WriteStatus",result="conflict"} 5\n'
     )
-    names = [f"gpujob_cycle_seconds_{part}" for part in ("bucket", "count", "sum")]
-    operator = read_series(text, [*names, "gpujob_writes_total"])
+    operator = read_series(text, OPERATOR_SERIES)
     return Outcome(kind, jobs, processes, {"pods": 8, "events": 4}, operator)
 
 
@@ -114,7 +114,9 @@ def test_the_row_of_an_outcome() -> None:
     assert (row["writes"], row["writes_by_kind"]["pods"]) == (3.0, 2.0)
     assert (row["cycles"], row["cycle_milliseconds_mean"]) == (10, 200.0)
     assert row["operator_writes_per_second"] == pytest.approx(14 / 7)
-    assert "decisions_per_second" not in row
+    assert row["placements_per_second"] == pytest.approx(6 / 5)
+    shown = {row["figure"]: row for row in figure_rows([row])}
+    assert shown["placements_per_second"]["gpujobs"] == row["placements_per_second"]
 
 
 def test_a_job_that_did_not_end_is_told() -> None:
@@ -125,6 +127,8 @@ def test_a_job_that_did_not_end_is_told() -> None:
     assert (row["bound"], row["succeeded"]) == (2, 1)
     none = Outcome("jobs", {"a": JobTimes(0.0)}, {}, {}, problem="nothing").row(frozenset())
     assert none["bound_per_second"] is None
+    unbound = replace(outcome(), jobs={"a": JobTimes(0.0)}).row(frozenset())
+    assert unbound["placements_per_second"] is None
 
 
 def test_both_kinds_stand_side_by_side() -> None:
