@@ -179,11 +179,12 @@ class Outcome:
         }
 
     def _placements_per_second(self) -> float | None:
-        """Until the last job was bound: nothing is placed after it."""
-        start = min(one.submitted for one in self.jobs.values())
-        last = max((one.bound for one in self.jobs.values() if one.bound is not None), default=None)
-        placed = self.operator.get(("gpujob_placements_total", ()), 0.0)
-        return None if last is None else placed / (last - start)
+        """Until the last job was bound: nothing is placed after it. None: not counted."""
+        placed = self.operator.get(("gpujob_placements_total", ()))
+        ends = [one.bound for one in self.jobs.values() if one.bound is not None]
+        if placed is None or not ends:
+            return None
+        return placed / (max(ends) - min(one.submitted for one in self.jobs.values()))
 
     def _seconds(self) -> float:
         ends = [at for one in self.jobs.values() for at in (one.bound, one.succeeded) if at]

@@ -133,6 +133,9 @@ def test_a_job_that_did_not_end_is_told() -> None:
     assert none["bound_per_second"] is None
     unbound = replace(outcome(), jobs={"a": JobTimes(0.0)}).row(frozenset())
     assert unbound["placements_per_second"] is None
+    cycles = {("gpujob_cycle_seconds_count", ()): 1.0, ("gpujob_cycle_seconds_sum", ()): 1.0}
+    earlier = replace(outcome(), operator=cycles).row(frozenset())
+    assert earlier["placements_per_second"] is None, "an operator that does not count them"
 
 
 def test_both_kinds_stand_side_by_side() -> None:
