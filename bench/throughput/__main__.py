@@ -1,7 +1,7 @@
 """How fast jobs get from `kubectl apply` to their end on a real control plane, beside plain Jobs.
 
     python -m bench.throughput [--jobs 300] [--nodes 50] [--gpus 8] [--gangs 8] [--arrive 10]
-                               [--restart] [--kinds jobs,gpujobs]
+                               [--restart] [--beside 2] [--kinds jobs,gpujobs]
 
 Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the operator as a process
 of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
@@ -14,13 +14,19 @@ Times are those of a user: from before the request until a watch shows the last 
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
 without what is played (kwok, agents, bench). Writes are all writing requests that the API server
 counted, whoever made them. `operator_writes_per_second` are the operator's own that took effect,
-each once, statuses that only tell included: how many of them carry out a decision is not counted.
+each once, statuses that only tell included. `placements_per_second` are its placements that took
+effect, from the first job that was submitted until the last one was bound.
 
 With `--restart` the figures of cycles, writes and CPU are those of the killed operator and of the
 next one together. `takeover_seconds` are those from the kill until `/readyz` of the next one says
 that it leads with a complete cache, and so may act; `first_cycle_seconds` those from the kill until
 it has ended a cycle. Both are asked for every 0.05 s. Both contain the start of a process and the
 15 s for which the killed one holds the Lease.
+
+With `--beside 2` two jobs a second come one by one in a namespace of their own, until all others
+are bound. `beside_bound_seconds` are those from before the request until a watch shows the last pod
+of such a job bound: whether a burst of one namespace holds up the others. Their CPU and writes are
+in the figures, divided by the number of the others.
 """
 
 import argparse
@@ -28,20 +34,30 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 from bench.machine import print_result
 from bench.table import format_table
 from bench.throughput.figures import (
     Outcome,
     Takeover,
+    beside_of,
     difference,
     figure_rows,
     process_rows,
     write_rows,
     writes_by_kind,
 )
-from bench.throughput.load import GPUJOBS, KINDS, Kind, Load, Run, while_running
+from bench.throughput.load import (
+    GPUJOBS,
+    KINDS,
+    Kind,
+    Load,
+    Run,
+    coming_beside,
+    while_running,
+)
 from bench.throughput.stack import PLAYED, Stack, processes_between, start_cluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import Kube
@@ -59,6 +75,11 @@ RESTART_HELP = (
     "kill the operator once a third is bound, and start another; prints the seconds from the kill "
     "until that one leads with a complete cache (takeover_seconds) and until it has ended a cycle "
     "(first_cycle_seconds); cycles, writes and CPU are those of both"
+)
+
+BESIDE_HELP = (
+    "jobs a second that come one by one in another namespace until all others are bound; prints "
+    "how long each took until it was bound"
 )
 
 _started = time.monotonic()
@@ -86,18 +107,33 @@ async def wait_until(
 
 
 async def measure(
-    stack: Stack, kube: Kube, kind: Kind, load: Load, namespace: str, *, restart: bool
+    stack: Stack,
+    kube: Kube,
+    kind: Kind,
+    load: Load,
+    namespace: str,
+    *,
+    restart: bool = False,
+    beside_per_second: float = 0.0,
 ) -> Outcome:
-    """Runs the load in a namespace of its own."""
-    head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    await asyncio.to_thread(stack.client.create, NAMESPACES, head)
+    """Runs the load in a namespace of its own, and what comes beside it in another one."""
     run = Run(kube, kind, load, namespace)
+    beside = None
+    if beside_per_second:
+        few = replace(load, per_second=beside_per_second)
+        beside = Run(kube, kind, few, beside_namespace(namespace))
+    for one in filter(None, (run, beside)):
+        head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": one.namespace}}
+        await asyncio.to_thread(stack.client.create, NAMESPACES, head)
     stack.forget_peaks()
     processes, requests = stack.processes(), stack.requests()
     operator = stack.operator_series()
     takeover = Takeover() if restart else None
     also = None if takeover is None else _restart(stack, run, takeover)
-    problem = await while_running(run.run(say), also)
+    async with nullcontext() if beside is None else coming_beside(beside, run):
+        problem = await while_running(run.run(say), also)
+    if beside is not None and beside.bound < len(beside.times):
+        problem = problem or f"beside: {beside.progress()}"
     stack.check()
     return Outcome(
         kind.name,
@@ -107,7 +143,12 @@ async def measure(
         difference(stack.operator_series(), operator),
         problem,
         takeover,
+        None if beside is None else beside_of(beside.times.values()),
     )
+
+
+def beside_namespace(namespace: str) -> str:
+    return f"beside-{namespace}"
 
 
 async def _restart(stack: Stack, run: Run, takeover: Takeover) -> None:
@@ -152,16 +193,20 @@ async def run_kind(stack: Stack, kube: Kube, kind: Kind, options: argparse.Names
         await start_product(stack)
     warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
     first = f"warm-up-{kind.name}"
-    await _succeed(measure(stack, kube, kind, warm_up, first, restart=False))
+    await _succeed(measure(stack, kube, kind, warm_up, first))
     await delete_all(stack, kind, first, warm_up)
     load = Load(options.jobs, options.gangs, options.arrive, options.limit_seconds)
     say(f"{kind.name}: {load.jobs} of {load.workers} pods")
     namespace = f"measured-{kind.name}"
     restart = options.restart and kind is GPUJOBS
-    outcome = await measure(stack, kube, kind, load, namespace, restart=restart)
+    outcome = await measure(
+        *(stack, kube, kind, load, namespace), restart=restart, beside_per_second=options.beside
+    )
     say(f"{kind.name}: {outcome.problem or 'done'}")
     if kind.name != options.kinds[-1]:
         await delete_all(stack, kind, namespace, load)
+        if options.beside:
+            await delete_all(stack, kind, beside_namespace(namespace), load)
     return outcome
 
 
@@ -191,6 +236,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--gpus", type=positive, default=8, help="GPUs of a node (%(default)s)")
     add("--gangs", type=positive, default=1, help="workers of a job (%(default)s)")
     add("--arrive", type=rate, default=0.0, help="jobs a second, as 10 or 10/s; default: at once")
+    add("--beside", type=rate, default=0.0, help=BESIDE_HELP)
     add("--restart", action="store_true", help=RESTART_HELP)
     add("--kinds", type=_kinds, default=_kinds("jobs,gpujobs"), help="of jobs, gpujobs")
     add("--limit-seconds", type=float, default=900.0, help="for one kind (%(default)s)")

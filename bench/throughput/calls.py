@@ -1,27 +1,33 @@
-"""What a write to a GPUJob costs the API server, by kind of request.
+"""What the writes of operator and agents cost the API server, by kind of request.
 
     python -m bench.throughput.calls [--calls 300] [--rounds 3]
 
-A real control plane without nodes and operator. The kinds take turns, a round each. Processor time
-of kube-apiserver and of etcd is divided by the number of calls, garbage collection included; calls
-are made eight at a time. Statuses are those of a job of one worker: it is placed, then it runs, and
-back, so that every write changes what the product's writes change.
+A real control plane without kubelets and operator. The kinds take turns, a round each. Processor
+time of kube-apiserver and of etcd is divided by the number of calls, garbage collection included;
+calls are made eight at a time. Statuses of jobs are those of one worker: it is placed, then it
+runs, and back, so that every write changes what the product's writes change. Those of nodes have
+eight GPUs, half of them busy, with other figures each time. Pods are those that the operator makes,
+with its account; all else is done as an administrator.
 """
 
 import argparse
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from bench.machine import print_result
+from bench.played_agents import PlayedNode
 from bench.table import format_table
 from bench.throughput.__main__ import NAMESPACES, say
+from bench.throughput.kwok import node_manifest, node_names
 from bench.throughput.load import gpujob_manifest
 from bench.throughput.stack import cpu_seconds, start_cluster
-from gpujob_api.codec import encode_given
+from gpujob_api.codec import encode, encode_given
 from gpujob_api.gpujob import (
     GPUJobStatus,
     JobPhase,
@@ -30,18 +36,26 @@ from gpujob_api.gpujob import (
     ReservationSource,
     WorkerPlacement,
 )
-from gpujob_api.manifest import GPUJOB, metadata_from_manifest
-from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_api.gpunode import GPUNodeStatus, summarize
+from gpujob_api.manifest import GPUJOB, GPUNODE, gpujob_from_manifest, metadata_from_manifest
+from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
 from gpujob_api.quantities import GIB
+from gpujob_api.settings import Settings
 from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.cluster.setup import OPERATOR_ACCOUNT, account_token
+from gpujob_local.control_plane.api_client import ApiError
 from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import JOBS, Kube, Manifest
-from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
+from gpujob_operator.act.kube import GPU_NODES, JOBS, PODS, Kube, Manifest
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE, record_of
+from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.status import replacement
 
 PARALLEL = 8
 NAMESPACE = "calls"
+GPUS = 8
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 Call = Callable[[int], Awaitable[Manifest]]
@@ -77,13 +91,35 @@ def job_status(runs: bool) -> GPUJobStatus:
     )
 
 
+def node_status(node: PlayedNode) -> dict[str, Any]:
+    """A status as an agent writes it, with other figures than the one before."""
+    gpus, now = node.read(), datetime.now(UTC)
+    ready = Condition("Ready", ConditionStatus.TRUE, "Measuring", "reads all GPUs", _NOW, 1)
+    return encode(
+        GPUNodeStatus(
+            observed_at=now,
+            observed_generation=1,
+            agent_version="bench",
+            driver_version="580",
+            sample_interval_seconds=2.0,
+            gpus=gpus,
+            summary=summarize(gpus),
+            conditions=(ready,),
+        )
+    )
+
+
 @dataclass(slots=True)
 class Calls:
-    """Requests on many jobs by turns: what is measured, one method a kind."""
+    """Requests on many jobs and nodes by turns: what is measured, one method a kind."""
 
     kube: Kube
+    # With the operator's account, from which alone pods of jobs are taken.
+    operator: Kube
     jobs: list[Manifest]
+    nodes: list[Manifest] = field(default_factory=list[Manifest])
     created: int = 0
+    pods: int = 0
 
     async def create(self, _number: int) -> Manifest:
         self.created += 1
@@ -115,6 +151,35 @@ class Calls:
         name = self.jobs[number % len(self.jobs)]["metadata"]["name"]
         return await self.kube.get(JOBS, name, NAMESPACE)
 
+    async def create_pod(self, number: int) -> Manifest:
+        """As the operator does, with the record of the placement."""
+        self.pods += 1
+        job = gpujob_from_manifest(self.jobs[number % len(self.jobs)])
+        placed = replace(job, status=replace(job_status(runs=False), attempt=self.pods))
+        create = CreatePod(placed, 0, Settings(), record=record_of(placed))
+        return await self.operator.create(PODS, worker_pod(create, Configuration()), NAMESPACE)
+
+    async def merge_patch_node_status(self, number: int) -> Manifest:
+        """As an agent writes it."""
+        index, node = self._node(number)
+        body = {"status": node_status(node)}
+        request = self.kube.patch(GPU_NODES, node.name, body, subresource="status")
+        answer = self.nodes[index] = await request
+        return answer
+
+    async def replace_node_status(self, number: int) -> Manifest:
+        """The same status in place of the stored one."""
+        index, node = self._node(number)
+        metadata = metadata_from_manifest(self.nodes[index]["metadata"])
+        body = replacement(GPUNODE, metadata, node_status(node))
+        request = self.kube.replace(GPU_NODES, node.name, body, subresource="status")
+        answer = self.nodes[index] = await request
+        return answer
+
+    def _node(self, number: int) -> tuple[int, PlayedNode]:
+        index = number % len(self.nodes)
+        return index, PlayedNode(self.nodes[index]["metadata"]["name"], GPUS)
+
     async def _take(self, number: int, request: Awaitable[Manifest]) -> Manifest:
         answer = self.jobs[number % len(self.jobs)] = await request
         return answer
@@ -142,20 +207,22 @@ async def timed(cluster: LocalCluster, call: Call, calls: int) -> tuple[float, f
 
 
 async def run(cluster: LocalCluster, calls: int, rounds: int) -> list[dict[str, Any]]:
-    kube = Kube(await load_configuration(str(cluster.kubeconfig)))
-    try:
+    async with AsyncExitStack() as stack:
+        kube = Kube(await load_configuration(str(cluster.kubeconfig)))
+        stack.push_async_callback(kube.close)
+        operator = Kube(await load_configuration(str(_operator_kubeconfig(cluster))))
+        stack.push_async_callback(operator.close)
         head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         cluster.client().create(NAMESPACES, head)
-        jobs = [
-            await kube.create(JOBS, gpujob_manifest(f"job-{number:04d}", 1), NAMESPACE)
-            for number in range(10 * PARALLEL)
-        ]
-        made = Calls(kube, jobs)
+        made = Calls(kube, operator, *await _objects(cluster, kube))
         kinds: dict[str, Call] = {
             "create": made.create,
             "replace status": made.replace_status,
             "merge patch of status": made.merge_patch_status,
             "get": made.get,
+            "create pod": made.create_pod,
+            "replace status of a node": made.replace_node_status,
+            "merge patch of status of a node": made.merge_patch_node_status,
         }
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
         for number in range(rounds + 1):
@@ -165,8 +232,33 @@ async def run(cluster: LocalCluster, calls: int, rounds: int) -> list[dict[str, 
                 if number:
                     found[name].append(figures)
         return [_row(name, figures) for name, figures in found.items()]
-    finally:
-        await kube.close()
+
+
+def _operator_kubeconfig(cluster: LocalCluster) -> Path:
+    token = account_token(cluster.client(), OPERATOR_ACCOUNT)
+    file = cluster.directory / "calls-operator.kubeconfig"
+    cluster.control_plane.token_identity(token).write_kubeconfig(file)
+    return file
+
+
+async def _objects(cluster: LocalCluster, kube: Kube) -> tuple[list[Manifest], list[Manifest]]:
+    """Jobs and GPUNodes. The nodes are there, or pods would be deleted; no kubelet runs them."""
+    client = cluster.client()
+    jobs = [
+        await kube.create(JOBS, gpujob_manifest(f"job-{number:04d}", 1), NAMESPACE)
+        for number in range(10 * PARALLEL)
+    ]
+    nodes: list[Manifest] = []
+    for name in node_names(10 * PARALLEL):
+        await asyncio.to_thread(client.create, "/api/v1/nodes", node_manifest(name, GPUS))
+        head = {"apiVersion": API_VERSION, "kind": GPUNODE.kind, "metadata": {"name": name}}
+        nodes.append(await kube.create(GPU_NODES, head | {"spec": {}}))
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    # No pod is admitted without it. The controller may have been first.
+    with suppress(ApiError):
+        await asyncio.to_thread(client.create, accounts, account)
+    return jobs, nodes
 
 
 def _row(name: str, figures: Sequence[tuple[float, float]]) -> dict[str, Any]:

@@ -104,6 +104,24 @@ class JobTimes:
     succeeded: float | None = None
 
 
+@dataclass(slots=True)
+class Beside:
+    """Of jobs that came one by one in another namespace until the others were bound: how many came
+    and were bound, and how long that took. None: none was bound.
+    """
+
+    beside_jobs: int
+    beside_bound: int
+    beside_bound_seconds_median: float | None
+    beside_bound_seconds_p99: float | None
+
+
+def beside_of(jobs: Iterable[JobTimes]) -> Beside:
+    times = list(jobs)
+    waits = [one.bound - one.submitted for one in times if one.bound is not None]
+    return Beside(len(times), len(waits), percentile(waits, 50), percentile(waits, 99))
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One kind of jobs, run to the end or to the time limit."""
@@ -116,6 +134,8 @@ class Outcome:
     problem: str = ""
     # Only where the operator was killed.
     takeover: Takeover | None = None
+    # Only where jobs came beside these.
+    beside: Beside | None = None
 
     @property
     def complete(self) -> bool:
@@ -140,6 +160,7 @@ class Outcome:
             "writes_by_kind": {kind: n / count for kind, n in sorted(self.writes.items())},
             **self._cycles(),
             **(asdict(self.takeover) if self.takeover else {}),
+            **(asdict(self.beside) if self.beside else {}),
             "complete": self.complete,
             "problem": self.problem,
         }
@@ -174,8 +195,17 @@ class Outcome:
             "cycles": int(cycles),
             "cycle_milliseconds_mean": 1000 * seconds / cycles,
             "cycle_milliseconds_p99_below": None if p99 is None else 1000 * p99,
+            "placements_per_second": self._placements_per_second(),
             "operator_writes_per_second": written / self._seconds(),
         }
+
+    def _placements_per_second(self) -> float | None:
+        """Until the last job was bound: nothing is placed after it. None: not counted."""
+        placed = self.operator.get(("gpujob_placements_total", ()))
+        ends = [one.bound for one in self.jobs.values() if one.bound is not None]
+        if placed is None or not ends:
+            return None
+        return placed / (max(ends) - min(one.submitted for one in self.jobs.values()))
 
     def _seconds(self) -> float:
         ends = [at for one in self.jobs.values() for at in (one.bound, one.succeeded) if at]
@@ -200,16 +230,17 @@ FIGURES = (
     "cycles",
     "cycle_milliseconds_mean",
     "cycle_milliseconds_p99_below",
+    "placements_per_second",
     "operator_writes_per_second",
 )
-# In the table only where an operator was killed.
-TAKEOVER_FIGURES = tuple(one.name for one in fields(Takeover))
+# In the table only where an operator was killed, or jobs came beside.
+RARE_FIGURES = tuple(one.name for kind in (Takeover, Beside) for one in fields(kind))
 
 
 def figure_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row a figure, one column a kind of jobs, and the first kind divided by the second."""
-    killed = [name for name in TAKEOVER_FIGURES if any(name in row for row in rows)]
-    names = (*FIGURES, *killed)
+    rare = [name for name in RARE_FIGURES if any(name in row for row in rows)]
+    names = (*FIGURES, *rare)
     return [_compared(name, [row.get(name) for row in rows], rows) for name in names]
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ BATCH_JOBS = ResourceType("batch", "v1", "jobs", namespaced=True)
 PARALLEL_CREATES = 64
 TELL_SECONDS = 5.0
 RETRY_SECONDS = 0.5
+# For the last jobs that came beside a burst, once it has ended.
+BESIDE_SECONDS_MAX = 30.0
 IMAGE = "example.test/train:1"
 REQUESTS = {"cpu": "1", "memory": "1Gi"}
 
@@ -130,16 +132,27 @@ class Run:
             return f"after {limit:.0f} s: {self.progress()} of {self.load.jobs}"
         return ""
 
+    async def come_beside(self, burst: "Run") -> None:
+        """Submits jobs until the burst is bound. Returns once they are bound, too."""
+        pods = await self._version(PODS)
+        async with background(self._follow(PODS, pods, self.pod_came)):
+            await self._submit(lambda: burst.bound >= burst.load.jobs)
+            await self.until_bound(len(self.times))
+
     async def until_bound(self, jobs: int) -> None:
         """Waits until as many jobs are bound."""
-        while sum(one.bound is not None for one in self.times.values()) < jobs:
+        while self.bound < jobs:
             self._progress.clear()
             await self._progress.wait()
 
+    @property
+    def bound(self) -> int:
+        """How many jobs are bound."""
+        return sum(one.bound is not None for one in self.times.values())
+
     def progress(self) -> str:
-        bound = sum(one.bound is not None for one in self.times.values())
         ended = sum(one.succeeded is not None for one in self.times.values())
-        return f"{len(self.times)} submitted, {bound} bound, {ended} succeeded"
+        return f"{len(self.times)} submitted, {self.bound} bound, {ended} succeeded"
 
     def pod_came(self, manifest: Manifest, now: float) -> None:
         labels = manifest["metadata"].get("labels") or {}
@@ -165,9 +178,10 @@ class Run:
     async def _follow(
         self, resource: ResourceType, version: str, came: Callable[[Manifest, float], None]
     ) -> None:
+        selector = f"metadata.namespace={self.namespace}"
         while True:
             try:
-                async for event in self.kube.watch(resource, version):
+                async for event in self.kube.watch(resource, version, field_selector=selector):
                     manifest: Any = event["object"]
                     version = manifest["metadata"]["resourceVersion"]
                     if manifest["metadata"].get("namespace") == self.namespace:
@@ -181,13 +195,15 @@ class Run:
             await asyncio.sleep(TELL_SECONDS)
             say(f"{self.kind.name}: {self.progress()}")
 
-    async def _submit(self) -> None:
+    async def _submit(self, enough: Callable[[], bool] = lambda: False) -> None:
         start, slots = time.monotonic(), asyncio.Semaphore(PARALLEL_CREATES)
         async with asyncio.TaskGroup() as group:
             for number in range(self.load.jobs):
                 if self.load.per_second:
                     due = start + number / self.load.per_second
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if enough():
+                    return
                 await slots.acquire()
                 task = group.create_task(self._create(f"{self.kind.resource.plural}-{number:05d}"))
                 task.add_done_callback(lambda _: slots.release())
@@ -204,6 +220,20 @@ class Run:
                     await asyncio.sleep(RETRY_SECONDS)
                 else:
                     return
+
+
+@asynccontextmanager
+async def coming_beside(beside: Run, burst: Run) -> AsyncGenerator[None]:
+    """Jobs of another namespace come during the block. At its end those that came are awaited."""
+    coming = asyncio.create_task(beside.come_beside(burst))
+    try:
+        yield
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BESIDE_SECONDS_MAX):
+                await coming
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def while_running(run: Awaitable[str], also: Awaitable[object] | None) -> str:

@@ -26,6 +26,7 @@ OPERATOR_SERIES = (
     "gpujob_cycle_seconds_bucket",
     "gpujob_cycle_seconds_count",
     "gpujob_cycle_seconds_sum",
+    "gpujob_placements_total",
     "gpujob_writes_total",
 )
 # Processes that stand for nodes: what they take is not the control plane's.
@@ -171,8 +172,7 @@ class Stack:
         return {name: child.pid for name, child in children.items()} | {"bench": os.getpid()}
 
     def requests(self) -> Series:
-        text = self.client.request_bytes("GET", "/metrics").decode()
-        return read_series(text, [REQUESTS_TOTAL])
+        return requests_so_far(self.client)
 
     def operator_series(self) -> Series:
         """What all operators counted together; empty without any."""
@@ -219,6 +219,12 @@ def start_cluster(say: Say) -> LocalCluster:
         control_plane=ControlPlaneOptions(node_grace_seconds=120, durable=True),
     )
     return LocalCluster.start(options, say=say)
+
+
+def requests_so_far(client: ApiClient) -> Series:
+    """What the API server has answered, by verb and kind."""
+    text = client.request_bytes("GET", "/metrics").decode()
+    return read_series(text, [REQUESTS_TOTAL])
 
 
 def processes_between(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from gpujob_api.gpujob import JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.settings import Settings
 from gpujob_operator.act.backoff import Backoff
 from gpujob_operator.act.executor import Executor, Submission
@@ -18,8 +18,10 @@ from gpujob_operator.act.slots import WriteSlots
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer, WriteResult
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
 from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.placement_records import PlacementRecords
 from tests.harness.builders import make_job, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
@@ -105,3 +107,29 @@ def status_item(job: Any, *notes: EventNote) -> WriteStatus:
 
 def create_item(job: Any, rank: int = 0) -> CreatePod:
     return CreatePod(job, rank, Settings())
+
+
+class PlacingBench(ExecutorBench):
+    """With pods that record placements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[GPUJob] = []
+        self.records = PlacementRecords(self.shown.append)
+        self.executor._runner._placements = self.records
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """The job is shown as it is stored, after it was shown as placed."""
+        shown = [job.status.placement is not None for job in self.shown]
+        return shown == [True, False] and self.records.uids == ()
+
+
+def placement(bench: ExecutorBench) -> WriteStatus:
+    """The first placement of a job that the API server has."""
+    job = make_job()
+    stored = bench.kube.put(JOBS, job_manifest(job))
+    job = at_version(job, stored["metadata"]["resourceVersion"])
+    then = placed(job)
+    pod = CreatePod(then, 0, Settings(), record=record_of(then))
+    return WriteStatus(job, then.status, (EventNote("Placed", "on n0"),), pod)

@@ -107,6 +107,11 @@ class Metrics:
         )
 
     def _add_write_gauges(self, registry: CollectorRegistry) -> None:
+        self.placements = Counter(
+            "gpujob_placements",
+            "Attempts of jobs whose placement took effect.",
+            registry=registry,
+        )
         self.overtaken_writes = Counter(
             "gpujob_overtaken_writes",
             "Statuses that were not sent, because a newer one was there before their turn.",

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from bench.played_agents import PlayedNode
 from bench.throughput import __main__ as throughput
 from bench.throughput.agents import idle_gpus
-from bench.throughput.calls import Calls, job_status
+from bench.throughput.calls import Calls, job_status, node_status
 from bench.throughput.figures import (
     JobTimes,
     Outcome,
@@ -26,8 +27,12 @@ from bench.throughput.figures import (
 )
 from bench.throughput.kwok import node_manifest, node_names, stages
 from bench.throughput.load import GPUJOBS, PLAIN_JOBS, Load, Run, gpujob_manifest
-from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_operator.act.kube import JOBS, Kube
+from bench.throughput.stack import OPERATOR_SERIES
+from gpujob_api.codec import decode
+from gpujob_api.gpunode import GPUNodeStatus
+from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
+from gpujob_operator.act.kube import GPU_NODES, JOBS, PODS, Kube
+from gpujob_operator.read.pods import pod_view
 from tests.harness.fake_kube import FakeKube
 
 TOTAL = "apiserver_request_total"
@@ -94,12 +99,11 @@ def outcome(kind: str = "gpujobs", *, faster: float = 1.0) -> Outcome:
     processes = {"kube-apiserver": Process(0.4, 300.0), "kwok": Process(9.0, 50.0)}
     text = (
         'gpujob_cycle_seconds_bucket{le="0.5"} 9\ngpujob_cycle_seconds_bucket{le="+Inf"} 10\n'
-        "gpujob_cycle_seconds_count 10\ngpujob_cycle_seconds_sum 2\n"
+        "gpujob_cycle_seconds_count 10\ngpujob_cycle_seconds_sum 2\ngpujob_placements_total 6\n"
         'gpujob_writes_total{kind="WriteStatus",result="done"} 14\n'
         'gpujob_writes_total{kind="WriteStatus",result="conflict"} 5\n'
     )
-    names = [f"gpujob_cycle_seconds_{part}" for part in ("bucket", "count", "sum")]
-    operator = read_series(text, [*names, "gpujob_writes_total"])
+    operator = read_series(text, OPERATOR_SERIES)
     return Outcome(kind, jobs, processes, {"pods": 8, "events": 4}, operator)
 
 
@@ -114,7 +118,9 @@ def test_the_row_of_an_outcome() -> None:
     assert (row["writes"], row["writes_by_kind"]["pods"]) == (3.0, 2.0)
     assert (row["cycles"], row["cycle_milliseconds_mean"]) == (10, 200.0)
     assert row["operator_writes_per_second"] == pytest.approx(14 / 7)
-    assert "decisions_per_second" not in row
+    assert row["placements_per_second"] == pytest.approx(6 / 5)
+    shown = {row["figure"]: row for row in figure_rows([row])}
+    assert shown["placements_per_second"]["gpujobs"] == row["placements_per_second"]
 
 
 def test_a_job_that_did_not_end_is_told() -> None:
@@ -125,6 +131,11 @@ def test_a_job_that_did_not_end_is_told() -> None:
     assert (row["bound"], row["succeeded"]) == (2, 1)
     none = Outcome("jobs", {"a": JobTimes(0.0)}, {}, {}, problem="nothing").row(frozenset())
     assert none["bound_per_second"] is None
+    unbound = replace(outcome(), jobs={"a": JobTimes(0.0)}).row(frozenset())
+    assert unbound["placements_per_second"] is None
+    cycles = {("gpujob_cycle_seconds_count", ()): 1.0, ("gpujob_cycle_seconds_sum", ()): 1.0}
+    earlier = replace(outcome(), operator=cycles).row(frozenset())
+    assert earlier["placements_per_second"] is None, "an operator that does not count them"
 
 
 def test_both_kinds_stand_side_by_side() -> None:
@@ -229,7 +240,7 @@ async def test_a_written_status_changes_each_time_and_is_one_of_ours(way: str) -
     job = kube.put(
         JOBS, gpujob_manifest("a", 1) | {"metadata": {"name": "a", "namespace": "calls"}}
     )
-    made = Calls(kube, [job])
+    made = Calls(kube, kube, [job])
     for phase in ("Running", "Starting", "Running"):
         before = made.jobs[0]["metadata"]["resourceVersion"]
         await getattr(made, way)(0)
@@ -237,3 +248,41 @@ async def test_a_written_status_changes_each_time_and_is_one_of_ours(way: str) -
         assert made.jobs[0]["metadata"]["resourceVersion"] != before
     read = gpujob_from_manifest(made.jobs[0]).status
     assert read == job_status(runs=True)
+
+
+@pytest.mark.parametrize("way", ["replace_node_status", "merge_patch_node_status"])
+async def test_a_written_node_status_changes_each_time_and_is_whole(way: str) -> None:
+    kube = FakeKube()
+    nodes = [kube.put(GPU_NODES, {"metadata": {"name": name}, "spec": {}}) for name in "ab"]
+    made = Calls(kube, kube, [], nodes)
+    for number in (0, 1, 2):
+        before = made.nodes[number % 2]["metadata"]["resourceVersion"]
+        await getattr(made, way)(number)
+        manifest = made.nodes[number % 2]
+        assert manifest["metadata"]["resourceVersion"] != before
+        assert manifest == kube.stored(GPU_NODES, "ab"[number % 2])
+        status = gpunode_from_manifest({**manifest, "kind": "GPUNode"}).status
+        assert len(status.gpus) == 8
+        assert sum(bool(gpu.processes) for gpu in status.gpus) == 4
+    verbs = {call.verb for call in kube.writes()}
+    assert verbs == {"replace" if way.startswith("replace") else "patch"}
+
+
+def test_the_figures_of_a_node_are_others_each_time() -> None:
+    first, second = (decode(GPUNodeStatus, node_status(PlayedNode("a", 8)), "s") for _ in range(2))
+    assert first.gpus != second.gpus
+    assert first.observed_at != second.observed_at
+
+
+async def test_a_created_pod_is_the_operators_with_its_record() -> None:
+    kube = FakeKube()
+    job = kube.put(
+        JOBS, gpujob_manifest("a", 1) | {"metadata": {"name": "a", "namespace": "calls"}}
+    )
+    made = Calls(kube, kube, [job])
+    for _ in range(2):
+        await made.create_pod(0)
+    assert kube.names(PODS) == ["a-1-0", "a-2-0"]
+    pod = pod_view(kube.stored(PODS, "a-2-0", "calls"))
+    assert pod.record is not None
+    assert (pod.attempt, pod.record.placement.workers[0].node) == (2, "node-0001")

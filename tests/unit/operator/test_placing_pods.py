@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob
-from gpujob_api.settings import Settings
 from gpujob_operator.act.item_runner import LATE_SECONDS
 from gpujob_operator.act.kube import (
     JOBS,
@@ -21,13 +19,11 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.model.placement_record import record_of
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, WriteStatus
+from gpujob_operator.decide.model.plan import DeletePod, WriteStatus
 from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot
-from gpujob_operator.observe.placement_records import PlacementRecords
 from gpujob_operator.read.pods import pod_view
-from tests.harness.builders import make_job, make_pod, placed
-from tests.harness.executor_bench import ExecutorBench, at_version
+from tests.harness.builders import make_job, make_pod
+from tests.harness.executor_bench import ExecutorBench, PlacingBench, placement
 from tests.harness.fake_kube import Call
 from tests.harness.manifests import job_manifest, pod_manifest
 
@@ -36,35 +32,9 @@ WRITE, REFRESH = ("replace", "gpujobs"), ("get", "gpujobs")
 TRY = ("try", "pods")
 
 
-class PlacingBench(ExecutorBench):
-    """With pods that record placements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[GPUJob] = []
-        self.records = PlacementRecords(self.shown.append)
-        self.executor._runner._placements = self.records
-
-    @property
-    def is_withdrawn(self) -> bool:
-        """The job is shown as it is stored, after it was shown as placed."""
-        shown = [job.status.placement is not None for job in self.shown]
-        return shown == [True, False] and self.records.uids == ()
-
-
 @pytest.fixture
 def bench() -> PlacingBench:
     return PlacingBench()
-
-
-def placement(bench: ExecutorBench) -> WriteStatus:
-    """The first placement of a job that the API server has."""
-    job = make_job()
-    stored = bench.kube.put(JOBS, job_manifest(job))
-    job = at_version(job, stored["metadata"]["resourceVersion"])
-    then = placed(job)
-    pod = CreatePod(then, 0, Settings(), record=record_of(then))
-    return WriteStatus(job, then.status, (EventNote("Placed", "on n0"),), pod)
 
 
 def requests(bench: ExecutorBench) -> list[tuple[str, str]]:

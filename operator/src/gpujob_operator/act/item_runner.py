@@ -20,7 +20,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
-from gpujob_operator.act.own_attempts import OwnAttempts
+from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
 from gpujob_operator.act.placements import Placements
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
@@ -142,6 +142,8 @@ class ItemRunner:
             self._attempts.conflicted(item)
         elif isinstance(item, WriteStatus) and result is not WriteResult.DONE:
             self._attempts.not_placed(item)
+        elif isinstance(item, WriteStatus) and places_attempt(item):
+            self._metrics.placements.inc()
         if isinstance(item, CreatePod) and result is WriteResult.DONE:
             # Here and not below, where the Service of a gang is created for its first pod, too.
             self.refusals.created(item)
@@ -165,6 +167,7 @@ class ItemRunner:
         else:
             result = of_pod = await self.run(of_creation)
             if of_pod is WriteResult.DONE:
+                self._metrics.placements.inc()
                 if self._is_placed(item):
                     self._writer.note_events(item)
                 return of_pod

@@ -30,13 +30,13 @@ class OwnAttempts:
 
     def placing(self, item: WriteStatus) -> None:
         """A placement is being written. Until its answer the attempt counts as own."""
-        if _places(item):
+        if places_attempt(item):
             self._own[item.job.metadata.uid] = _Own(item.status.attempt)
 
     def unanswered(self, item: WriteStatus) -> None:
         """A request that writes the placement had no answer."""
         own = self._own.get(item.job.metadata.uid)
-        if own is not None and _places(item):
+        if own is not None and places_attempt(item):
             own.unanswered = True
 
     def conflicted(self, item: WriteStatus) -> None:
@@ -52,7 +52,7 @@ class OwnAttempts:
 
     def not_placed(self, item: WriteStatus) -> None:
         """The placement did not take effect."""
-        if _places(item):
+        if places_attempt(item):
             self._own.pop(item.job.metadata.uid, None)
 
     def created(self, item: CreatePod) -> None:
@@ -87,6 +87,7 @@ class OwnAttempts:
         return PerhapsCreated(uid, attempt, ranks) if ranks else None
 
 
-def _places(item: WriteStatus) -> bool:
+def places_attempt(item: WriteStatus) -> bool:
+    """True for the first status that says where an attempt runs."""
     status = item.status
     return status.placement is not None and status.attempt != item.job.status.attempt
