@@ -171,7 +171,7 @@ class OperatorShell:
             Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in FOLLOWED
         ]
         silent = restart_of(watches, self._front.restart)
-        relist = Relist(self.kube, self._cache, silent=silent, retry=retry)
+        relist = Relist(self.kube, self._cache, silent=silent, watches=watches, retry=retry)
         executor = self._executor()
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (

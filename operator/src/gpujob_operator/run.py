@@ -168,7 +168,8 @@ class Operator:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
-                relist = Relist(kube, self._cache, silent=restart_of(watches, front.restart))
+                silent = restart_of(watches, front.restart)
+                relist = Relist(kube, self._cache, silent=silent, watches=watches)
                 keep = self._supervisor.keep
                 parts = [
                     *(keep(f"watch {one.name}", one.run) for one in watches),

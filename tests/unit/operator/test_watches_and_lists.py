@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from gpujob_operator.act.kube import (
     PODS,
     ApiError,
     Gone,
+    Listing,
+    ResourceType,
     Silent,
     Throttled,
     Unavailable,
@@ -40,7 +43,11 @@ class _Bench:
         self.silences = 0
         self.watch = Watch(self.kube, self.cache, self.metrics, PODS_WATCHED, sleep=self.pause)
         self.relist = Relist(
-            self.kube, self.cache, silent=self._silent, retry=Retry(sleep=self.pause)
+            self.kube,
+            self.cache,
+            silent=self._silent,
+            watches=[self.watch],
+            retry=Retry(sleep=self.pause),
         )
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -236,6 +243,77 @@ async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:
     assert order[0] == JOBS.plural
     assert order[-1] == PODS.plural
     assert bench.cache.ready
+
+
+class _SlowLists:
+    """Lists of pods and nodes wait until they may go on."""
+
+    def __init__(self, bench: _Bench) -> None:
+        self.go_on = asyncio.Event()
+        self.waiting = 0
+        self._list = bench.kube.list
+        bench.kube.list = self.list
+
+    async def list(self, kind: ResourceType, *arguments: Any, **options: Any) -> Listing:
+        if kind is PODS:
+            self.waiting += 1
+            await self.go_on.wait()
+        return await self._list(kind, *arguments, **options)
+
+
+async def test_a_new_leader_lists_once_what_its_watch_was_listing(bench: _Bench) -> None:
+    """Ten thousand objects take seconds, and there is no decision before the end."""
+    slow = _SlowLists(bench)
+    bench.kube.put(PODS, pod_manifest(JOB))
+    bench.tasks.append(asyncio.create_task(bench.watch.run()))
+    await eventually(lambda: slow.waiting == 1)
+    refresh = asyncio.create_task(bench.relist.refresh())
+    await eventually(lambda: slow.waiting == 2)
+    slow.go_on.set()
+    await refresh
+    await bench.following()
+    assert [call.plural for call in bench.kube.calls if call.verb == "list"].count("pods") == 1
+    assert bench.watch.listed
+    bench.kube.put(PODS, pod_manifest(JOB, rank=1))
+    await bench.pods(2)
+
+
+async def test_a_stream_that_is_there_goes_on_while_a_new_leader_lists(bench: _Bench) -> None:
+    await bench.start_watch()
+    await bench.relist.refresh()
+    bench.kube.put(PODS, pod_manifest(JOB))
+    await bench.pods(1)
+    assert [call.plural for call in bench.kube.calls if call.verb == "list"].count("pods") == 2
+
+
+async def test_a_watch_lists_itself_where_the_leaders_list_was_begun_before(
+    bench: _Bench,
+) -> None:
+    """Data were restored meanwhile: the version of that list may be one that is still to come."""
+    slow = _SlowLists(bench)
+    bench.tasks.append(asyncio.create_task(bench.watch.run()))
+    await eventually(lambda: slow.waiting == 1)
+    refresh = asyncio.create_task(bench.relist.refresh())
+    await eventually(lambda: slow.waiting == 2)
+    needed = bench.watch.need
+    bench.watch.restart()
+    await eventually(lambda: bench.watch.need not in (None, needed))
+    slow.go_on.set()
+    await refresh
+    await bench.following()
+    assert slow.waiting == 3
+
+
+async def test_a_watch_lists_itself_where_the_leader_gave_up(bench: _Bench) -> None:
+    slow = _SlowLists(bench)
+    bench.tasks.append(asyncio.create_task(bench.watch.run()))
+    await eventually(lambda: slow.waiting == 1)
+    refresh = asyncio.create_task(bench.relist.refresh())
+    await eventually(lambda: slow.waiting == 2)
+    refresh.cancel()
+    slow.go_on.set()
+    await bench.following()
+    assert slow.waiting == 3
 
 
 async def test_refresh_lists_a_kind_again_until_it_works_with_growing_pauses(

@@ -10,7 +10,7 @@ died. A full list finds both: missing objects are removed from the cache, and a 
 have been reported long ago makes the kind's watch restart (`silent`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from gpujob_operator.act.kube import (
@@ -25,7 +25,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
 )
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.handlers.watches import WATCHED
+from gpujob_operator.handlers.watches import WATCHED, Watch
 from gpujob_operator.logs import Log
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.store import Mark
@@ -54,6 +54,7 @@ class Relist:
         cache: Cache,
         *,
         silent: Callable[[Kind], None],
+        watches: Iterable[Watch] = (),
         retry: Retry | None = None,
         period_seconds: float = RELIST_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
@@ -61,6 +62,7 @@ class Relist:
         self._kube = kube
         self._cache = cache
         self._silent = silent
+        self._watches = {one.kind: one for one in watches}
         self._retry = retry or Retry()
         self._period_seconds = period_seconds
         self._grace_seconds = grace_seconds
@@ -79,17 +81,24 @@ class Relist:
         """Brings the whole cache up to date, jobs first and pods last. Repeats until it succeeds.
 
         A kind whose list failed is listed again after a growing pause. Kinds before it are not
-        listed again.
+        listed again. A watch of one of these kinds that needs a list meanwhile goes on from this.
         """
-        for kind, resource in OUR_KINDS.items():
-            await self._refresh(kind, resource, "")
-        for watched in reversed(WATCHED):
-            await self._refresh(watched.kind, watched.resource, watched.label_selector)
+        kinds = [(kind, resource, "") for kind, resource in OUR_KINDS.items()]
+        kinds += [(one.kind, one.resource, one.label_selector) for one in reversed(WATCHED)]
+        watches = [self._watches[kind] for kind, *_ in kinds if kind in self._watches]
+        for watch in watches:
+            watch.await_list()
+        try:
+            for kind, resource, label_selector in kinds:
+                await self._refresh(kind, resource, label_selector)
+        finally:
+            for watch in watches:
+                watch.let_list()
 
     async def _refresh(self, kind: Kind, resource: ResourceType, label_selector: str) -> None:
-        failures = 0
+        failures, watch = 0, self._watches.get(kind)
         while True:
-            mark = self._cache.mark(kind)
+            mark, need = self._cache.mark(kind), watch.need if watch is not None else None
             try:
                 listing = await self._kube.list(
                     resource,
@@ -103,6 +112,8 @@ class Relist:
                 failures += 1
             else:
                 self._cache.resync(kind, listing.items, listing.resource_version, mark)
+                if watch is not None:
+                    watch.go_on_from(listing.resource_version, need)
                 return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:

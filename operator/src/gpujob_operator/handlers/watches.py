@@ -2,7 +2,8 @@
 
 A stream that ends or breaks is continued from its last resourceVersion, however long the API server
 is overloaded (429) or away. If that version is too old (410), or the stream was silent for longer
-than the bookmark interval allows, everything is listed again.
+than the bookmark interval allows, everything is listed again. While somebody else lists every kind,
+a watch that needs a list takes theirs: ten thousand objects are not asked for twice.
 
 Every GPUJob changes several times within its life. An event of it takes a fraction of the CPU time
 here that it takes in kopf, which has a queue and tasks for every object.
@@ -90,8 +91,15 @@ class Watch:
         # Where the stream goes on; "": from a list.
         self._version = ""
         self._distrusted = False
-        # Ends the stream that is being followed.
+        # Ends the list that is being taken, or the stream that is being followed.
         self._limit: asyncio.Timeout | None = None
+        # Ends the list that is being taken, in favour of another one.
+        self._list_limit: asyncio.Timeout | None = None
+        # Somebody else lists, until `let_list`.
+        self._may_list = True
+        self._woken = asyncio.Event()
+        # One need of a list, while there is one: a list that was begun before it will not do.
+        self.need: object | None = None
         self.alive_at = time.monotonic()
         self.listed = False
 
@@ -108,9 +116,27 @@ class Watch:
         that is still to come: the API server says nothing in it, and does not end it.
         """
         self._distrusted = True
-        if self._limit is not None:
-            limit, self._limit = self._limit, None
-            limit.reschedule(asyncio.get_running_loop().time())
+        _end(self._limit)
+
+    def await_list(self) -> None:
+        """Somebody else lists every kind: this watch lists nothing until `let_list`, and gives up
+        the list that it is taking."""
+        self._may_list = False
+        _end(self._list_limit)
+
+    def let_list(self) -> None:
+        """Ends `await_list`."""
+        self._may_list = True
+        self._woken.set()
+
+    def go_on_from(self, version: str, need: object | None) -> None:
+        """The cache has a list of this version. `need` is what `need` was when the list was asked
+        for: a watch that has begun to need a list since takes another one."""
+        if need is None or need is not self.need:
+            return
+        self._version, self.listed = version, True
+        self.alive_at = time.monotonic()
+        self._woken.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -118,8 +144,9 @@ class Watch:
             reason, failure = "ended", None
             self._version = "" if self._distrusted else self._version
             try:
-                self._version = self._version or await self._list()
-                await self._follow_until_restarted()
+                await self._until_restarted(self._begin)
+                if self._version and not self._distrusted:
+                    await self._until_restarted(self._follow)
                 self._failures = 0
             except Gone:
                 self._version, reason = "", "gone"
@@ -146,9 +173,30 @@ class Watch:
     def _interrupted(self, error: ApiError) -> None:
         log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
 
+    async def _begin(self) -> None:
+        """Returns with a version from which the stream goes on."""
+        if self._version:
+            return
+        self._distrusted, self.need = False, object()
+        try:
+            while not self._version:
+                self._woken.clear()
+                await (self._list_here() if self._may_list else self._woken.wait())
+        finally:
+            self.need = None
+
+    async def _list_here(self) -> None:
+        """Returns without a version if somebody else begins to list."""
+        try:
+            async with asyncio.timeout(None) as self._list_limit:
+                self._version = await self._list()
+        except TimeoutError:
+            log.info("list left to the leader's", kind=self.name)
+        finally:
+            self._list_limit = None
+
     async def _list(self) -> str:
         watched = self._watched
-        self._distrusted = False
         mark = self._cache.mark(watched.kind)
         listing = await self._kube.list(
             watched.resource,
@@ -160,12 +208,10 @@ class Watch:
         self.listed = True
         return listing.resource_version
 
-    async def _follow_until_restarted(self) -> None:
-        if self._distrusted:
-            return
+    async def _until_restarted(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(None) as self._limit:
-                await self._follow()
+                await work()
         except TimeoutError:
             self._version = ""
         finally:
@@ -202,6 +248,12 @@ def restart_of(watches: Iterable[Watch], others: Callable[[], None]) -> Callable
     """Restarts the watch of a kind; for a kind without one of these, calls `others`."""
     restarts = {one.kind: one.restart for one in watches}
     return lambda kind: restarts.get(kind, others)()
+
+
+def _end(limit: asyncio.Timeout | None) -> None:
+    """Ends what is being done within the limit, unless it has ended already."""
+    if limit is not None and not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _resource_version(manifest: object) -> str:
