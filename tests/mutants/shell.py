@@ -214,6 +214,28 @@ ACTS = (
         "        return True\n",
         "test_tokens_and_events.py",
     ),
+    of_operator(
+        "no review is kept for who is expected",
+        "act/review_turns.py",
+        "    return total, total * 3 // 4, total // 2\n",
+        "    return total, total, total\n",
+        "test_floods_of_tokens.py",
+    ),
+    of_operator(
+        "a refused token changes no turn",
+        "act/tokens.py",
+        "        self._turns.refused(source.address)\n",
+        "        pass\n",
+        "test_floods_of_tokens.py",
+    ),
+    of_operator(
+        "one address takes turn after turn",
+        "act/review_turns.py",
+        "            self._of[address] = questions\n        return",
+        "            self._of[address] = questions\n"
+        "            self._of.move_to_end(address, last=False)\n        return",
+        "test_floods_of_tokens.py",
+    ),
 )
 
 OBSERVES = (

@@ -1,7 +1,8 @@
 """A flood at the report port costs neither the API server nor the Lease; workers are heard.
 
 The API server is `tests.harness.http_api`; a TokenReview takes three seconds there, as behind
-priority and fairness. The flood comes from other addresses than the honest worker.
+priority and fairness. The flood comes from other addresses than the honest workers. One of them was
+proven before it, another one reports for the first time while it is on.
 """
 
 import asyncio
@@ -16,27 +17,17 @@ from gpujob_operator.act.kube import PODS, TOKEN_REVIEWS
 from tests.harness.builders import make_report
 from tests.harness.http_world import HttpWorld, operator_world
 from tests.harness.operator_process import Process
-from tests.harness.pod_tokens import claims_of, pod_token
+from tests.harness.pod_tokens import pod_token, reviewed
 from tests.harness.waiting import eventually
 
 REVIEW_SECONDS = 3.0
 FLOOD_SECONDS = 20.0
 REVIEWS_PER_SECOND_MAX = 5.0
 HONEST_SECONDS_MAX = 2.0
+# A token that was not proven before needs a review.
+NEW_SECONDS_MAX = REVIEW_SECONDS + 2.0
+NEW_ADDRESS = "127.0.0.50"
 PAUSE_SECONDS = 0.2
-
-
-def review(token: str) -> dict[str, Any]:
-    """What the API server would say: only tokens whose signature is `true` are real."""
-    if token.count(".") != 2 or not token.endswith(".true"):
-        return {"authenticated": False}
-    bound = claims_of(token)["kubernetes.io"]
-    extra = {
-        "authentication.kubernetes.io/pod-name": [bound["pod"]["name"]],
-        "authentication.kubernetes.io/pod-uid": [bound["pod"]["uid"]],
-    }
-    user = {"username": f"system:serviceaccount:{bound['namespace']}:default", "extra": extra}
-    return {"authenticated": True, "audiences": ["gpujob"], "user": user}
 
 
 async def _report(session: aiohttp.ClientSession, url: str, token: str, step: int) -> None:
@@ -48,6 +39,16 @@ async def _report(session: aiohttp.ClientSession, url: str, token: str, step: in
 
 def _pod(world: HttpWorld, name: str) -> dict[str, Any]:
     return next(one for one in world.api.objects(PODS) if one["metadata"]["name"] == name)
+
+
+async def _new_worker(world: HttpWorld, url: str) -> float:
+    """The seconds until the first report of `second-1-0` is taken; it asks once."""
+    token = pod_token("healthy", "second-1-0", _pod(world, "second-1-0")["metadata"]["uid"])
+    connector = aiohttp.TCPConnector(local_addr=(NEW_ADDRESS, 0))
+    started = time.monotonic()
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await _report(session, url, token, 1)
+    return time.monotonic() - started
 
 
 def _reviews(world: HttpWorld) -> int:
@@ -74,10 +75,14 @@ async def test_a_flood_costs_no_lease_few_reviews_and_no_honest_report(tmp_path:
 
 
 async def _beside_a_flood(world: HttpWorld, folder: Path) -> None:
-    world.api.review = review
+    world.api.review = reviewed
     url = world.operator.wait_for("started")["reports"]
     uid = _pod(world, "first-1-0")["metadata"]["uid"]
     honest = pod_token("healthy", "first-1-0", uid)
+    world.submit("healthy", "second")
+    await eventually(lambda: "second-1-0" in world.pods("healthy"), seconds=60)
+    status = {"phase": "Running", "podIPs": [{"ip": NEW_ADDRESS}]}
+    world.api.put(PODS, {**_pod(world, "second-1-0"), "status": status})
     async with aiohttp.ClientSession() as session:
         await _report(session, url, honest, 1)
         world.api.delay(TOKEN_REVIEWS, seconds=REVIEW_SECONDS, methods=["POST"])
@@ -86,17 +91,22 @@ async def _beside_a_flood(world: HttpWorld, folder: Path) -> None:
         flood = Process("flood", folder, "tests.harness.report_flood", url, uid)
         try:
             await eventually(lambda: _reviews(world) > before, what="the flood is on")
+            new = asyncio.create_task(_new_worker(world, url))
             while (elapsed := time.monotonic() - started) < FLOOD_SECONDS:
                 await _report(session, url, honest, 2 + int(elapsed * 100))
                 waits.append(time.monotonic() - started - elapsed)
                 await eventually(lambda: time.monotonic() > started + elapsed + PAUSE_SECONDS)
+            assert new.done(), "the new worker still waits"
+            new_seconds = await new
         finally:
             flood.kill()
         seconds = time.monotonic() - started
         reviews = _reviews(world) - before
         print(
-            f"{reviews} reviews in {seconds:.0f} s; {len(waits)} reports, worst {max(waits):.2f} s"
+            f"{reviews} reviews in {seconds:.0f} s; {len(waits)} reports, "
+            f"worst {max(waits):.2f} s; a new worker's {new_seconds:.2f} s"
         )
         assert reviews / seconds < REVIEWS_PER_SECOND_MAX
         assert max(waits) < HONEST_SECONDS_MAX
+        assert new_seconds < NEW_SECONDS_MAX
         assert _lost_leads(world) == []

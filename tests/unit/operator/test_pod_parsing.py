@@ -24,6 +24,22 @@ def test_identity_placement_and_times() -> None:
     assert not view.finished
 
 
+@pytest.mark.parametrize(
+    ("addresses", "found"),
+    [
+        ([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}], ("10.0.0.1", "fd00::1")),
+        ([{"ip": "10.0.0.1"}] * 9, ("10.0.0.1",) * 2),
+        ([{}, {"ip": 7}, "10.0.0.1"], ()),
+        ("10.0.0.1", ()),
+    ],
+)
+def test_the_addresses_of_a_pod(addresses: Any, found: tuple[str, ...]) -> None:
+    manifest = pod_manifest(JOB)
+    assert pod_view(manifest).addresses == ()
+    manifest["status"]["podIPs"] = addresses
+    assert pod_view(manifest).addresses == found
+
+
 def test_report_in_the_termination_message() -> None:
     report = Report(1, WorkerPhase.FINISHED, step=7)
     ended = {"exitCode": 0, "message": report.to_text(), "finishedAt": "2026-01-01T00:01:00Z"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
@@ -17,7 +17,7 @@ from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
-from gpujob_operator.observe.port import BURST_MAX, TokenCheckFailed
+from gpujob_operator.observe.port import BURST_MAX, TokenCheckFailed, sender
 from gpujob_operator.observe.reports import BODY_BYTES_MAX, ReportReceiver
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
@@ -42,10 +42,12 @@ class _Tokens:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.from_its_pod: list[bool] = []
         self.speaks_for: PodIdentity | None = None
 
-    async def check(self, token: str, source: str) -> PodIdentity | None:
+    async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
         self.asked.append((token, source))
+        self.from_its_pod.append(from_its_pod)
         signature = token.rpartition(".")[2]
         if signature == "broken":
             raise TokenCheckFailed("no answer")
@@ -152,6 +154,27 @@ async def test_the_api_server_is_asked_of_tokens_of_known_workers_only(
     assert bench.tokens.asked == []
     await bench.post()
     assert bench.tokens.asked == [(token_of_pod(), "127.0.0.1")]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "from_its_pod"),
+    [((), False), (("10.0.0.1",), False), (("fd00::1", "127.0.0.1"), True)],
+)
+async def test_a_report_from_its_pods_address_is_known_as_such(
+    bench: _Bench, addresses: tuple[str, ...], from_its_pod: bool
+) -> None:
+    bench.workers.pods[POD.uid] = replace(POD, addresses=addresses)
+    assert (await bench.post())[0] == 200
+    assert bench.tokens.from_its_pod == [from_its_pod]
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("", "")],
+)
+def test_the_address_of_a_sender(remote: str, address: str) -> None:
+    request = make_mocked_request("POST", "/report").clone(remote=remote)
+    assert sender(request) == address
 
 
 async def test_a_token_that_claims_another_pod_than_it_is_of(bench: _Bench) -> None:

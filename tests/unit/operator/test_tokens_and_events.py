@@ -16,6 +16,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.review_turns import TooManyReviews
 from gpujob_operator.act.tokens import (
     INVALID_SECONDS,
     REFUSED_BURST_MAX,
@@ -27,7 +28,6 @@ from gpujob_operator.act.tokens import (
     SOURCES_MAX,
     VALID_SECONDS,
     TokenReviewer,
-    TooManyReviews,
 )
 from gpujob_operator.logs import JsonFormatter
 from gpujob_operator.metrics import Metrics
@@ -179,16 +179,21 @@ async def test_one_question_for_everybody_who_asks_the_same() -> None:
 
 
 async def test_few_questions_at_once_and_a_bounded_number_waits() -> None:
+    """Three quarters of either are for addresses of which nothing is known."""
     kube = _SlowReviews(GOOD)
     reviewer = _reviewer(kube, FakeClock())
+    at_once, waiting = REVIEWS_AT_ONCE_MAX * 3 // 4, REVIEWS_WAITING_MAX * 3 // 4
     asked = [
-        asyncio.ensure_future(reviewer.review(f"token-{n}", f"10.0.0.{n}"))
-        for n in range(REVIEWS_WAITING_MAX)
+        asyncio.ensure_future(reviewer.review(f"token-{n}", f"10.0.0.{n}")) for n in range(waiting)
     ]
-    await eventually(lambda: len(kube.bodies) == REVIEWS_AT_ONCE_MAX)
-    with pytest.raises(TooManyReviews, match=str(REVIEWS_WAITING_MAX)):
+    await eventually(lambda: len(kube.bodies) == at_once)
+    asked += [
+        asyncio.ensure_future(reviewer.review(f"more-{n}", f"10.0.1.{n}")) for n in range(at_once)
+    ]
+    await eventually(lambda: len(reviewer.__dict__["_asked"]) == at_once + waiting)
+    with pytest.raises(TooManyReviews, match=str(waiting)):
         await reviewer.review("one-more", "10.9.9.9")
-    assert len(kube.bodies) == REVIEWS_AT_ONCE_MAX
+    assert len(kube.bodies) == at_once
     kube.open.set()
     assert None not in await asyncio.gather(*asked)
     assert await reviewer.review("one-more", "10.9.9.9") is not None

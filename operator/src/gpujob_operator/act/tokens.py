@@ -2,7 +2,8 @@
 answer.
 
 Questions are bounded: one for each token, a few at once, and few from an address whose tokens were
-refused, so that nobody can make the API server busy through the report port.
+refused, so that nobody can make the API server busy through the report port. Nor can anybody keep
+others from being asked about: `review_turns` says who comes first.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from cachetools import LRUCache, TLRUCache
 
 from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
+from gpujob_operator.act.review_turns import ReviewTurns, Standing, TooManyReviews
 from gpujob_operator.logs import Log
 from gpujob_operator.rate_limit import RateLimit
 
@@ -53,10 +55,6 @@ class Identity(NamedTuple):
     node: str
 
 
-class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """The question is not asked now; ask again later."""
-
-
 class TokenReviewer:
     """TokenReview with a bounded cache. Its keys are hashes, so no token stays in memory."""
 
@@ -65,21 +63,24 @@ class TokenReviewer:
         kube: Kube,
         monotonic: Callable[[], float],
         *,
+        at_once_max: int = REVIEWS_AT_ONCE_MAX,
         waiting_max: int = REVIEWS_WAITING_MAX,
     ) -> None:
         self._kube = kube
         self._monotonic = monotonic
-        self._waiting_max = waiting_max
         self._answers: TLRUCache[bytes, tuple[Identity | None]] = TLRUCache(
             ANSWERS_MAX, ttu=_believed_until, timer=monotonic
         )
         self._asked: dict[bytes, asyncio.Future[Identity | None]] = {}
-        self._at_once = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
+        self._turns = ReviewTurns(at_once_max, REVIEWS_OF_SOURCE_AT_ONCE_MAX, waiting_max)
         self._sources: LRUCache[str, _Source] = LRUCache(SOURCES_MAX)
         self._said_at = float("-inf")
 
-    async def review(self, token: str, source: str) -> Identity | None:
-        """Whose token it is, or None. `source` is the address that sent the token.
+    async def review(
+        self, token: str, source: str, *, from_its_pod: bool = False
+    ) -> Identity | None:
+        """Whose token it is, or None. `source` is the address that sent the token; `from_its_pod`:
+        it is that of the pod that the token claims.
 
         Raises `TooManyReviews` where the bounds forbid the question, `ApiError` if nobody can say.
         """
@@ -90,9 +91,11 @@ class TokenReviewer:
             return known[0]
         asked = self._asked.get(key)
         if asked is None:
-            if len(self._asked) >= self._waiting_max:
-                raise TooManyReviews(f"{self._waiting_max} tokens wait for their review")
-            asked = asyncio.ensure_future(self._ask(key, token, self._source(source)))
+            sender = self._source(source)
+            if not sender.may_ask(self._monotonic()):
+                raise TooManyReviews(sender.too_many)
+            standing = sender.standing(from_its_pod=from_its_pod)
+            asked = asyncio.ensure_future(self._ask(key, token, sender, standing))
             self._asked[key] = asked
             asked.add_done_callback(lambda done: self._answered(key, done))
         # Whoever asked first may be gone before the answer is there; the others wait for it.
@@ -104,15 +107,21 @@ class TokenReviewer:
             # Read here too: everybody who waited may be gone.
             done.exception()
 
-    async def _ask(self, key: bytes, token: str, source: "_Source") -> Identity | None:
-        async with source.at_once, self._at_once:
-            if not source.may_ask(self._monotonic()):
-                raise TooManyReviews(f"too many tokens from {source.address} were refused")
+    async def _ask(
+        self, key: bytes, token: str, source: "_Source", standing: Standing
+    ) -> Identity | None:
+        async with self._turns.turn(source.address, standing):
             identity = _identity(await self._status(token))
             if identity is None:
-                source.refused(self._monotonic())
+                self._refuse(source)
         self._answers[key] = (identity,)
         return identity
+
+    def _refuse(self, source: "_Source") -> None:
+        source.refused(self._monotonic())
+        self._turns.refused(source.address)
+        if not source.may_ask(self._monotonic()):
+            self._turns.drop(source.address, source.too_many)
 
     async def _status(self, token: str) -> dict[str, Any]:
         review = {
@@ -148,13 +157,21 @@ class _Source:
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
-        self.at_once = asyncio.Semaphore(REVIEWS_OF_SOURCE_AT_ONCE_MAX)
+        self.too_many = f"too many tokens from {address} were refused"
         self._refused = RateLimit(now, per_second=REFUSED_PER_SECOND_MAX, burst=REFUSED_BURST_MAX)
+        # Once is for as long as the address is remembered: it may be an attacker's, who waits.
+        self._was_refused = False
+
+    def standing(self, *, from_its_pod: bool) -> Standing:
+        if self._was_refused:
+            return Standing.REFUSED
+        return Standing.EXPECTED if from_its_pod else Standing.UNKNOWN
 
     def may_ask(self, now: float) -> bool:
         return self._refused.seconds_left(now) == 0
 
     def refused(self, now: float) -> None:
+        self._was_refused = True
         self._refused.spend(now)
 
 

@@ -44,3 +44,9 @@ def bearer_token(header: str) -> str:
     if scheme.lower() != "bearer" or not token.strip():
         raise Refused(401, "no_token", "Authorization: Bearer <token> is required")
     return token.strip()
+
+
+def sender(request: web.Request) -> str:
+    """The address that a request comes from, written as in the status of a pod; "" if unknown."""
+    # A socket for both versions of IP names an IPv4 address so.
+    return (request.remote or "").removeprefix("::ffff:")

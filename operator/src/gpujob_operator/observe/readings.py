@@ -26,6 +26,7 @@ from gpujob_operator.observe.port import (
     TokenCheckFailed,
     bearer_token,
     client_limit,
+    sender,
 )
 from gpujob_operator.observe.reading_session import ReadingSession
 from gpujob_operator.rate_limit import RateLimit
@@ -194,9 +195,7 @@ class ReadingReceiver:
         try:
             if not socket.can_prepare(request).ok:
                 raise Refused(400, "no_websocket", "a WebSocket is required")
-            session = await self.admit(
-                request.headers.get("Authorization", ""), request.remote or ""
-            )
+            session = await self.admit(request.headers.get("Authorization", ""), sender(request))
             self.open(session, lambda: _hang_up(request))
         except Refused as refused:
             self._metrics.readings.labels(refused.result).inc()

@@ -28,6 +28,7 @@ from gpujob_operator.observe.port import (
     TokenCheckFailed,
     bearer_token,
     client_limit,
+    sender,
 )
 from gpujob_operator.rate_limit import RateLimit
 
@@ -40,9 +41,10 @@ REPORTS_KEPT_MAX = 20_000
 
 
 class TokenChecker(Protocol):
-    async def check(self, token: str, source: str) -> PodIdentity | None:
+    async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
         """The pod that the token was issued for, or None if the token is not valid for us.
-        `source` is the address that sent the token. Raises `TokenCheckFailed`."""
+        `source` is the address that sent the token; `from_its_pod`: it is that of the pod that the
+        token claims. Raises `TokenCheckFailed`."""
         ...
 
 
@@ -113,7 +115,8 @@ class ReportReceiver:
         if claimed is None:
             raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
         pod, job = self._worker(claimed)
-        await self._prove(token, claimed, request.remote or "")
+        source = sender(request)
+        await self._prove(token, claimed, source, from_its_pod=source in pod.addresses)
         self._limit(pod.uid)
         report = _read_report(await _body(request), pod)
         self._keep(job.metadata.uid, pod, report)
@@ -132,9 +135,11 @@ class ReportReceiver:
             raise Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
         return pod, job
 
-    async def _prove(self, token: str, claimed: PodIdentity, source: str) -> None:
+    async def _prove(
+        self, token: str, claimed: PodIdentity, source: str, *, from_its_pod: bool
+    ) -> None:
         try:
-            identity = await self._tokens.check(token, source)
+            identity = await self._tokens.check(token, source, from_its_pod=from_its_pod)
         except TokenCheckFailed as error:
             text = f"the token could not be checked: {error}"
             raise Refused(503, "check_failed", text) from None

@@ -30,6 +30,7 @@ from gpujob_operator.read.shapes import (
 
 _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16
+_ADDRESSES_MAX = 2
 _RECORDS_MAX, _RECORD_CHARACTERS_MAX = 4096, 8192
 # Waiting reasons of every normal start.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -125,7 +126,14 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         sandbox_ready=sandbox.get("status") != "False",
         last_change_at=_last_change(status),
         pulls_images=sandbox.get("status") == "True" and _nothing_started(status, state),
+        addresses=_addresses(status),
     )
+
+
+def _addresses(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """One of each version of IP."""
+    found = (text(one.get("ip")) for one in mappings(status.get("podIPs")))
+    return tuple(one for one in found if one)[:_ADDRESSES_MAX]
 
 
 def _attempt_and_rank(pod_name: str) -> tuple[int, int]:

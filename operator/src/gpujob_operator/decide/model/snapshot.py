@@ -74,6 +74,8 @@ class PodView:
     last_change_at: datetime | None = None
     # From the pod's annotation: where its attempt was placed.
     record: PlacementRecord | None = None
+    # Those of its network, as far as a kubelet has said; of its node's with `hostNetwork`.
+    addresses: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
