@@ -65,35 +65,8 @@ HANDLERS = (
     of_operator(
         "a new leader lists pods first",
         "handlers/relist.py",
-        "        for kind, resource in OUR_KINDS.items():\n"
-        '            await self._refresh(kind, resource, "")\n'
-        "        for watched in reversed(WATCHED):\n"
-        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n",
-        "        for watched in reversed(WATCHED):\n"
-        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n"
-        "        for kind, resource in OUR_KINDS.items():\n"
-        '            await self._refresh(kind, resource, "")\n',
-        *_WATCHES,
-    ),
-    of_operator(
-        "missed events are nobody's business",
-        "handlers/relist.py",
-        "            self._silent(kind)\n",
-        "            pass\n",
-        *_WATCHES,
-    ),
-    of_operator(
-        "a list that failed was a list",
-        "handlers/relist.py",
-        "                failures += 1\n",
-        "                return\n",
-        *_WATCHES,
-    ),
-    of_operator(
-        "kopf keeps its own marks on objects",
-        "handlers/front.py",
-        "    settings.persistence.progress_storage = NothingStored()\n",
-        "",
+        "            for kind, resource, label_selector in kinds:\n",
+        "            for kind, resource, label_selector in reversed(kinds):\n",
         "test_front_end.py",
     ),
     of_operator(

@@ -125,6 +125,8 @@ class Happenings:
             case "agent-lies":
                 machine.lie = self._clock.random.choice(list(Lie))
                 machine.has_exaggerated |= machine.lie is Lie.LARGE
+                # A pod of no node yet may come to this one.
+                machine.has_blamed_pods |= machine.lie in (Lie.LARGE, Lie.PODS_OF_OTHERS)
                 self._clock.after(seconds, lambda: setattr(machine, "lie", None))
             case "node-clock":
                 machine.clock_error_seconds = seconds

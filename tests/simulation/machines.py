@@ -47,6 +47,8 @@ class Machine:
     lie: Lie | None = None
     # Whether it ever called its GPUs larger than they are: what was placed there may not fit.
     has_exaggerated: bool = False
+    # Whether it ever said of pods that they use memory which they do not.
+    has_blamed_pods: bool = False
     # How far the node's clock is ahead, which its kubelet and its agent go by.
     clock_error_seconds: float = 0.0
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])

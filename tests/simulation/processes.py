@@ -10,8 +10,10 @@ from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.held_gpus import holds_gpus
+from gpujob_operator.decide.model.stop_reasons import MEMORY_CAP_EXCEEDED
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
+from tests.simulation.job_facts import AttemptKey, attempt_key
 from tests.simulation.machines import Machine
 from tests.simulation.worker import Worker
 
@@ -55,6 +57,10 @@ class Processes:
         self._jobs = jobs
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
+        # Attempts that used more than their cap and a context.
+        self._beyond_cap: set[AttemptKey] = set()
+        # Jobs that were stopped for what an agent said of their memory that was not so.
+        self.misread: set[str] = set()
         # Whose pods a restore of the API server's data took away while their nodes were cut off.
         self._forgotten: set[str] = set()
         api.recorders.append(self.observe)
@@ -102,6 +108,9 @@ class Processes:
             return not self._jobs.is_relied_on(worker.pod_uid)
         return status.finished or status.placement is None or status.attempt != worker.attempt
 
+    def exceeds_cap(self, worker: Worker) -> None:
+        self._beyond_cap.add((worker.job_uid, worker.attempt))
+
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
         """I1: a worker that keeps to what its job holds finds it, unless somebody else does not, or
         its node's agent has made the GPU larger than it is.
@@ -134,6 +143,8 @@ class Processes:
         job, before = self._jobs.job_now(uid), self._jobs.job_before(uid)
         if job is None or before is None or not holds_gpus(before):
             return
+        if job.status.stop != before.status.stop:
+            self._check_stop_for_memory(job)
         if holds_gpus(job) and job.status.attempt == before.status.attempt:
             return
         for process in self._of_job(job.metadata.uid):
@@ -143,6 +154,18 @@ class Processes:
             if process.attempt == before.status.attempt and not excused:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)
+
+    def _check_stop_for_memory(self, job: GPUJob) -> None:
+        """I15: who is stopped beyond its cap was beyond it, unless the agent of its node lied."""
+        stop, placement = job.status.stop, job.status.placement
+        if stop is None or stop.reason != MEMORY_CAP_EXCEEDED or placement is None:
+            return
+        if attempt_key(job) in self._beyond_cap:
+            return
+        if any(self._machines[one.node].has_blamed_pods for one in placement.workers):
+            self.misread.add(job.metadata.uid)
+        else:
+            self._fail("I15", f"{job.metadata.name} kept its cap: {stop.message}")
 
     def check(self) -> None:
         """I7: no process outlives its pod on a node that can ask for it. Call it every second."""

@@ -39,7 +39,11 @@ CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 QUOTA_SHARE = 0.2
 REFUSAL_SHARE = 0.3
 BREAKING_SHARE = 0.1
+BEYOND_CAP_SHARE = 0.2
 RESTORE_SHARE = 0.1
+# Also beside one that has not been measured, of which nobody knows how busy it is.
+CLOSE: dict[str, Any] = {"mode": "Shared", "maxSlowdownPercent": 100}
+SMALL_CAP: dict[str, Any] = {"gpu": {"memory": "2Gi"}, "sharing": CLOSE}
 HIDDEN_HINT: dict[str, Any] = {"gpu": {"memory": "6Gi"}, "sharing": {"mode": "Shared"}}
 
 
@@ -96,7 +100,8 @@ def make_rough_scenario(seed: int) -> Scenario:
             )
         )
     submissions = (*plain.submissions, *more)
-    submissions = (*_refused(seed, plain.nodes, submissions), *_breaking(seed))
+    submissions = _refused(seed, plain.nodes, submissions)
+    submissions = (*submissions, *_breaking(seed), *_beyond_cap(seed))
     quotas = _quotas(seed, submissions, len(plain.impostors))
     made = Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
     return with_queues(seed, made)
@@ -151,6 +156,24 @@ def _breaking(seed: int) -> tuple[Submission, ...]:
     spec = make_spec("breaking", sharing={"mode": random.choice(["Exclusive", "Auto"])})
     at, namespace = random.uniform(0, 120), random.choice(NAMESPACES)
     return (Submission("breaking", at, spec, workload, namespace=namespace),)
+
+
+def _beyond_cap(seed: int) -> tuple[Submission, ...]:
+    """Of some seeds, a job that keeps no cap: by as much as a context, or far beyond, for ever."""
+    random = Random(seed * 86_028_173 + 13)
+    if random.random() >= BEYOND_CAP_SHARE:
+        return ()
+    workload = random.choice(
+        [
+            # Where its GPU has no more than its cap, it runs out of memory.
+            Workload(int(2.5 * GIB), steps=40, ignores_cap=True, expected=ANY_END),
+            Workload(
+                random.choice([3, 6, 17]) * GIB, steps=2000, ignores_cap=True, expected="Failed"
+            ),
+        ]
+    )
+    spec, at = make_spec("beyond", **SMALL_CAP), random.uniform(0, 120)
+    return (Submission("beyond", at, spec, workload, namespace=random.choice(NAMESPACES)),)
 
 
 def _quotas(seed: int, submissions: tuple[Submission, ...], others: int) -> tuple[PodQuota, ...]:

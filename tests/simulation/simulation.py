@@ -295,6 +295,8 @@ class Simulation:
         found: list[Violation] = []
         if job.finished and not workload.failing_attempts:
             wanted = ANY_END if is_rid_of_its_limit(job, workload.memory_bytes) else wanted
+        if job.metadata.uid in self.processes.misread:
+            wanted = ANY_END
         if status.phase.value != wanted and wanted != ANY_END:
             invariant = "I9" if job.finished else "I11"
             text = f"{name} is {status.phase.value} after {self.clock.now:.0f} s, not {wanted}"

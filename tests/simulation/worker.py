@@ -24,6 +24,7 @@ from gpujob_api.settings import (
     EXIT_INTERRUPTED_UNSAVED,
     TunedSettings,
 )
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from tests.harness.builders import MODEL
 from tests.simulation.lies import WorkerLie, twisted
 
@@ -67,6 +68,9 @@ class Witness(Protocol):
 
     def begins(self, worker: Worker) -> None:
         """It takes its first step."""
+
+    def exceeds_cap(self, worker: Worker) -> None:
+        """It uses more than its job's cap and a context."""
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
         """A worker that wants so many bytes in all does not get them."""
@@ -199,13 +203,16 @@ class Worker:
         leak = self._workload.leak_bytes_per_second * (self._clock.now - self._started)
         wanted = int(self._needed_bytes() + leak)
         more = wanted - self._used_bytes
-        if self._limit_bytes and wanted > self._limit_bytes:
+        is_limited = self._limit_bytes and not self._workload.ignores_cap
+        if is_limited and wanted > self._limit_bytes:
             return False
         for uuid in self.gpus:
             if self.machine.free_bytes(uuid) < more:
                 self._witness.gpu_is_full(self, uuid, wanted)
                 return False
         self._used_bytes = wanted
+        if self._limit_bytes and wanted > self._limit_bytes + CONTEXT_BYTES:
+            self._witness.exceeds_cap(self)
         return True
 
     def _needed_bytes(self) -> int:

@@ -42,6 +42,8 @@ class Workload:
     # It needs more from this step on, as an evaluation does.
     later_bytes: int = 0
     later_at_step: int = 0
+    # It has no library that keeps it to the cap that it was given.
+    ignores_cap: bool = False
     # The kernel kills it for memory of the host.
     host_out_of_memory: bool = False
     # What its worker says that is not so.

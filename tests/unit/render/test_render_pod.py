@@ -126,6 +126,15 @@ def test_only_who_shares_a_gpu_has_a_memory_limit(
     assert limit == (str(GIB) if limited else None)
 
 
+@pytest.mark.parametrize(("source", "limit_gib"), [("Hint", 4), ("Measured", 5)])
+def test_a_worker_may_use_its_cap_whatever_is_reserved_for_its_context(
+    source: str, limit_gib: int
+) -> None:
+    held = reserve(5 * GIB, ReservationSource(source))
+    job = placed(make_job(memory_bytes=4 * GIB), held=held)
+    assert environment(pod_of(job))["GPUJOB_MEMORY_LIMIT_BYTES"] == str(limit_gib * GIB)
+
+
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [

@@ -25,7 +25,7 @@ from gpujob_api.meta import (
 )
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import grace_seconds
-from gpujob_operator.decide.model.held_gpus import is_whole_gpu
+from gpujob_operator.decide.model.held_gpus import is_whole_gpu, memory_cap_bytes
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
@@ -318,7 +318,9 @@ def _limits(job: GPUJob) -> dict[str, str]:
     held = job.status.reservation
     if held is None or is_whole_gpu(held):
         return {}
-    return {names.ENV_MEMORY_LIMIT_BYTES: str(held.memory_bytes)}
+    cap_bytes = memory_cap_bytes(job)
+    limit_bytes = held.memory_bytes if cap_bytes is None else cap_bytes
+    return {names.ENV_MEMORY_LIMIT_BYTES: str(limit_bytes)}
 
 
 def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:

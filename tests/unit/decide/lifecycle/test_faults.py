@@ -16,6 +16,7 @@ from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, judge
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.snapshot import ProgramFault, Snapshot, Taint
 from tests.harness.builders import (
     T0,
@@ -163,12 +164,13 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
 
 @pytest.mark.parametrize(
     ("used_bytes", "reason"),
-    [(2 * GIB + faults.CONTEXT_BYTES, "GPUOverfull"), (13 * GIB, "MemoryCapExceeded")],
+    [(2 * GIB + CONTEXT_BYTES, "GPUOverfull"), (13 * GIB, "MemoryCapExceeded")],
 )
 def test_a_job_beyond_its_own_cap_is_to_blame_itself(used_bytes: int, reason: str) -> None:
     """I15: it is counted against the job, and so it ends, instead of driving out one neighbour
     after the other. A context above the cap is no breach."""
-    capped = running(make_job("capped"), held=reserve(2 * GIB, ReservationSource.HINT))
+    job = make_job("capped", memory_bytes=2 * GIB)
+    capped = running(job, held=reserve(2 * GIB, ReservationSource.HINT))
     pod = make_pod(capped)
     full: dict[str, Any] = {
         "pods": [pod],

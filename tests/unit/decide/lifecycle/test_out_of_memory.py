@@ -9,10 +9,10 @@ from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobPhase, StopReas
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Failure, FailureClass, Report
 from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES
-from gpujob_operator.decide.lifecycle.faults import CONTEXT_BYTES
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX
 from gpujob_operator.decide.measurement.reservation import wanted_reservation
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,

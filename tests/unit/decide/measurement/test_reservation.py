@@ -18,6 +18,7 @@ from gpujob_operator.decide.measurement.reservation import (
     with_margin,
 )
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.planner import plan
@@ -36,6 +37,7 @@ from tests.harness.builders import (
 
 CONFIGURATION = Configuration()
 PICKED_BY_KUBELET = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
+CAPPED: dict[str, Any] = {"sharing": SharingMode.SHARED, "memory_bytes": 4 * GIB}
 ENTRY = ProfileEntry(MODEL, "2.0", 8 * GIB, 35.0, 10, T0)
 
 
@@ -120,20 +122,43 @@ def test_profile_is_of_one_gpu_model() -> None:
 
 
 def test_shared_hint_is_a_hard_cap_whatever_was_measured() -> None:
-    """I1: a neighbour was placed by the hint."""
+    """I1: nothing but a context comes on top of it."""
     job = make_job(sharing=SharingMode.SHARED, memory_bytes=4 * GIB)
     assert wanted(job) == Reservation(4 * GIB, 100.0, ReservationSource.HINT)
     again = with_status(job, measurement=measured(6 * GIB), counters=Counters(out_of_memory=2))
-    assert wanted(again) == Reservation(4 * GIB, 20.0, ReservationSource.HINT)
+    most_bytes = 4 * GIB + CONTEXT_BYTES
+    assert wanted(again) == Reservation(most_bytes, 20.0, ReservationSource.HINT)
+    less = with_status(job, measurement=measured(4 * GIB))
+    assert wanted(less) == Reservation(4 * GIB, 20.0, ReservationSource.HINT)
     assert wanted(job, ENTRY) == Reservation(4 * GIB, 35.0, ReservationSource.HINT)
 
 
 def test_shared_hint_stays_while_running() -> None:
     held = reserve(4 * GIB, ReservationSource.HINT, 100.0)
-    after = after_measuring(held, used(6 * GIB, 30.0), sharing=SharingMode.SHARED)
+    after = after_measuring(held, used(3 * GIB, 30.0), **CAPPED)
     assert after == Reservation(4 * GIB, 30.0, ReservationSource.HINT)
     assert after is not None
-    assert after_measuring(after, used(6 * GIB, 35.0), sharing=SharingMode.SHARED) is None
+    assert after_measuring(after, used(3 * GIB, 35.0), **CAPPED) is None
+
+
+def test_under_a_cap_a_context_is_reserved_and_no_more() -> None:
+    """I1, I8: as far as there is memory, and without a write for each byte."""
+    held = reserve(4 * GIB, ReservationSource.HINT)
+    margin_bytes = int(4.2 * GIB) // 10
+    seen = after_measuring(held, used(int(4.2 * GIB)), **CAPPED)
+    assert seen == replace(held, memory_bytes=int(4.2 * GIB) + margin_bytes)
+    assert seen is not None
+    assert after_measuring(seen, used(int(4.3 * GIB)), **CAPPED) is None
+    most = after_measuring(seen, used(9 * GIB), **CAPPED)
+    assert most == replace(held, memory_bytes=4 * GIB + CONTEXT_BYTES)
+    assert most is not None
+    assert after_measuring(most, used(9 * GIB), **CAPPED) is None
+    bounded = after_measuring(held, used(9 * GIB), most=4 * GIB + 5, **CAPPED)
+    assert bounded == replace(held, memory_bytes=4 * GIB + 5)
+    assert after_measuring(held, used(9 * GIB), most=GIB, **CAPPED) is None
+    assert after_measuring(most, used(GIB), **CAPPED) is None, "it does not shrink"
+    known = after_measuring(held, used(GIB), known=9 * GIB, **CAPPED)
+    assert known == most, "the peak of an earlier attempt is still to come"
 
 
 def test_after_running_out_of_memory_the_own_measurement_is_not_believed_either() -> None:

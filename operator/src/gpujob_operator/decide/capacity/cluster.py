@@ -51,6 +51,8 @@ class GPUCapacity:
     terminating_bytes: int = 0
     # GPUs of a node with the same number are close together.
     link_group: int = 0
+    # The agent cannot read which process uses how much, and divides the memory among them.
+    memory_is_divided: bool = False
     # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
     # Free memory. Negative if unmanaged processes or a leak took more than was left.

@@ -175,6 +175,7 @@ class ClusterUsage:
                 gpu, stray_pod=stray_pod, suspect=learned.suspects.get((node, gpu.uuid), "")
             ),
             link_group=gpu.link_group,
+            memory_is_divided=_is_divided(gpu),
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )
 
@@ -196,6 +197,15 @@ class ClusterUsage:
                 _is_before(observed_at, pod.at) for pod in self.ended.get(process.pod_uid or "", ())
             )
         )
+
+
+def _is_divided(gpu: GPU) -> bool:
+    """True if all processes of several pods use the same memory to the byte: the driver does not
+    tell it by process, and the agent gives each the same part of what is used."""
+    if len(gpu.processes) < 2:
+        return False
+    amounts = {process.memory_bytes for process in gpu.processes}
+    return len(amounts) == 1 and len({process.pod_uid for process in gpu.processes}) > 1
 
 
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:

@@ -2,16 +2,18 @@
 unhealthy or over-full.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource, StopReason
-from gpujob_api.quantities import MIB, format_count, format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
-from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at, gpus_by_place
 from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, memory_cap_bytes
 from gpujob_operator.decide.model.notices import NoticeKind
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.model.stop_reasons import (
@@ -22,9 +24,6 @@ from gpujob_operator.decide.model.stop_reasons import (
     NODE_RECLAIMED,
 )
 
-# A process has a context on its GPU that no library's limit covers: up to this much above a cap is
-# no breach.
-CONTEXT_BYTES = 768 * MIB
 _STOPS = {NoticeKind.RECLAIM: NODE_RECLAIMED, NoticeKind.DRAIN: NODE_DRAINED}
 
 
@@ -38,6 +37,7 @@ def of(
 ) -> StopReason | None:
     """The first fault of any of the job's nodes and GPUs, in a fixed order. `deadline` is that of a
     stop that begins now."""
+    fresh: list[GPUCapacity] = []
     for site in sites:
         if site.facts is None:
             continue
@@ -52,10 +52,15 @@ def of(
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
                 message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
                 return StopReason(GPU_UNHEALTHY, message, deadline)
+        fresh += site.gpus
     if device_access is DeviceAccess.DEVICE_PLUGIN:
         # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
         return None
-    return _overfull(job, sites, deadline) or _outgrown(job, sites, usage, deadline)
+    return (
+        _beyond_cap(job, fresh, deadline)
+        or _overfull(job, sites, deadline)
+        or _outgrown(job, sites, usage, deadline)
+    )
 
 
 def _noticed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
@@ -89,24 +94,34 @@ def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         moved = max(gpu.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
         crowded = replace(gpu, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return _beyond_cap(job, moved, deadline) or StopReason(
-                GPU_OVERFULL, pressure_message(gpu), deadline
-            )
+            return StopReason(GPU_OVERFULL, pressure_message(gpu), deadline)
     return None
 
 
-def _beyond_cap(job: GPUJob, tenant: Tenant, deadline: datetime) -> StopReason | None:
-    """Of a job that took memory beyond the cap that it was placed with: its own failure, as if the
-    worker had kept the cap and run out of memory."""
-    held = job.status.reservation
-    is_capped = held is not None and held.source is ReservationSource.HINT
-    if not is_capped or tenant.excess_bytes <= CONTEXT_BYTES:
+def _beyond_cap(job: GPUJob, gpus: Iterable[GPUCapacity], deadline: datetime) -> StopReason | None:
+    """Of a job that takes memory beyond the cap that it was placed with, on a full GPU or not: its
+    own failure, as if the worker had kept the cap and run out of memory.
+
+    Where a reading only divides a GPU's memory among its processes, nobody is blamed by it until
+    there is not enough for all.
+    """
+    cap_bytes = memory_cap_bytes(job)
+    if cap_bytes is None:
         return None
-    message = (
-        f"uses {format_memory(tenant.memory_bytes + tenant.excess_bytes)}; with sharing.mode "
-        f"Shared gpu.memory ({format_memory(tenant.memory_bytes)}) is a cap"
-    )
-    return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
+    for gpu in gpus:
+        used_bytes = sum(
+            tenant.memory_bytes + tenant.excess_bytes
+            for tenant in gpu.tenants
+            if tenant.job_uid == job.metadata.uid and tenant.excess_bytes > 0
+        )
+        is_guess = gpu.memory_is_divided and gpu.free_bytes >= 0
+        if used_bytes > cap_bytes + CONTEXT_BYTES and not is_guess:
+            message = (
+                f"uses {format_memory(used_bytes)}; with sharing.mode Shared gpu.memory "
+                f"({format_memory(cap_bytes)}) is a cap"
+            )
+            return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
+    return None
 
 
 def _outgrown(

@@ -8,9 +8,10 @@ from gpujob_api.report import FailureClass
 from gpujob_operator.decide.capacity.availability import ClosedReason
 from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES, GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites, WorkerSite, gpus_at
-from gpujob_operator.decide.lifecycle.faults import CONTEXT_BYTES, pressure_message
+from gpujob_operator.decide.lifecycle.faults import pressure_message
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.model.configuration import DeviceAccess
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 
@@ -67,4 +68,6 @@ def _kept_to_its_own(job: GPUJob, failed: Iterable[PodView]) -> bool:
     reports = [pod.termination.failure for pod in failed if pod.termination is not None]
     needed = [one.needed_bytes or 0 for one in reports if one is not None]
     known_bytes = max([measured.memory_bytes if measured is not None else 0, *needed])
-    return known_bytes <= held.memory_bytes + CONTEXT_BYTES
+    cap_bytes = memory_cap_bytes(job)
+    own_bytes = held.memory_bytes if cap_bytes is None else cap_bytes
+    return known_bytes <= own_bytes + CONTEXT_BYTES

@@ -1,8 +1,8 @@
 """Decides how much of a GPU an attempt reserves, from the best knowledge of the job.
 
-If sharing is `Shared`, the user's hint is a cap and decides. Otherwise, best first: the job's own
-measurement, its workload's profile on this GPU model, or the whole GPU until there is a
-measurement.
+If sharing is `Shared`, the user's hint is a cap: it decides, up to the context that comes on top.
+Otherwise, best first: the job's own measurement, its workload's profile on this GPU model, or the
+whole GPU until there is a measurement.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSourc
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, Place, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
 # After so many GPUs in a row became unhealthy soon under a job, it gets GPUs of its own: if one
@@ -57,10 +57,11 @@ def wanted_reservation(
         return None
     hint = job.spec.gpu.memory
     if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
-        # A hard cap, whatever was measured: the worker's limit.
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
-        return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
+        used_bytes = measurement.memory_bytes if measurement is not None else 0
+        memory_bytes = _under_cap(hint.bytes, used_bytes, configuration)
+        return Reservation(memory_bytes, utilization_percent, ReservationSource.HINT)
     if ran_out_of_memory(job):
         # The job exceeded its measured memory by an unknown amount. The measurement is discarded,
         # and the job starts on a whole GPU.
@@ -75,6 +76,15 @@ def wanted_reservation(
             source=ReservationSource.PROFILE,
         )
     return None
+
+
+def _under_cap(cap_bytes: int, used_bytes: int, configuration: Configuration) -> int:
+    """What a job of this cap reserves that was seen to use so much: the cap, and the context above
+    it as far as it was seen. What it used beyond that was a breach of the cap, and gets it nothing.
+    """
+    if used_bytes <= cap_bytes:
+        return cap_bytes
+    return min(with_margin(used_bytes, configuration), cap_bytes + CONTEXT_BYTES)
 
 
 def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
@@ -95,6 +105,7 @@ def measured_reservation(
     below the peak that the job is known to have had in any attempt. It grows only if the job is
     seen to use more than it reserved, and never beyond `most_bytes`, because the rest of the GPU
     may already be reserved by other jobs (I1). It is asked for only then, because few jobs grow.
+    Under a cap it grows no further than a context above the cap, and never shrinks.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -103,34 +114,37 @@ def measured_reservation(
         return None
     known = job.status.measurement
     known_bytes = max(usage.memory_peak_bytes, known.memory_bytes if known is not None else 0)
-    wanted = Reservation(
-        memory_bytes=with_margin(known_bytes, configuration),
-        utilization_percent=max(
-            round(usage.utilization_percent, 1), job.status.utilization_floor_percent
-        ),
-        source=ReservationSource.MEASURED,
+    utilization_percent = max(
+        round(usage.utilization_percent, 1), job.status.utilization_floor_percent
     )
-    if held.source is ReservationSource.HINT:
-        # Shared: the hint is a hard cap, and only the utilization is measured.
-        changed = abs(held.utilization_percent - wanted.utilization_percent) >= 10
-        return (
-            Reservation(held.memory_bytes, wanted.utilization_percent, held.source)
-            if changed
-            else None
-        )
     outgrown = known_bytes > held.memory_bytes
+    cap_bytes = memory_cap_bytes(job)
+    if cap_bytes is not None:
+        needed_bytes = _under_cap(cap_bytes, known_bytes, configuration)
+        moved = abs(utilization_percent - held.utilization_percent) >= 10
+        found = Reservation(
+            _grown(held, needed_bytes, most_bytes) if outgrown else held.memory_bytes,
+            utilization_percent if moved else held.utilization_percent,
+            held.source,
+        )
+        return found if found != held else None
+    wanted_bytes = with_margin(known_bytes, configuration)
     first = held.source is not ReservationSource.MEASURED
-    busier = wanted.utilization_percent - held.utilization_percent >= 20
+    busier = utilization_percent - held.utilization_percent >= 20
     if not (first or outgrown or busier):
         return None
     memory_bytes = held.memory_bytes
     if outgrown:
-        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, most_bytes()))
+        memory_bytes = _grown(held, wanted_bytes, most_bytes)
     elif first:
-        memory_bytes = min(memory_bytes, wanted.memory_bytes)
-    found = Reservation(memory_bytes, wanted.utilization_percent, wanted.source)
+        memory_bytes = min(memory_bytes, wanted_bytes)
+    found = Reservation(memory_bytes, utilization_percent, ReservationSource.MEASURED)
     # Without free memory nothing changes, however much more the job is seen to use.
     return found if found.memory_bytes != held.memory_bytes or first or busier else None
+
+
+def _grown(held: Reservation, wanted_bytes: int, most_bytes: Callable[[], int]) -> int:
+    return max(held.memory_bytes, min(wanted_bytes, most_bytes()))
 
 
 def reservable_bytes(

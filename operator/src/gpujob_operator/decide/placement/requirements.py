@@ -135,8 +135,12 @@ class JobRequirements:
         floor = self.job.status.utilization_floor_percent
         if wanted is not None and wanted.utilization_percent < floor:
             wanted = replace(wanted, utilization_percent=floor)
-        if wanted is None or wanted.source is ReservationSource.HINT:
-            return wanted
+        if wanted is None:
+            return None
+        if wanted.source is ReservationSource.HINT:
+            # Its context keeps it from no GPU that its cap fits on.
+            most_bytes = max(self.hint_bytes, largest_bytes)
+            return replace(wanted, memory_bytes=min(wanted.memory_bytes, most_bytes))
         known = self.known_bytes(gpu_model)
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
