@@ -58,8 +58,8 @@ HANDLERS = (
     of_operator(
         "a watch that missed events goes on as before",
         "handlers/watches.py",
-        "        if self._limit is not None:\n",
-        "        if False:\n",
+        "        _end(self._limit)\n",
+        "",
         *_WATCHES,
     ),
     of_operator(
@@ -67,6 +67,27 @@ HANDLERS = (
         "handlers/relist.py",
         "            for kind, resource, label_selector in kinds:\n",
         "            for kind, resource, label_selector in reversed(kinds):\n",
+        *_WATCHES,
+    ),
+    of_operator(
+        "missed events are nobody's business",
+        "handlers/relist.py",
+        "            self._silent(kind)\n",
+        "            pass\n",
+        *_WATCHES,
+    ),
+    of_operator(
+        "a list that failed was a list",
+        "handlers/relist.py",
+        "                failures += 1\n",
+        "                return\n",
+        *_WATCHES,
+    ),
+    of_operator(
+        "kopf keeps its own marks on objects",
+        "handlers/front.py",
+        "    settings.persistence.progress_storage = NothingStored()\n",
+        "",
         "test_front_end.py",
     ),
     of_operator(

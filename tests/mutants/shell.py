@@ -82,8 +82,8 @@ ACTS = (
     of_operator(
         "a placement that may be another process's is taken for an own one",
         "act/item_runner.py",
-        "            self._attempts.not_placed(item)\n        if isinstance",
-        "            pass\n        if isinstance",
+        "            self._attempts.not_placed(item)\n        elif isinstance",
+        "            pass\n        elif isinstance",
         "test_own_attempts.py",
     ),
     of_operator(
