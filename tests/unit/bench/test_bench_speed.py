@@ -61,6 +61,7 @@ def test_applied_items_are_those_that_the_worker_says() -> None:
 def test_every_item_that_speaks_for_itself_has_a_switch() -> None:
     for item in ("precision tf32", "fused optimizer", "data loading", "compile", "batch split"):
         assert switch_of(item) in FEATURES
+        assert switch_of(f"{item} of Adam 2") == switch_of(item)
 
 
 def test_predicted_memory_is_read_from_the_reason() -> None:
