@@ -1,4 +1,4 @@
-"""Everything about the worker that needs a GPU, in one go of at most eight minutes.
+"""Everything about the worker that needs a GPU, in runs of about eight minutes.
 
     python -m bench.gpu [--minutes 8] [--workloads gpt2,vit] [--parts worker,overhead,tight]
                         [--ways compiled,hand,alone]
@@ -7,10 +7,12 @@
 
 Needs torch from a checkout, nothing installed and no network; what is not installed is named.
 Without a compiler or Triton nothing is compiled, which is said first and in the compiled rows. The
-parts share the time; what no longer fits is left out and said. Compilation is most of it: for all
-ways of all workloads give two runs of three and two workloads, or leave some of `--ways` out: the
-script as written and `auto` always run, `alone` is each applied item by itself. Writes
-bench/results/<device>.json and .txt with the tables, the device's name, its driver and versions.
+parts share the time; what no longer fits is left out and said, what has begun is finished. With all
+ways one workload takes about 200 s on an H200, most of it to compile, so that eight minutes hold
+one or two: give the others to further runs, or leave some of `--ways` out. The script as written
+and `auto` always run, `alone` is each applied item by itself. Writes bench/results/<device>.json
+and .txt with the tables, the device's name, its driver and versions. A run of some workloads, parts
+or ways has them in its files' names, and a table of several runs ends in `-merged`.
 
 Exits with 1 when there is no CUDA device.
 """
@@ -33,7 +35,7 @@ from bench.machine import describe_machine
 from bench.speed.device import compilable, describe_device, device_refusal
 from bench.speed.merged import merged
 from bench.speed.race import Deadline
-from bench.speed.ways import OPTIONAL, WORKLOADS, Scale, scale_of
+from bench.speed.ways import AUTO, OPTIONAL, WORKLOADS, Scale, scale_of
 from bench.turns.conductor import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -69,8 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scale = compilable(scale)
     found = measure(names, parts, scale, options.minutes * 60)
     result = {**found, **about(scale), "bench": "gpu"}
-    _publish(result, options.results, () if tuple(names) == WORKLOADS else names)
+    _publish(result, options.results, _asked(names, parts, options.ways))
     return 0
+
+
+def _asked(names: Sequence[str], parts: Sequence[str], ways: Sequence[str]) -> list[str]:
+    """What was asked for, if not everything: runs of different ones keep their files."""
+    found: list[str] = []
+    for asked, every in ((names, WORKLOADS), (parts, PARTS), (ways or (AUTO,), OPTIONAL)):
+        found += [name for name in asked if set(asked) != set(every)]
+    return found
 
 
 def _ways(text: str) -> tuple[str, ...]:
@@ -96,7 +106,8 @@ def _merge(paths: Sequence[Path], folder: Path) -> int:
         print(f"bench.gpu: --merge: {error}", file=sys.stderr)
         return 1
     measured = {row["workload"] for row in result["results"]}
-    _publish(result, folder, () if measured == set(WORKLOADS) else sorted(measured))
+    only = [] if measured == set(WORKLOADS) else sorted(measured)
+    _publish(result, folder, [*only, "merged"])
     return 0
 
 
@@ -151,7 +162,7 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def write(result: dict[str, Any], text: str, folder: Path, only: Sequence[str] = ()) -> Path:
-    """The JSON object and the tables, named after the device, and the workloads if not all."""
+    """The JSON object and the tables, named after the device and what the run is limited to."""
     name = "-".join([result.get("device_name") or result["device"], *only])
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)

@@ -47,6 +47,8 @@ TIGHT_COLUMNS = (
     "predicted_mib", "tried", "found_seconds", "out_of_memory", "note",
 )  # fmt: skip
 
+SHARE = "injected, the better of both, of the best by hand"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.worker", description=__doc__)
@@ -133,13 +135,32 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         values = [ways[way] for ways in speeds.values() if way in ways]
         if values and len(values) == len(speeds):
             found[f"{way}: geometric mean of speedups"] = geometric_mean(values)
-    shares = [
-        max(ways.get(AUTO, 0.0), ways.get(COMPILED, 0.0)) / ways[BY_HAND]
-        for ways in speeds.values()
-        if BY_HAND in ways and AUTO in ways
-    ]
+    shares = _shares(rows)
     if shares:
-        found["injected, the better of both, of the best by hand"] = geometric_mean(shares)
+        of = "" if len(shares) == len(speeds) else f" ({', '.join(shares)})"
+        found[f"{SHARE}{of}"] = geometric_mean(list(shares.values()))
+    return found
+
+
+def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """By workload, how near the injected speed comes to the best by hand. A search that compiled is
+    compared with the better of both injected ways, and one that did not with eager code; nothing is
+    where one of these is missing or ended early.
+    """
+    measured: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if "speedup" in row and not row.get("note"):
+            measured.setdefault(row["workload"], {})[row["way"]] = row
+    found: dict[str, float] = {}
+    for workload, ways in measured.items():
+        by_hand = ways.get(BY_HAND)
+        if by_hand is None:
+            continue
+        # Rows from before the search said so are taken for compiled ones.
+        compared = (AUTO, COMPILED) if by_hand.get("compiles", True) else (AUTO,)
+        if all(way in ways for way in compared):
+            best = max(ways[way]["speedup"] for way in compared)
+            found[workload] = best / by_hand["speedup"]
     return found
 
 

@@ -1,6 +1,7 @@
 """Public training scripts as they are and with the worker: is anything noticed?
 
     python -m bench.scripts --data FOLDER [--python PATH] [--scripts TEXT] [--jobs N] [--markdown]
+                            [--settings JSON]
 
 FOLDER has checkouts of the repositories that `bench/scripts/catalogue.py` names (`--list` prints
 them); a script whose repository is missing is left out. The data that scripts read are made up.
@@ -9,9 +10,14 @@ once with `optimize.mode: Recommend`, where everything is measured and nothing a
 a job is by default. `measured` and `result` compare what is printed, without times: `identical`, or
 `close` where the last loss that is printed is within 2 %. `skipped` has the settings that were
 refused and why; what nearly all scripts refuse for one reason is listed once, under the table.
+
+By default a job gets what a measurement finds faster, which on a CPU is hardly ever bfloat16. With
+`--settings '{"precision":"bfloat16"}'` both runs are asked for it, and it is in force where it is
+safe.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +31,9 @@ from bench.refusals import fill_skipped
 from bench.scripts.catalogue import SCRIPTS, Script
 from bench.scripts.runs import COLUMNS, Ground, interpreter, row
 from bench.table import format_markdown, format_table
+from gpujob_api.settings import Settings
+
+SETTINGS = 'asked for in both runs with the worker, as in GPUJOB_SETTINGS: {"compile":"On"}'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print repositories and leave")
     parser.add_argument("--markdown", action="store_true", help="a table for a document")
     parser.add_argument("--jobs", type=int, default=1, help="scripts that run at a time")
+    parser.add_argument("--settings", type=_settings, default={}, help=SETTINGS, metavar="JSON")
     parser.add_argument("--keep", type=Path, help="where runs are kept (default: nowhere)")
     options = parser.parse_args(arguments)
     if options.list:
@@ -47,14 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     legend = fill_skipped(rows, "script")
     print(format_markdown(rows, COLUMNS) if options.markdown else format_table(rows, COLUMNS))
     print("\n".join(["", *legend]))
-    print_result(rows, bench="scripts")
+    print_result(rows, bench="scripts", settings=options.settings)
     return 0
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        Settings.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return json.loads(text)
 
 
 def _rows(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     data, folder = options.data.resolve(), folder.resolve()
     hook = packages_in_one_folder(folder / "packages")
-    ground = Ground(data, interpreter(options.python), hook)
+    ground = Ground(data, interpreter(options.python), hook, options.settings)
     wanted: dict[str, Script] = {}
     for name, script in SCRIPTS.items():
         if (data / script.checkout).is_dir():

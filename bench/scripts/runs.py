@@ -1,9 +1,12 @@
 """One public script, run three times: as it is, with everything measured, with all applied."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ import torch
 torch.manual_seed(1)
 """
 OPTIONS = "--explain --tuning-seconds 5"
-MEASURED = OPTIONS + """ --settings '{"mode":"Recommend"}'"""
+ONLY_MEASURED = {"mode": "Recommend"}
 # What is a time, a rate or a process in what scripts print, whatever the unit is called.
 TIMES = re.compile(
     r"(?m:^\d+\t)"  # a process by its number
@@ -38,11 +41,14 @@ COLUMNS = ("script", "injected", "applied", SKIPPED, "measured", "loss", "with",
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The checkouts, the scripts' interpreter, and the hook that is put in front of it."""
+    """The checkouts, the scripts' interpreter, the hook that is put in front of it, and settings
+    that are asked for.
+    """
 
     data: Path
     python: Path
     hook: Path
+    settings: Mapping[str, Any]
 
 
 def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, Any]:
@@ -51,13 +57,19 @@ def row(name: str, script: Script, ground: Ground, folder: Path) -> dict[str, An
     if plain.code:
         said = (plain.errors.strip().splitlines() or [""])[-1]
         return {"script": name, "result": f"fails as it is: {said[:100]}"}
-    measured = run(script, ground, folder / "measured", MEASURED)
-    hooked = run(script, ground, folder / "hooked", OPTIONS)
+    only_measured = _options({**ground.settings, **ONLY_MEASURED})
+    measured = run(script, ground, folder / "measured", only_measured)
+    hooked = run(script, ground, folder / "hooked", _options(ground.settings))
     found: dict[str, Any] = {"script": name, "injected": injected(hooked, trains=True)}
     found["applied"], found[REFUSED] = applied(hooked), refused(hooked)
     found["measured"] = _of_measured(plain, measured)
     found["loss"], found["with"] = (_value(script, run) or "-" for run in (plain, hooked))
     return {**found, "result": judge(script, plain, hooked)}
+
+
+def _options(settings: Mapping[str, Any]) -> str:
+    asked = ["--settings", json.dumps(settings)] if settings else []
+    return shlex.join([*shlex.split(OPTIONS), *asked])
 
 
 def run(script: Script, ground: Ground, folder: Path, options: str | None) -> Run:

@@ -242,7 +242,8 @@ def main() -> None:
     bench.restart()
     batches = bench.batches(best)
     bench.step(best, next(batches))
-    participant().begin(best=str(best), tried=tried, found_seconds=seconds, **asdict(best))
+    said = {"found_seconds": seconds, "compiles": options.compile, **asdict(best)}
+    participant().begin(best=str(best), tried=tried, **said)
     for step in itertools.count(2):
         print(f"step {step} loss {bench.step(best, next(batches)):.6f}", flush=True)
 

@@ -6,13 +6,16 @@ from typing import Any
 from bench import worker
 
 PARTS = ("results", "overhead", "tight")
+# What every row has that was measured; others say why they were not.
+FIGURES = ("speedup", "ratio")
 # Figures of two devices, or of two versions, are no one table.
 ALIKE = ("device", "device_name", "size", "threads", "driver", "cuda", "cudnn", "versions")
 
 
 def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One result with the rows of all runs; of a workload and a way that two runs have, the later
-    run's row. Raises `ValueError` where the runs are not of one device.
+    """One result with the rows of all runs. Of a workload and a way that two runs have, the later
+    run's row counts, unless the earlier one holds figures that it lacks. Raises `ValueError` where
+    the runs are not of one device.
     """
     if not runs:
         raise ValueError("nothing to merge")
@@ -31,5 +34,16 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rows(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
-    rows = {(row["workload"], row["way"]): row for run in runs for row in run[part]}
-    return list(rows.values())
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in (row for run in runs for row in run[part]):
+        name = (row["workload"], row["way"])
+        if name not in found or _completeness(row) >= _completeness(found[name]):
+            found[name] = row
+    return list(found.values())
+
+
+def _completeness(row: dict[str, Any]) -> int:
+    """0 without figures, 1 for those of a program that ended early, 2 for all of them."""
+    if not any(name in row for name in FIGURES):
+        return 0
+    return 1 if row.get("note") else 2

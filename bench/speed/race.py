@@ -138,6 +138,8 @@ def _rows(
         if report is None:
             chosen = str(program.ready.get("best", ""))
         found = {"chosen": chosen, "probes": _tried(program), "steps": steps}
+        if "compiles" in program.ready:
+            found["compiles"] = program.ready["compiles"]
         if report is not None:
             found |= {"tuning_seconds": report.tuning_seconds, "explain": list(report.explain)}
         else:

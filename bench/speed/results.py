@@ -48,6 +48,8 @@ def applied_items(report: Report | None) -> dict[str, str]:
 
 
 def switch_of(item: str) -> str:
+    """Of what is said of another module or optimizer too (`fused optimizer of Adam 2`)."""
+    item, _, _ = item.partition(" of ")
     return _SWITCHES.get(item, item.replace(" ", "_"))
 
 

@@ -139,4 +139,44 @@ COMMITS = (
         "return self.baseline",
         ("tests/worker/run/test_run_state.py",),
     ),
+    Mutant(
+        "a step takes as long as the host's clock says",
+        f"{WORKER}/run/meter.py",
+        "        if self._launched is not None:\n"
+        "            self._launched.step_done(self.window)\n",
+        "        if self._launched is not None and self._last is None:\n"
+        "            self._launched.step_done(self.window)\n",
+        ("tests/worker/run/test_gpu_steps.py::test_steps_take_the_devices_time",),
+    ),
+    Mutant(
+        "numbers are compared with what dropout leaves of them",
+        f"{WORKER}/tune/probe.py",
+        "        with without_dropout():\n",
+        "        if without_dropout:\n",
+        ("tests/worker/tune/test_gpu_numbers.py",),
+    ),
+    Mutant(
+        "compiled code is compared with the random numbers that the compiler draws",
+        f"{WORKER}/tune/compile_choice.py",
+        "        alike = plan_with(True) if draws else plan\n",
+        "        alike = plan\n",
+        (
+            "tests/worker/inject/test_compiling.py"
+            "::test_a_model_that_drops_is_compared_with_the_same_draws",
+        ),
+    ),
+    Mutant(
+        "batches stay pinned where steps are no shorter with it",
+        f"{WORKER}/tune/pinned_memory.py",
+        "        if seconds * SHORTER_NEEDED > self._without:\n",
+        "        if seconds * SHORTER_NEEDED < 0.0:\n",
+        ("tests/worker/tune/test_gpu_pinned_memory.py",),
+    ),
+    Mutant(
+        "the next run begins with a kernel whose numbers disagreed for one optimizer",
+        f"{WORKER}/tune/tuner.py",
+        "self.applied.fused_here_only = chosen and self._unequal",
+        "self.applied.fused_here_only = False",
+        ("tests/worker/tune/test_several_optimizers.py",),
+    ),
 )

@@ -1,17 +1,24 @@
 """Public scripts with and without the worker: what counts as the same, and the data they read."""
 
+import json
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.hooked import Run
+from bench.scripts import __main__ as command
+from bench.scripts import runs
 from bench.scripts.__main__ import main
 from bench.scripts.catalogue import SCRIPTS, Script
 from bench.scripts.runs import judge, said
 from bench.scripts.synthetic import characters, digits, pictures, sentences
+from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle
+from gpujob_worker.options import ENV_OPTIONS, options_of_run
 
 SCRIPT = Script("owner/name", ".", ("python", "main.py"))
 
@@ -67,6 +74,63 @@ def test_a_checkout_that_is_missing_is_left_out(
 ) -> None:
     assert main(["--data", str(tmp_path), "--scripts", "MNIST"]) == 0
     assert "MNIST, LSTM: no checkout of pytorch/examples" in capsys.readouterr().err
+
+
+class Executed:
+    """Stands in for the runs of a script: keeps the settings of each, by its folder's name."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Settings] = {}
+
+    def __call__(
+        self, _: Sequence[str], folder: Path, variables: Mapping[str, str], __: Path
+    ) -> Run:
+        asked = options_of_run(variables).settings if ENV_OPTIONS in variables else None
+        self.settings[folder.name] = Settings.from_text(asked or "{}")
+        return run("loss: 1.00")
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executed:
+    """Of one script, whose checkout is in `checkouts`."""
+    found = Executed()
+    monkeypatch.setattr(runs, "execute", found)
+    monkeypatch.setattr(command, "SCRIPTS", {"small": SCRIPT})
+    (tmp_path / "checkouts" / "name").mkdir(parents=True)
+    return found
+
+
+def test_settings_that_are_asked_for_are_those_of_both_runs_with_the_worker(
+    executed: Executed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {"precision": "bfloat16", "compile": "On"}
+    data = str(tmp_path / "checkouts")
+    assert main(["--data", data, "--settings", json.dumps(asked)]) == 0
+    assert executed.settings["plain"] == Settings()
+    for name, mode in (("measured", OptimizeMode.RECOMMEND), ("hooked", OptimizeMode.AUTO)):
+        expected = Settings(mode=mode, precision=Precision.BFLOAT16, compile=Toggle.ON)
+        assert executed.settings[name] == expected
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["settings"] == asked
+
+
+def test_without_them_a_job_is_as_by_default(executed: Executed, tmp_path: Path) -> None:
+    assert main(["--data", str(tmp_path / "checkouts")]) == 0
+    assert executed.settings == {
+        "plain": Settings(),
+        "measured": Settings(mode=OptimizeMode.RECOMMEND),
+        "hooked": Settings(),
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"precision":"bfloat"}'])
+def test_settings_that_cannot_be_read_are_refused_before_any_run(
+    text: str, executed: Executed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--data", str(tmp_path / "checkouts"), "--settings", text])
+    assert "argument --settings: " in capsys.readouterr().err
+    assert executed.settings == {}
 
 
 def test_digits_are_alike_every_time_and_as_long_as_they_say(tmp_path: Path) -> None:

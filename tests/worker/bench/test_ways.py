@@ -185,3 +185,6 @@ def test_a_race_says_of_every_way_how_fast_it_was_and_what_it_learned() -> None:
     assert ways[AUTO]["probes"] > 0
     assert ways[AUTO]["explain"]
     assert ways[BY_HAND]["probes"] == 16
+    assert ways[BY_HAND]["compiles"] is False
+    share = ways[AUTO]["speedup"] / ways[BY_HAND]["speedup"]
+    assert worker.summary(rows)[worker.SHARE] == pytest.approx(share)

@@ -56,6 +56,7 @@ def in_force() -> AppliedSettings:
     found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16)
     found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
+    found.optimizers.fuse([optimizer])
     found.apply(optimizer)
     return found
 
@@ -121,7 +122,9 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
+    found.optimizers.fuse([optimizer])
     found.apply(optimizer)
+    assert optimizer.param_groups[0]["fused"] is True
     assert found.optimizer_offload is not None
     found.roll_back("a test")
     assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)

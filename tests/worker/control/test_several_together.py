@@ -97,6 +97,7 @@ values = torch.cat([p.detach().flatten() for m in modules for p in m.parameters(
 print(json.dumps({"seen": SEEN, "values": values, "loss": loss.item()}), flush=True)
 dist.destroy_process_group()
 """
+KERNELS = 'SEEN = {n: o.param_groups[0]["fused"] for n, o in (("do", do), ("go", go))}\n'
 SCRIPTS = {"adversaries": HEAD + ADVERSARIES + END, "critic": HEAD + CRITIC + END}
 KNOWN = {"precision": "bfloat16"}
 
@@ -118,6 +119,22 @@ def test_each_module_gets_in_all_processes_what_the_first_one_gets(
         assert "2 processes decided together; the same in all" in text
     plain, _ = train(tmp_path / "plain", steps=14, source=SCRIPTS[name], mode="Off")
     assert outputs[0]["loss"] == pytest.approx(plain[0]["loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("known", [None, {"fusedOptimizer": True}])
+def test_each_optimizer_gets_in_all_processes_the_kernel_that_the_first_one_gets(
+    known: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """The harness compares the parameters of the processes."""
+    source = SCRIPTS["adversaries"].replace("modules =", KERNELS + "modules =")
+    settings: dict[str, Any] = {"precision": "float32", "tuned": known} if known else {}
+    outputs, reports = train(tmp_path, steps=14, source=source, **settings)
+    kernels = [output["seen"] for output in outputs]
+    assert kernels[0] == kernels[1], said(reports)
+    assert len(set(kernels[0].values())) == 1, "of both optimizers or of none"
+    if known:
+        assert kernels[0] == {"do": True, "go": True}, said(reports)
+        assert all("of Adam 2 applied: from an earlier run" in text for text in said(reports))
 
 
 @pytest.mark.parametrize("known", [None, KNOWN])

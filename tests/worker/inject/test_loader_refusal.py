@@ -87,6 +87,14 @@ def of_two(samples: list[Any]) -> Any:
     return torch.stack([one, two])
 
 
+# Not in the memory that processes share; a GPU's is not either.
+ELSEWHERE = torch.ones(8, 2, device="meta")
+
+
+def moved(samples: list[Any]) -> Any:
+    return {"x": [torch.stack(samples).to("meta")]}
+
+
 class Transformed(Numbers):
     def __init__(self, transform: Any) -> None:
         super().__init__()
@@ -211,6 +219,9 @@ class DrawsAsItGoes(Sampler[int]):
         (DataLoader(Named()), "samples cannot be read: KeyError"),
         (DataLoader(RarelyNamed()), "samples cannot be read: KeyError"),
         (DataLoader(Long(), num_workers=1, multiprocessing_context="spawn"), "start by spawn"),
+        (DataLoader(TensorDataset(ELSEWHERE), 2), "samples lie on the device"),
+        (DataLoader(TensorDataset(torch.ones(8, 2), ELSEWHERE), 2), "samples lie on the device"),
+        (DataLoader(Numbers(), 2, collate_fn=moved), "samples lie on the device"),
     ],
 )
 def test_refusals(loader: Any, reason: str) -> None:
@@ -269,3 +280,10 @@ def test_a_default_that_is_not_fork_is_no_choice_of_the_script(
     monkeypatch.setattr(multiprocessing, "get_start_method", method)
     reason = loader_refusal(DataLoader(Numbers()))
     assert reason is None if chosen is None else f"start by {chosen}" in (reason or "")
+
+
+def test_samples_that_a_dataset_keeps_on_its_device_are_refused_on_a_gpu_alone(device: str) -> None:
+    data = TensorDataset(torch.ones(8, 2).to(device))
+    reason = loader_refusal(DataLoader(data, 2, shuffle=True))
+    on_device = "samples lie on the device, which worker processes cannot share"
+    assert reason == (on_device if device == "cuda" else None)

@@ -51,7 +51,7 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     facts.saw(gone)
     assert facts.optimizers == [gone]
     in_force = AppliedSettings(Session(Environment()), facts)
-    in_force.tunes(gone)
+    in_force.optimizers.lead(gone)
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     root.install()
@@ -62,7 +62,8 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     del gone, module, root
     gc.collect()
     assert [found() for found in seen] == [None, None]
-    assert (facts.optimizers, in_force.optimizer, in_force.applied.plan) == ([], None, RootPlan())
+    assert (facts.optimizers, in_force.optimizers.first) == ([], None)
+    assert in_force.applied.plan == RootPlan()
     in_force.roll_back("a test")  # with nothing there to take back from
 
 

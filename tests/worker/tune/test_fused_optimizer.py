@@ -52,8 +52,7 @@ def in_training(kind: str, lr: float, dtype: torch.dtype = torch.float32) -> tor
 def tried(optimizer: torch.optim.Optimizer) -> tuple[bool, str]:
     explanation = DecisionLog()
     tuner = Tuner(Settings(), Features(), explanation, 60.0)
-    tuner.fused_optimizer(optimizer)
-    return tuner.applied.fused, explanation.line("fused optimizer")
+    return tuner.fused_optimizer(optimizer), explanation.line("fused optimizer")
 
 
 def test_the_noise_of_a_run_is_known_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

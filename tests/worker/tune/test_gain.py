@@ -97,7 +97,7 @@ def test_as_many_pairs_as_there_is_time_for(
 ) -> None:
     """None of them, where so few fit that they would say nothing."""
     gpu = GPU(monkeypatch, plain, plain / 3)
-    found = tuner().gain(*root_and_call(Model().to(device)), None)
+    found = tuner().gain(*root_and_call(Model().to(device)))
     assert (found.pairs if found is not None else None) == pairs
     if found is not None:
         assert (found.ratio, found.low, found.high) == pytest.approx((3.0, 3.0, 3.0))
@@ -111,7 +111,7 @@ def test_where_nothing_is_applied_nothing_is_gained(monkeypatch: pytest.MonkeyPa
     memory = tuner(limited=True)
     memory.applied = Applied(RootPlan(rows_per_step=4), activation_checkpointing=True)
     for made in (nothing, tuner(OptimizeMode.RECOMMEND), memory):
-        assert made.gain(*root_and_call(Model()), None) is None
+        assert made.gain(*root_and_call(Model())) is None
     assert gpu.ran == []
 
 
@@ -126,7 +126,7 @@ def test_a_memory_limit_is_kept_on_both_sides(device: str, monkeypatch: pytest.M
     monkeypatch.setattr(RootProbe, "seconds", run)
     made = tuner(limited=True)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=4))
-    assert made.gain(*root_and_call(Model().to(device)), None) is not None
+    assert made.gain(*root_and_call(Model().to(device))) is not None
     assert {plan.rows_per_step for plan in plans} == {4}
     assert {plan.autocast for plan in plans} == {None, torch.bfloat16}
 
@@ -142,7 +142,7 @@ def test_the_optimizers_kernel_counts_where_it_was_chosen(device: str) -> None:
     state = RandomStates()
     made = tuner(seconds=600.0)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16), fused=True)
-    found = made.gain(root, call, optimizer)
+    found = made.gain(root, call, [optimizer])
     assert found is not None
     assert found.pairs == gain.GAIN_PAIRS
     assert all(map(torch.equal, model.parameters(), before))
@@ -174,7 +174,7 @@ def test_no_copy_of_the_optimizer_lies_beside_the_activations(
     model = Model().to(device)
     made = tuner(seconds=600.0)
     made.applied = Applied(fused=True)
-    found = made.gain(*root_and_call(model), torch.optim.Adam(model.parameters()))
+    found = made.gain(*root_and_call(model), [torch.optim.Adam(model.parameters())])
     assert found is not None
     assert found.ratio == pytest.approx(0.7 / 0.4), "the optimizer's step counts in each run"
     assert steps >= 2 * gain.GAIN_PAIRS
@@ -189,7 +189,7 @@ def test_a_measurement_that_fails_is_said(device: str, monkeypatch: pytest.Monke
     explanation = DecisionLog()
     made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
-    assert made.gain(*root_and_call(Model().to(device)), None) is None
+    assert made.gain(*root_and_call(Model().to(device))) is None
     assert explanation.line("speed-up").startswith("speed-up skipped: measuring failed: ")
 
 

@@ -89,8 +89,8 @@ def test_an_optimizer_whose_kernel_is_for_another_device_is_left_alone(
     model, explanation = Model().to(device), DecisionLog()
     optimizer = torch.optim.Adagrad(model.parameters())
     adopting = tuner(explanation)
-    adopting.adopt_fused(optimizer, TunedSettings(fused_optimizer=True))
-    assert adopting.applied.fused is (device == "cpu")
+    adopted = adopting.adopt_fused(optimizer, TunedSettings(fused_optimizer=True))
+    assert adopted is (device == "cpu")
     why = "skipped: Adagrad has no fused kernel for cuda in torch"
     assert (why in explanation.line("fused optimizer")) is (device == "cuda")
     assert fused_refusal(torch.optim.Adam(model.parameters())) is None

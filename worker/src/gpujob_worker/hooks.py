@@ -212,8 +212,7 @@ class Hooks:
         for root in (*self._roots, *self._in_force.frozen.roots):
             root.asks = root.recording = False
             if self._in_force.agreement is None:
-                apply_settings(root, self._in_force.optimizer, Applied())
-                root.remove()
+                self._in_force.take_off(root)
 
     def _on_loss(self, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
         if self._in_child:
@@ -295,7 +294,9 @@ class Hooks:
         elif self._session.meter.steps and self._later.passes(optimizer):
             self._guardian.again()
             return
-        if self._in_force.optimizer is not None:
+        if self._in_force.optimizers.first is not None:
+            if self._steps < WARM_UP_STEPS + BASELINE_STEPS:
+                self._preparation.before_first_step_beside(optimizer)
             return
         if self._in_force.script_compiles:
             self._later.unseen()

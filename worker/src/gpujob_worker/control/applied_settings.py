@@ -1,6 +1,5 @@
 """The settings that are applied in this process: applied, reported and rolled back as a whole."""
 
-import weakref
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,9 +15,9 @@ from gpujob_worker.control.consensus import (
 )
 from gpujob_worker.control.frozen_roots import FrozenRoots
 from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
+from gpujob_worker.control.tuned_optimizers import TunedOptimizers
 from gpujob_worker.inject.ddp import number_of
 from gpujob_worker.inject.frozen import FrozenRoot
-from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -37,7 +36,7 @@ RECORDED_MAX = 16
 
 @dataclass(slots=True)
 class AppliedSettings:
-    """The settings of the roots and the first optimizer of the model in training.
+    """The settings of the roots and the optimizers of the model in training.
 
     Other modules read it. Only its own methods change it.
     """
@@ -67,16 +66,11 @@ class AppliedSettings:
     explanation: DecisionLog = field(default_factory=DecisionLog)
     # How the split was made that was applied to the first model or one like it.
     keeps_chunk: bool = True
-    _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
+    optimizers: TunedOptimizers = field(default_factory=TunedOptimizers)
 
     def __post_init__(self) -> None:
         self.explanation = self.session.explanation
         self.frozen = FrozenRoots(self.session, lambda: any(root.inside for root in self.roots))
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer that the settings apply to; None if the script has dropped it."""
-        return self._tuned() if self._tuned is not None else None
 
     @property
     def script_compiles(self) -> bool:
@@ -201,7 +195,8 @@ class AppliedSettings:
         for root in reversed(list(self.roots)):
             self.drop(root)
         self.applied = self.applied.without_settings()
-        self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
+        self.tuner = self.fit = self.optimizer_offload = self.run_refusal = None
+        self.optimizers = TunedOptimizers()
         self.rolled_back = False
         self.session.state.scale_losses(None)
 
@@ -243,9 +238,6 @@ class AppliedSettings:
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
             self.drop(root)
-
-    def tunes(self, optimizer: torch.optim.Optimizer) -> None:
-        self._tuned = weakref.ref(optimizer)
 
     def settle(self) -> None:
         """Keeps of what was measured what every process chose, module by module. Call it before it
@@ -321,13 +313,25 @@ class AppliedSettings:
         self.applied = self.tuner.applied
         self.session.state.scale_losses(self.applied.plan.loss_scale)
         if optimizer is not None:
-            self.tunes(optimizer)
-        optimizer = self.optimizer
-        apply_settings(self._first_root, optimizer, self.applied)
+            self.optimizers.lead(optimizer)
+        optimizer = self.optimizers.first
+        self._put()
         for other in self.beside:
             other.put()
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
+
+    def _put(self) -> None:
+        """Makes the next step of the first root and the optimizers run with what is applied."""
+        apply_settings(self._first_root, None, self.applied)
+        for optimizer in self.optimizers.fused:
+            apply_settings(None, optimizer, self.applied)
+
+    def take_off(self, root: Root) -> None:
+        """Returns to the script's own settings, also of all optimizers, and forgets the root."""
+        for optimizer in (None, *self.optimizers.fused):
+            apply_settings(root, optimizer, Applied())
+        root.remove()
 
     @property
     def _first_root(self) -> Root | None:
@@ -335,8 +339,8 @@ class AppliedSettings:
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Runs just before the script's optimizer steps, with its gradients in place."""
-        if self.applied.fused and optimizer is self.optimizer:
-            self.applied.fused = keep_fused(optimizer)
+        if self.applied.fused:
+            self.applied.fused = self.optimizers.stay_fused(optimizer)
         scale, offload = self.applied.plan.loss_scale, self.optimizer_offload
         if scale is not None:
             scale.step_starts(optimizer)
@@ -361,7 +365,7 @@ class AppliedSettings:
         if name == "precision":
             self.frozen.roll_back(f"{self.whose}: {why}")
         self.session.state.scale_losses(self.applied.plan.loss_scale)
-        apply_settings(self._first_root, self.optimizer, self.applied)
+        self._put()
         for other in self.beside:
             other.put()
         if self.first_shape:
@@ -384,7 +388,7 @@ class AppliedSettings:
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)
-        apply_settings(self._first_root, self.optimizer, self.applied)
+        self._put()
         for other in self.beside:
             other.roll_back(limited=limited)
         self.frozen.roll_back(f"{self.whose}: {why}")

@@ -40,7 +40,7 @@ from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short
-from gpujob_worker.tune.tuner import Tuner
+from gpujob_worker.tune.tuner import FUSED, Tuner
 
 _ROWS = 2
 
@@ -77,22 +77,24 @@ class LeadingTuner(SharedTuner):
             super().compile(root, recorded)
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
-    ) -> None:
-        if self._all_here():
-            super().fused_optimizer(optimizer, free_bytes)
+        self,
+        optimizer: torch.optim.Optimizer,
+        free_bytes: int = COPIES_BYTES,
+        item: str = FUSED,
+    ) -> bool:
+        return self._all_here() and super().fused_optimizer(optimizer, free_bytes, item)
 
     def gain(
         self,
         root: Root,
         recorded: RecordedCall,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
         """None too where this process alone must not run the module."""
         if parallel_wrapper(root.module) is not None:
             return None
-        return super().gain(root, recorded, optimizer, beside)
+        return super().gain(root, recorded, optimizers, beside)
 
     def _all_here(self) -> bool:
         if self._waited is None:
@@ -149,16 +151,19 @@ class FollowingTuner(SharedTuner):
         self,
         root: Root,
         recorded: RecordedCall,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> None:
         """The first process measures and reports."""
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
-    ) -> None:
+        self,
+        optimizer: torch.optim.Optimizer,
+        free_bytes: int = COPIES_BYTES,
+        item: str = FUSED,
+    ) -> bool:
         del free_bytes
-        self.adopt_fused(optimizer, self.proposed)
+        return self.adopt_fused(optimizer, self.proposed, item)
 
 
 def root_inside(

@@ -61,7 +61,7 @@ class TuningSchedule:
     def run(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises `MemoryLimitError` if the memory limit cannot be kept."""
         session, in_force = self._session, self._in_force
-        in_force.tunes(optimizer)
+        in_force.optimizers.lead(optimizer)
         session.state.enter(WorkerPhase.TUNING)
         session.reporter.wake()
         hold_to_limit(session)
@@ -140,7 +140,7 @@ class TuningSchedule:
         call = self._compile_one(root, tuner, self._explain)
         if call is None or not tuner.applied.plan.compiles:
             return None
-        return tuner.gain(root, call, self._in_force.optimizer)
+        return tuner.gain(root, call, self._in_force.optimizers.fused)
 
     def _compile_alone(self) -> None:
         if self._in_force.rolled_back or self._in_force.tuner is None:
@@ -289,7 +289,8 @@ class TuningSchedule:
                     beside.append((other.root, call, other.tuner.applied))
             gain = None
             if recorded is not None:
-                gain = tuner.gain(first, recorded, self._in_force.optimizer, beside)
+                fused = self._in_force.optimizers.fused
+                gain = tuner.gain(first, recorded, fused, beside)
             session.state.gained(self._in_force.with_others(tuner.tuned()), gain)
         self._in_force.apply()
         self._in_force.report()

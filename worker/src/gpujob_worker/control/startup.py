@@ -16,6 +16,7 @@ from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.control.sharded_tuning import whole_root
+from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, named
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
@@ -26,6 +27,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
+from gpujob_worker.tune.tuner import FUSED, Tuner
 
 # Calls of a root before which the limit is checked; a loop may make many in one step.
 LOOKS_MAX = 64
@@ -90,9 +92,34 @@ class Startup:
         if known is None or tuner is None:
             return
         tuner.adopt_scaling(optimizer)
-        tuner.adopt_fused(optimizer, known)
+        self._adopt_fused(optimizer, known, tuner, [])
         self._in_force.apply(optimizer)
         self._in_force.report()
+
+    def before_first_step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        """The same for another optimizer, within the steps in which it would have been measured."""
+        in_force = self._in_force
+        known, tuner, before = in_force.known, in_force.tuner, in_force.facts.optimizers
+        if known is None or tuner is None or in_force.rolled_back or len(before) >= OPTIMIZERS_MAX:
+            return
+        self._adopt_fused(optimizer, known, tuner, before)
+        in_force.apply()
+        in_force.report()
+
+    def _adopt_fused(
+        self,
+        optimizer: torch.optim.Optimizer,
+        known: TunedSettings,
+        tuner: Tuner,
+        before: list[torch.optim.Optimizer],
+    ) -> None:
+        """`before`: the optimizers that have stepped."""
+        _, item = named([*before, optimizer], FUSED)[-1]
+        fused = self._in_force.optimizers.fused
+        if tuner.adopt_fused(optimizer, known, item):
+            fused.append(optimizer)
+        self._in_force.optimizers.fuse(fused)
+        tuner.fuse(bool(fused))
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session, in_force = self._session, self._in_force

@@ -8,7 +8,8 @@ import torch
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.secondary_modules import SecondaryModule, names_of
-from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
+from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, Optimizer, named
+from gpujob_worker.inject.fused_optimizer import COPIES_BYTES, fused_refusal
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
@@ -16,7 +17,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.flop import forced_float32, step_flop
 from gpujob_worker.tune.registry import SETTINGS, apply_settings
-from gpujob_worker.tune.tuner import Tuner
+from gpujob_worker.tune.tuner import FUSED, Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
 # A run that is known to last this long is not made to wait: compiling takes a small part of it.
@@ -51,7 +52,7 @@ class TuningRun:
         for setting in SETTINGS:
             if setting.SAID_WITHOUT_ROOT and not setting.FOR_MEMORY:
                 self._explain.skipped(setting.ITEM, reason)
-        self._fused_optimizer()
+        self._fused_optimizers()
 
     def _without_memory(self, reason: str, *, judged: bool = False) -> None:
         """`judged`: the check of the memory limit was logged already."""
@@ -115,7 +116,7 @@ class TuningRun:
         """No gain is reported: the copy's calls leave out what the processes exchange."""
         try:
             self._tuner.expects_speed(whole, recorded)
-            self._fused_optimizer()
+            self._fused_optimizers()
             self._tuner.speed(whole, recorded)
             return self._compile(root, recorded)
         finally:
@@ -149,7 +150,7 @@ class TuningRun:
         try:
             # On copies of parameters: it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
-            self._fused_optimizer()
+            self._fused_optimizers()
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded)
             together = self._in_force.agreement is not None
@@ -160,7 +161,8 @@ class TuningRun:
                 if self._compiles is Toggle.ON:
                     other.tuner.compile(other.root, call)
             parts = [(other.root, call, other.tuner.applied) for other, call in present]
-            gain = self._tuner.gain(root, recorded, self._optimizer, parts)
+            fused = self._in_force.optimizers.fused
+            gain = self._tuner.gain(root, recorded, fused, parts)
             self._session.state.gained(self._in_force.with_others(self._tuner.tuned()), gain)
             return due
         finally:
@@ -198,12 +200,31 @@ class TuningRun:
         elif not_asked is not None:
             self._explain.skipped("activation checkpointing", not_asked)
 
-    def _fused_optimizer(self) -> None:
-        number = len(self._in_force.facts.optimizers)
-        if number != 1:
-            self._explain.skipped("fused optimizer", f"{number} optimizers step; one is needed")
+    def _fused_optimizers(self) -> None:
+        """Each for itself. Processes that decide together choose it for all that can have it or for
+        none, by which they step alike.
+        """
+        others = [one for one in self._in_force.facts.optimizers if one is not self._optimizer]
+        optimizers = [self._optimizer, *others]
+        if len(optimizers) > OPTIMIZERS_MAX:
+            why = f"{len(optimizers)} optimizers step; up to {OPTIMIZERS_MAX} are looked at"
+            self._explain.skipped(FUSED, why)
             return
-        self._tuner.fused_optimizer(self._optimizer, self._free_bytes)
+        fused: list[Optimizer] = []
+        for optimizer, item in named(optimizers, FUSED):
+            if self._tuner.fused_optimizer(optimizer, self._free_bytes, item):
+                fused.append(optimizer)
+        if self._in_force.agreement is not None:
+            fused = self._all_or_none(optimizers, fused)
+        self._in_force.optimizers.fuse(fused)
+        self._tuner.fuse(bool(fused))
+
+    def _all_or_none(self, optimizers: list[Optimizer], fused: list[Optimizer]) -> list[Optimizer]:
+        if all(optimizer in fused or fused_refusal(optimizer) for optimizer in optimizers):
+            return fused
+        for item in self._explain.applied_items(FUSED):
+            self._explain.skipped(item, "processes take it for all optimizers or for none")
+        return []
 
     @property
     def _free_bytes(self) -> int:

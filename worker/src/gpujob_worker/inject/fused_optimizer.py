@@ -11,6 +11,8 @@ import torch
 from gpujob_worker.probe.compare import Closeness, closeness, update_error
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+# These step with sparse gradients too, but not in the fused kernel.
+_SPARSE = ("SGD", "Adagrad")
 # What copies may take where steps are not known to take more.
 COPIES_BYTES = 2 * 1024**3
 # Optimizers that were switched in this process: a script's own choice looks the same.
@@ -35,6 +37,19 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
     if any(p.grad is not None and p.grad.is_sparse for p in parameters_of(optimizer)):
         return "it has sparse gradients"
     return None
+
+
+def copy_refusal(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why it is not stepped on copies now; None if it is. It may be between two steps of its own,
+    and another optimizer's step the training's.
+    """
+    if type(optimizer).__name__ not in _SPARSE or not _without_gradients(optimizer):
+        return None
+    return "its gradients are gone between its steps, and may be sparse"
+
+
+def _without_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return all(parameter.grad is None for parameter in parameters_of(optimizer))
 
 
 def _has_kernel(kind: str, device: str) -> bool:
@@ -122,15 +137,21 @@ def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class OptimizerCopy:
-    """A copy of an optimizer with its parameters, gradients and state, to step at will."""
+    """A copy of an optimizer with its parameters, gradients and state, to step at will.
+
+    Where the script has dropped the gradients, the parameters stand in for them.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         twins: dict[torch.Tensor, torch.Tensor] = {}
+        dropped = _without_gradients(optimizer)
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
             settings = {key: copy.copy(group[key]) for key in group if key != "params"}
             settings["params"] = [_twin(parameter, twins) for parameter in group["params"]]
             groups.append(settings)
+        for twin in twins.values() if dropped else ():
+            twin.grad = twin.detach().clone() if twin.requires_grad else None
         self.optimizer = object.__new__(type(optimizer))
         vars(self.optimizer).update(
             {key: value for key, value in vars(optimizer).items() if "hooks" not in key}

@@ -12,6 +12,8 @@ class Applied:
     plan: RootPlan = field(default_factory=RootPlan)
     activation_checkpointing: bool = False
     fused: bool = False
+    # Of several optimizers it is not for all: the next run must not begin with it.
+    fused_here_only: bool = False
     optimizer_offload: bool = False
     loader_workers: int | None = None
     # For the next process: this one's allocator is made.

@@ -59,12 +59,25 @@ class _Side:
         return seconds
 
 
+def _optimizers_seconds(
+    optimizers: Sequence[torch.optim.Optimizer], ways: tuple[Applied, Applied]
+) -> tuple[list[float], list[float]]:
+    """Of either way, the sum of all optimizers in each run. The copies are gone before the model
+    runs: beside its activations they would take more memory than the job ever does.
+    """
+    found = [_optimizer_seconds(optimizer, ways) for optimizer in optimizers]
+    plain, chosen = [one for one, _ in found], [one for _, one in found]
+    return _sums(plain), _sums(chosen)
+
+
+def _sums(runs: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(run, 0.0) for run in zip(*runs, strict=True)]
+
+
 def _optimizer_seconds(
     optimizer: torch.optim.Optimizer, ways: tuple[Applied, Applied]
 ) -> tuple[list[float], list[float]]:
-    """Of either way, in turns. The copies are gone before the model runs: beside its activations
-    they would take more memory than the job ever does.
-    """
+    """Of either way, in turns."""
     copies = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
     for copy, way in zip(copies, ways, strict=True):
         use_fused(copy.optimizer, way.fused)
@@ -74,16 +87,16 @@ def _optimizer_seconds(
 
 
 def measure_gain(
-    parts: Sequence[Part], optimizer: torch.optim.Optimizer | None, seconds: float
+    parts: Sequence[Part], optimizers: Sequence[torch.optim.Optimizer], seconds: float
 ) -> Speedup | None:
     """The speed-up of the chosen way; None if the measurement would take more than `seconds`. The
-    optimizer's kernel is that of the first part.
+    kernel of `optimizers` is that of the first part.
 
     Leaves the way applied that ran last.
     """
     steps: tuple[Sequence[float], Sequence[float]] = (), ()
-    if parts[0].chosen.fused and optimizer is not None:
-        steps = _optimizer_seconds(optimizer, (parts[0].plain, parts[0].chosen))
+    if parts[0].chosen.fused:
+        steps = _optimizers_seconds(optimizers, (parts[0].plain, parts[0].chosen))
     plain = _Side([(part.root, part.recorded, part.plain) for part in parts], steps[0])
     chosen = _Side([(part.root, part.recorded, part.chosen) for part in parts], steps[1])
     # Libraries initialize themselves in a first run.

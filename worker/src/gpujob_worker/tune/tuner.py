@@ -18,6 +18,7 @@ from gpujob_worker.inject.fused_optimizer import (
     COPIES_BYTES,
     OptimizerCopy,
     copies_bytes,
+    copy_refusal,
     device_of,
     fused_in_force,
     fused_refusal,
@@ -51,7 +52,7 @@ from gpujob_worker.tune.trial import (
 # little of narrow types, whose rounding is larger than most updates.
 FUSED_ERROR_MAX = 1e-5
 UPDATE_ERROR_MAX = 1e-3
-_FUSED = setting_called("optimizer").ITEM
+FUSED = setting_called("optimizer").ITEM
 
 
 class Tuner:
@@ -79,6 +80,8 @@ class Tuner:
             source=source,
         )
         self.applied = Applied()
+        # The fused kernel computes other numbers in one of the optimizers.
+        self._unequal = False
 
     def start(self, budget_seconds: float) -> None:
         """Starts the time for measuring; a memory limit is checked long before."""
@@ -212,22 +215,22 @@ class Tuner:
         self._decision.expects(self.speed_items(root, recorded).expected())
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, free_bytes: int = COPIES_BYTES
-    ) -> None:
-        """Measures on copies, which need free memory."""
-        if not self._decision.measures(_FUSED, forced=False):
-            return
-        reason = None if self._features.allows("optimizer") else "switched off"
-        reason = reason or fused_refusal(optimizer)
-        needed = 0 if reason else 2 * copies_bytes(optimizer)
-        if needed > free_bytes:
-            free = format_memory(free_bytes)
-            reason = f"measuring it would take {format_memory(needed)} of copies, {free} are free"
-        if reason is None and not self._decision.in_time(_FUSED, forced=False):
-            return
+        self,
+        optimizer: torch.optim.Optimizer,
+        free_bytes: int = COPIES_BYTES,
+        item: str = FUSED,
+    ) -> bool:
+        """Measures on copies, which need free memory. True where the kernel is faster, and equal;
+        `fuse` chooses it.
+        """
+        if not self._decision.measures(item, forced=False):
+            return False
+        reason = self._fused_refusal(optimizer, free_bytes)
+        if reason is None and not self._decision.in_time(item, forced=False):
+            return False
         if reason is not None:
-            self._explain.skipped(_FUSED, reason)
-            return
+            self._explain.skipped(item, reason)
+            return False
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
             use_fused(fused.optimizer, True)
@@ -238,27 +241,45 @@ class Tuner:
             found = measure_speedup(
                 plain.step_seconds,
                 fused.step_seconds,
-                self._decision.share(_FUSED),
+                self._decision.share(item),
                 needed=SPEEDUP_NEEDED,
                 noise=run_noise(device_of(optimizer)),
             )
         except Exception as error:
-            self._explain.skipped(_FUSED, f"failed: {short(error)}")
-            return
+            self._explain.skipped(item, f"failed: {short(error)}")
+            return False
         numbers = f"parameters differ by {parameters:.1e} after a step, updates by {updates:.1e}"
         close = parameters <= FUSED_ERROR_MAX and updates <= UPDATE_ERROR_MAX
-        if self._decision.decide(_FUSED, found, numbers, close, False):
-            self.applied.fused = True
+        self._unequal = self._unequal or not close
+        return self._decision.decide(item, found, numbers, close, False)
+
+    def _fused_refusal(self, optimizer: torch.optim.Optimizer, free_bytes: int) -> str | None:
+        if not self._features.allows("optimizer"):
+            return "switched off"
+        reason = fused_refusal(optimizer) or copy_refusal(optimizer)
+        needed = 0 if reason else 2 * copies_bytes(optimizer)
+        if needed > free_bytes:
+            free = format_memory(free_bytes)
+            reason = f"measuring it would take {format_memory(needed)} of copies, {free} are free"
+        return reason
+
+    def fuse(self, chosen: bool) -> None:
+        """Whether one of the optimizers steps with the kernel. The next run, which tries nothing,
+        takes it for all, and so does not where numbers of one disagreed.
+        """
+        self.applied.fused = chosen
+        self.applied.fused_here_only = chosen and self._unequal
 
     def gain(
         self,
         root: Root,
         recorded: RecordedCall,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
         """The gain of the choices, in turns with the script's own settings; None if it cannot be
-        measured. `beside`: calls of other modules in the same step, with what was chosen for them.
+        measured. `optimizers`: those with the fused kernel; `beside`: calls of other modules in the
+        same step, with what was chosen for them.
         """
         ways = [self._ways(applied) for applied in (self.applied, *(way for *_, way in beside))]
         if self.recommends or all(plain == chosen for plain, chosen in ways):
@@ -271,7 +292,7 @@ class Tuner:
             with ExitStack() as stack:
                 for part in parts:
                     stack.enter_context(no_trace(part.root.module))
-                return measure_gain(parts, optimizer, seconds)
+                return measure_gain(parts, optimizers, seconds)
         except Exception as error:
             self._explain.skipped("speed-up", f"measuring failed: {short(error)}")
             return None
@@ -332,22 +353,24 @@ class Tuner:
             self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
             self._explain.skipped("precision", reason)
 
-    def adopt_fused(self, optimizer: torch.optim.Optimizer, tuned: TunedSettings) -> None:
-        """Before the first step of a run with known settings: applies the optimizer kernel of the
-        earlier run.
+    def adopt_fused(
+        self, optimizer: torch.optim.Optimizer, tuned: TunedSettings, item: str = FUSED
+    ) -> bool:
+        """Before the first step of an optimizer in a run with known settings: whether it gets the
+        kernel of the earlier run.
 
         A script that made copies of its optimizer may carry it in the optimizer's own groups.
         """
         if not tuned.fused_optimizer:
-            return
+            return False
         if not self._features.allows("optimizer"):
             if fused_in_force(optimizer):
                 use_fused(optimizer, False)
-            self._explain.skipped(_FUSED, "switched off")
-            return
+            self._explain.skipped(item, "switched off")
+            return False
         reason = None if fused_in_force(optimizer) else fused_refusal(optimizer)
-        self.applied.fused = reason is None
         if reason is not None:
-            self._explain.skipped(_FUSED, reason)
-            return
-        self._decision.accept(_FUSED, self._decision.source)
+            self._explain.skipped(item, reason)
+            return False
+        self._decision.accept(item, self._decision.source)
+        return True

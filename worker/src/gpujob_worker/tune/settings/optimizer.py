@@ -1,4 +1,4 @@
-"""The optimizer's fused kernel, measured on copies."""
+"""The fused kernel of optimizers, measured on copies."""
 
 from typing import Any
 
@@ -15,10 +15,13 @@ class OptimizerSetting(Setting):
     SAID_WITHOUT_ROOT = False
 
     def tuned(self, applied: Applied) -> dict[str, Any]:
-        return {"fused_optimizer": applied.fused}
+        return {"fused_optimizer": applied.fused and not applied.fused_here_only}
+
+    def chosen(self, applied: Applied) -> bool:
+        return applied.fused
 
     def drop(self, applied: Applied) -> None:
-        applied.fused = False
+        applied.fused = applied.fused_here_only = False
 
     def apply(self, target: Target) -> None:
         if target.optimizer is not None:
