@@ -5,8 +5,8 @@ is the newest known state. Therefore an object that was written but not yet obse
 store, and an event from before the write cannot remove it.
 
 A list of ten thousand objects takes hundreds of megabytes as it comes. So each object of it is
-given to `condense` first, and of what is known already only the identity is held until the list is
-whole.
+given to `condense` first: of a state that is stored already, only the identity is held until the
+list is whole.
 """
 
 from collections import OrderedDict
