@@ -180,12 +180,20 @@ class Kind:
     command: tuple[str, ...] = PYTHON
     trains: bool = True
     files: dict[str, str] = field(default_factory=dict[str, str])
+    # What it is started through where it is hooked; without it the start-up hook alone.
+    through: tuple[str, ...] = ()
 
 
 KINDS: dict[str, Kind] = {
     "plain loop": Kind(PLAIN),
     "module": Kind(PLAIN, ("python", "-m", "train")),
     "shell": Kind(PLAIN, ("sh", "run.sh"), files={"run.sh": "python train.py\n"}),
+    "shell with loader": Kind(
+        LOADER.replace("WORKERS", "0"),
+        ("sh", "run.sh"),
+        files={"run.sh": "python train.py\n"},
+        through=("gpujob-run", "--"),
+    ),
     "console script": Kind(
         PLAIN, ("./train-it",), files={"train-it": f"#!{sys.executable}\nimport train\n"}
     ),

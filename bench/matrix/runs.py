@@ -71,9 +71,10 @@ def run(
         _wait_for(mark, process)
         _stop(process)
 
+    command = (*kind.through, *kind.command) if variables else kind.command
     if stop:
-        return execute(kind.command, folder, given, meanwhile=stop_at_mark)
-    return execute(kind.command, folder, given)
+        return execute(command, folder, given, meanwhile=stop_at_mark)
+    return execute(command, folder, given)
 
 
 def _wait_for(mark: Path, process: Process) -> None:

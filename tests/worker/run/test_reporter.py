@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +26,9 @@ from gpujob_worker.run import session as session_module
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.reporter import Destination, Reporter, post, write_termination_message
 from gpujob_worker.run.session import Session
+from tests.harness.report_receiver import Operator
 
 pytestmark = pytest.mark.any_torch
-
-
-class Operator:
-    """A small HTTP server that answers as told and keeps what it got."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[str, dict[str, Any]]] = []
-        self.answers: list[tuple[int, bytes]] = []
-        operator = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                token = self.headers.get("Authorization", "")
-                operator.received.append((token, json.loads(body)))
-                code, answer = operator.answers.pop(0) if operator.answers else (200, b"{}")
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                del format, args
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/report"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`gpujob-run [options] -- COMMAND`: starts a command in which everything that trains is hooked.
 
-It becomes the command: what stands first on PYTHONPATH does the rest, in each Python process.
+What stands first on PYTHONPATH does the rest, in each Python process. A command that is Python it
+becomes; of any other it stays the parent, and passes a stop on.
 """
 
 import os
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
 from gpujob_worker.device.cpu_cores import keep_to_cores
-from gpujob_worker.launch.command import hooked, ignores_path, resolved
+from gpujob_worker.launch.command import hooked, ignores_path, resolved, runs_python
+from gpujob_worker.launch.forwarder import adopts_orphans, run_as_child
 from gpujob_worker.options import ENV_OPTIONS, parser, read_options
 from gpujob_worker.run.environment import read_environment
 from gpujob_worker.run.profiling import nsys_command
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not command:
         parser().error("a command is needed: gpujob-run -- python train.py")
     try:
-        read_environment(os.environ, options.settings)
+        grace_seconds = read_environment(os.environ, options.settings).grace_seconds
     except FieldError as error:
         sys.stderr.write(f"gpujob-run: {error}\n")
         return EXIT_USAGE
@@ -52,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment[ENV_OPTIONS] = " ".join([environment.get(ENV_OPTIONS, ""), shlex.join(own)]).strip()
     sys.stdout.flush()
     sys.stderr.flush()
+    if not runs_python(program) and adopts_orphans():
+        run_as_child(program, environment, grace_seconds)
     os.execve(program[0], program, environment)  # noqa: S606 - by design
     return 0  # where a test runs on in this process
 

@@ -17,7 +17,11 @@ from gpujob_worker.device.cpu_cores import keep_to_cores
 from gpujob_worker.device.segments import expand_segments
 from gpujob_worker.launch import accelerate_launch, elastic_agent
 from gpujob_worker.launch.batch_flags import adapt
-from gpujob_worker.launch.first_process import is_first_process, is_started_by_first_process
+from gpujob_worker.launch.first_process import (
+    end_run,
+    is_first_process,
+    is_started_by_first_process,
+)
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.resume_flags import adapt_resume
 from gpujob_worker.options import Options, options_of_run
@@ -208,6 +212,8 @@ class Process:
             if session.started or session.is_first:
                 self._say_if_past_the_hook(session)
                 session.finish(self._end.error, launches=_is_launcher())
+                if session.has_left_early:
+                    end_run()
         if session.is_unfinished:
             _leave_unfinished()
 

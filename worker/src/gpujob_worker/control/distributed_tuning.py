@@ -33,7 +33,12 @@ from gpujob_worker.inject.ddp import (
     wrapper_refusal,
 )
 from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
-from gpujob_worker.inject.guards import is_fabric, is_fully_sharded, parallel_wrapper
+from gpujob_worker.inject.guards import (
+    is_fabric,
+    is_fully_sharded,
+    is_on_one_device,
+    parallel_wrapper,
+)
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
@@ -196,12 +201,12 @@ def root_inside(
 
 
 def leads_to_roots(module: torch.nn.Module, in_force: AppliedSettings) -> bool:
-    """Whether a call of the module only leads to those of the roots: a module of Lightning Fabric
-    or another one around wrappers, and Lightning's step in a wrapper, whose parts are called as
-    they are in one process.
+    """Whether a call of the module only leads to those of the roots: a module of Lightning Fabric,
+    torch's DataParallel over one GPU or none, another one around wrappers, and Lightning's step in
+    a wrapper, whose parts are called as they are in one process.
     """
     session = in_force.session
-    if is_fabric(module):
+    if is_fabric(module) or is_on_one_device(module):
         return True
     if session.world_size == 1 or session.environment.settings.mode is not OptimizeMode.AUTO:
         return False

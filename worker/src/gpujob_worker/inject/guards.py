@@ -31,9 +31,20 @@ FULLY_SHARDED = "FSDPModule"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", FULLY_SHARDED)
 
 
+def is_on_one_device(module: torch.nn.Module) -> bool:
+    """Whether it is torch's DataParallel over at most one GPU: it copies no module then, and its
+    call is one of the script's own module inside.
+    """
+    return type(module) is torch.nn.DataParallel and len(module.device_ids) <= 1
+
+
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
-    """The wrapper that manages gradients of the module or of a part, such as DataParallel."""
+    """The wrapper that manages gradients of the module or of a part, such as DataParallel over
+    several GPUs.
+    """
     for layer in module.modules():
+        if is_on_one_device(layer):
+            continue
         names = {kind.__name__ for kind in type(layer).__mro__}
         found = next((name for name in _WRAPPERS if name in names), None)
         if found is not None:

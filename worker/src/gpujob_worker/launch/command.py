@@ -11,6 +11,8 @@ from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
 # Stands first on PYTHONPATH of everything that is started in a run.
 HOOK_FOLDER = Path(__file__).resolve().parents[1] / "python_path"
 _OPTIONS_WITH_VALUE = ("-W", "-X")
+_INTERPRETERS = ("python", "pypy")
+_LINE_BYTES_MAX = 4096
 
 
 def hooked(environ: Mapping[str, str]) -> dict[str, str]:
@@ -34,6 +36,19 @@ def resolved(command: Sequence[str]) -> list[str] | None:
         return [str(own), *words[1:]]
     program = shutil.which(words[0])
     return [program, *words[1:]] if program is not None else None
+
+
+def runs_python(command: Sequence[str]) -> bool:
+    """Whether the program is an interpreter, or a script of one such as a console script."""
+    if Path(command[0]).name.startswith(_INTERPRETERS):
+        return True
+    try:
+        with open(command[0], "rb") as file:
+            first, second = file.readline(_LINE_BYTES_MAX), file.readline(_LINE_BYTES_MAX)
+    except OSError:
+        return False
+    # pip writes a path that is too long for the first line into the second one, for a shell.
+    return first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec'"))
 
 
 def ignores_path(command: Sequence[str]) -> str | None:

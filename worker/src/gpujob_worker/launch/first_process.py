@@ -2,17 +2,46 @@
 
 import os
 
-# The process that `gpujob-run` became; in a container it is process 1 as well.
+# The process that `gpujob-run` became or started; without it a container's process 1.
 ENV_FIRST_PROCESS = "GPUJOB_FIRST_PROCESS"
+# `gpujob-run`, where it has stayed to pass a stop on.
+ENV_FORWARDER = "GPUJOB_FORWARDER"
 
 
 def is_first_process() -> bool:
     return _is_first(os.getpid())
 
 
+def first_pid() -> int:
+    """Of the process that a stop reaches first, whether it has ended or not."""
+    return int(os.environ.get(ENV_FIRST_PROCESS) or 1)
+
+
 def is_started_by_first_process() -> bool:
-    """A rank of a launcher that is the job's command, or of a script that starts its own."""
-    return _is_first(os.getppid())
+    """A rank of a launcher that is the job's command, or of a script that starts its own, or what
+    a shell runs; shells in between do not count.
+    """
+    from gpujob_worker.run.process_tree import ancestors, is_shell  # few processes ask
+
+    for pid in ancestors():
+        if _is_first(pid):
+            return True
+        if not is_shell(pid):
+            return False
+    return False
+
+
+def end_run() -> None:
+    """Asks `gpujob-run` to end what is left of the run, as a stop of the pod would: a shell would
+    go on with its next command. Without `gpujob-run` nothing can be done.
+    """
+    import signal
+
+    from gpujob_worker.run.process_tree import ancestors  # few processes ask
+
+    forwarder = int(os.environ.get(ENV_FORWARDER) or 0)
+    if forwarder in ancestors():
+        os.kill(forwarder, signal.SIGTERM)
 
 
 def _is_first(pid: int) -> bool:

@@ -158,9 +158,7 @@ class PlainScript:
 
     def _look(self) -> None:
         unmodified = self._unmodified
-        refusal = unmodified.open_store() or self._given_up_before()
-        if refusal is not None:
-            self._refuse(refusal)
+        if unmodified.opens_when_it_trains or not self._opened():
             return
         loaded = unmodified.loaded
         if loaded is None or loaded.state.get("kind") != KIND:
@@ -173,11 +171,18 @@ class PlainScript:
         if self._objects.mismatch(saved["body"]["objects"]) is None:
             self._objects.restore(saved["body"]["objects"])
 
+    def _opened(self) -> bool:
+        """Whether it is saved."""
+        refusal = self._unmodified.open_store() or self._given_up_before()
+        if refusal is not None:
+            self._refuse(refusal)
+        return refusal is None
+
     def _begin(self) -> None:
         unmodified = self._unmodified
-        if not self._looked or unmodified.store is None:
+        if not self._looked or not self._opened():
             return
-        if unmodified.gang is None:
+        if unmodified.gang is None and unmodified.store is not None:
             unmodified.first_loss = FirstLoss(unmodified.session, unmodified.store.directory)
         unmodified.begin(self)
 

@@ -19,6 +19,7 @@ from gpujob_worker.resume.checkpointer import Checkpointer
 from gpujob_worker.resume.first_loss import FirstLoss
 from gpujob_worker.resume.gang import Gang
 from gpujob_worker.resume.passes import Pass, Passes, at_boundary
+from gpujob_worker.resume.started_process import StartedProcess
 from gpujob_worker.run.session import Session
 
 _ITEM = "resume"
@@ -80,6 +81,9 @@ class Unmodified:
         self.passes = passes or Passes()
         self.store: Store | SharedStore | None = None
         self.gang: Gang | None = None
+        self._started: StartedProcess | None = None
+        if not session.is_first and session.environment.checkpoint_directory is not None:
+            self._started = StartedProcess(session)
         self.loaded: Loaded | None = None
         self._training: Training | None = None
         self._checkpointer: Checkpointer | None = None
@@ -118,22 +122,32 @@ class Unmodified:
         """Whether several processes are announced that have not found each other yet."""
         return self.gang is None and self.session.environment.world_size > 1
 
+    @property
+    def opens_when_it_trains(self) -> bool:
+        """Whether nothing can be there for this process yet, and another one may still be the one
+        that is saved.
+        """
+        alone = self.gang is None and self.store is None
+        return alone and self._started is not None and not self._started.is_known()
+
     def open_store(self) -> str | None:
         """Opens the directory once; returns why nothing is saved there, or None."""
         if self.store is not None:
             return None
         refusal = self._refusal()
-        if refusal is None and self.gang is not None:
-            refusal = self.gang.open()
+        if refusal is None:
+            refusal = self._claim()
         if refusal is not None:
             return refusal
         if self.gang is not None:
             self.store, self.loaded = self.gang.store, self.gang.loaded
         else:
             environment = self.session.environment
-            assert environment.checkpoint_directory is not None
+            own = self._started
+            directory = environment.checkpoint_directory if own is None else own.directory
+            assert directory is not None
             keep = environment.settings.checkpoint_keep
-            self.store = Store(environment.checkpoint_directory, environment.attempt, keep)
+            self.store = Store(directory, environment.attempt, keep)
             self.loaded = self.store.load()
         notes = self.store.notes if self.store is not None else ()
         for number, note in enumerate(notes):
@@ -151,9 +165,13 @@ class Unmodified:
         if self.waits_for_group:
             size = session.environment.world_size
             return f"{size} processes are announced and have no process group"
-        if not session.is_first:
-            return "of processes that train alone only the container's first one is saved"
         return None
+
+    def _claim(self) -> str | None:
+        """Why others are saved in place of this process."""
+        if self.gang is not None:
+            return self.gang.open()
+        return self._started.claim() if self._started is not None else None
 
     def _meet(self) -> None:
         """The process group has started: all of it open the directory together, or none."""

@@ -9,7 +9,6 @@ Python runs a signal handler between two of its instructions. A main thread that
 """
 
 import contextlib
-import glob
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import ClassVar, NoReturn
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.run.keyboard_interrupt import caught_by_script
+from gpujob_worker.run.process_tree import children
 from gpujob_worker.run.signal_pipe import SignalPipe
 
 # Time for the final report and the exit; a killed process has neither.
@@ -64,20 +64,11 @@ def _tell_children() -> bool:
     pids = {child.pid for child in library.active_children()} if library is not None else set()
     if "torch" not in sys.modules:
         # This process does not train itself, whatever it started the others with.
-        pids |= _child_pids()
+        pids |= children("self")
     for pid in pids - {None}:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
     return bool(pids)
-
-
-def _child_pids() -> set[int]:
-    """By Linux's own list; empty elsewhere."""
-    found: set[int] = set()
-    for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(OSError), open(path) as file:
-            found.update(map(int, file.read().split()))
-    return found
 
 
 class Stop:

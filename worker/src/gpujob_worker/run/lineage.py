@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_ANCESTORS_MAX = 32
+from gpujob_worker.run.process_tree import ancestors
 
 
 class Lineage:
@@ -81,7 +81,7 @@ def _name(path: Path) -> str:
 
 
 def _found(name: str, size: int) -> Iterator[mmap.mmap]:
-    for pid in _ancestor_pids():
+    for pid in ancestors():
         for path in glob.glob(f"/proc/{pid}/fd/*"):
             with contextlib.suppress(OSError, ValueError):
                 if os.readlink(path).startswith(f"/memfd:{name}"):
@@ -94,18 +94,3 @@ def _mapped(path: str, size: int) -> mmap.mmap:
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
-
-
-def _ancestor_pids() -> Iterator[int]:
-    """By Linux's own tree, the nearest first; none elsewhere."""
-    pid = os.getppid()
-    for _ in range(_ANCESTORS_MAX):
-        if pid <= 0:
-            return
-        yield pid
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text()
-            # The program's name may hold anything, also brackets.
-            pid = int(fields.rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return

@@ -327,6 +327,11 @@ class Session:
         self._release()
 
     @property
+    def has_left_early(self) -> bool:
+        """Whether it trained and has ended because it was asked to stop."""
+        return self.started and self.stop.requested and self.state.phase is WorkerPhase.DRAINING
+
+    @property
     def _left_early(self) -> bool:
         """Ended well, and is not known to have made the last step."""
         total = self.state.steps_total

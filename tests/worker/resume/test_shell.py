@@ -1,0 +1,214 @@
+"""What a shell starts is saved and resumed: one process of a run, which is known again."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujob_api.report import Reply, StopRequest
+from tests.harness.report_receiver import Operator
+from tests.harness.shell_runs import SECONDS_MAX, ShellRun
+from tests.harness.unmodified_scripts import HUGGING_FACE, LIGHTNING, PLAIN
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(400)
+SLOW = pytest.mark.slow
+
+
+# After the step that the variable says it asks for a stop, which takes a while to come.
+def asks_first_process(source: str) -> str:
+    return (
+        source.replace("sys.argv[1:4]", '(sys.argv[1], "1", os.environ.get("STOP", "0"))')
+        .replace("os.getpid()", 'int(os.environ["GPUJOB_FORWARDER"])')
+        .replace("OUT", "out")
+        .replace("JIT", "False")
+        .replace(
+            "def stops(step):", "def stops(step):\n    if stop and step > stop: time.sleep(0.1)"
+        )
+        .replace("import hashlib,", "import hashlib, time,")
+    )
+
+
+TRAIN = asks_first_process(PLAIN)
+# Two of them at once have different data, and wait for each other's first step.
+SIBLING = """
+import os, pathlib, sys, time, torch
+from torch import nn
+torch.set_num_threads(1); torch.manual_seed(int(sys.argv[1]))
+data = torch.utils.data.TensorDataset(torch.randn(32, 4))
+net = nn.Linear(4, 1); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for (x,) in torch.utils.data.DataLoader(data, 4):
+    opt.zero_grad(); net(x).square().mean().backward(); opt.step()
+    pathlib.Path("here-" + os.environ.get("NAME", sys.argv[1])).touch()
+    while len(list(pathlib.Path().glob("here-*"))) < int(sys.argv[2]): time.sleep(0.01)
+print("end", net.weight.sum().item(), flush=True)
+"""
+ENDLESS = """
+import torch
+from torch import nn
+torch.set_num_threads(1); torch.manual_seed(1)
+data = torch.utils.data.TensorDataset(torch.randn(32, 4))
+net = nn.Linear(4, 1); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(10**6):
+    for (x,) in torch.utils.data.DataLoader(data, 4):
+        opt.zero_grad(); net(x).square().mean().backward(); opt.step()
+        if not epoch: print("stepped", flush=True)
+"""
+ANOTHER = "another process of this run is the one that is saved"
+
+
+def shell(folder: Path, text: str, source: str = TRAIN, **more: object) -> ShellRun:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(source)
+    return ShellRun(folder, text, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "workers"),
+    [
+        (PLAIN, 0),
+        pytest.param(PLAIN, 2, marks=SLOW),
+        pytest.param(HUGGING_FACE, 0, marks=[SLOW, pytest.mark.trainers]),
+        pytest.param(LIGHTNING, 0, marks=[SLOW, pytest.mark.trainers]),
+    ],
+    ids=["plain", "plain with workers", "huggingface", "lightning"],
+)
+def test_a_stop_of_the_first_process_saves_and_the_next_attempt_goes_on(
+    source: str, workers: int, tmp_path: Path
+) -> None:
+    text, source = f"python train.py {workers}\necho after $?\n", asks_first_process(source)
+    whole = shell(tmp_path / "whole", text, source)
+    assert whole.run() == 0, whole.errors
+    folder = tmp_path / "stopped"
+    stopped = shell(folder, text, source, variables={"STOP": "7"})
+    assert stopped.run() == 143, stopped.errors
+    assert "after" not in stopped.output
+    step = stopped.report["checkpoint"]["step"]
+    assert (stopped.report["phase"], 7 <= step < 36) == ("draining", True)
+    end = shell(folder, text, source, attempt=2)
+    assert end.run() == 0, end.errors
+    assert (end.report["resumedFromStep"], end.report["step"]) == (step, 36)
+    # The digest of the weights, and what the shell says.
+    assert end.output.splitlines()[-2:] == whole.output.splitlines()[-2:]
+    assert end.output.splitlines()[-1] == "after 0"
+
+
+@SLOW
+def test_a_shell_within_the_shell_changes_nothing(tmp_path: Path) -> None:
+    text = "(cd . && python train.py 0; echo inner)\necho after\n"
+    stopped = shell(tmp_path, text, variables={"STOP": "7"})
+    assert stopped.run() == 143, stopped.errors
+    assert stopped.output == ""
+    assert stopped.saved
+
+
+def test_it_is_saved_in_between_also_without_gpujob_run(tmp_path: Path) -> None:
+    run = shell(
+        tmp_path,
+        "python train.py\n",
+        ENDLESS,
+        forwards=False,
+        settings={"checkpointIntervalSeconds": 1},
+    )
+    with run.started() as first:
+        wait_until(lambda: len(run.saved) > 0 or first.poll() is not None, SECONDS_MAX)
+        assert first.poll() is None, run.errors
+        _end_all(first.pid)
+        assert first.wait(SECONDS_MAX) == -signal.SIGKILL
+
+
+def _end_all(pid: int) -> None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_of_two_at_once_one_is_saved_and_the_other_says_why(tmp_path: Path) -> None:
+    text = "python train.py 1 2 & python train.py 2 2 & wait\n"
+    run = shell(tmp_path, text, SIBLING, settings={"checkpointIntervalSeconds": 1})
+    assert run.run() == 0, run.errors
+    assert run.output.count("end ") == 2
+    assert run.errors.count(f"resume skipped: plain script: {ANOTHER}") == 1
+
+
+@SLOW
+def test_of_two_in_turn_the_first_is_saved_and_the_next_attempt_knows_it(tmp_path: Path) -> None:
+    text = "python train.py 0 && python train.py 0 second\n"
+    stopped = shell(tmp_path, text, variables={"STOP": "7"})
+    assert stopped.run() == 143, stopped.errors
+    end = shell(tmp_path, text, attempt=2)
+    assert end.run() == 0, end.errors
+    assert end.errors.count(f"plain script: from step {stopped.saved[-1]},") == 1
+    assert end.errors.count(ANOTHER) == 1
+    digests = [line for line in end.output.splitlines() if len(line) == 64]
+    assert len(set(digests)) == 1
+    assert len(digests) == 2
+
+
+def test_another_command_does_not_get_the_checkpoints(tmp_path: Path) -> None:
+    stopped = shell(tmp_path, "python train.py 0\n", variables={"STOP": "7"})
+    assert stopped.run() == 143, stopped.errors
+    other = shell(tmp_path, "python train.py 0 other\n", attempt=2)
+    assert other.run() == 0, other.errors
+    assert "resumedFromStep" not in other.report or other.report["resumedFromStep"] is None
+    assert "the checkpoints that are there are of another command" in other.errors
+    assert other.saved == stopped.saved
+
+
+def test_a_command_that_comes_twice_is_not_taken_for_one_of_them(tmp_path: Path) -> None:
+    text = "for name in a b; do NAME=$name python train.py 1 0; done\n"
+    first = shell(tmp_path, text, SIBLING)
+    assert first.run() == 0, first.errors
+    assert first.errors.count(ANOTHER) == 1
+    again = shell(tmp_path, text, SIBLING, attempt=2)
+    assert again.run() == 0, again.errors
+    assert again.output == first.output
+    assert again.errors.count("several processes of one run have this command") == 2
+
+
+@SLOW
+def test_what_only_reads_is_not_the_one_that_is_saved(tmp_path: Path) -> None:
+    reads = (
+        "import torch\n"
+        "for x in torch.utils.data.DataLoader(torch.arange(4)): print(x.item(), flush=True)\n"
+    )
+    (tmp_path / "reads.py").write_text(reads)
+    run = shell(tmp_path, "python reads.py\npython train.py 0\n", variables={"STOP": "7"})
+    assert run.run() == 143, run.errors
+    assert run.saved
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    server = Operator()
+    yield server
+    server.close()
+
+
+def _asked_by_operator(operator: Operator, run: ShellRun) -> int:
+    stop = Reply(interval_seconds=0.2, stop=StopRequest("PodDeleted", 100.0)).to_text().encode()
+    with run.started() as first:
+        wait_until(lambda: "stepped" in run.output or first.poll() is not None, SECONDS_MAX)
+        # What is answered once the loop runs; the replies before said nothing.
+        operator.answers = [(200, stop)] * 1000
+        return first.wait(SECONDS_MAX)
+
+
+@pytest.mark.parametrize("forwards", [True, pytest.param(False, marks=SLOW)])
+def test_a_stop_by_the_operator_saves(forwards: bool, operator: Operator, tmp_path: Path) -> None:
+    """Without `gpujob-run` the shell goes on with its next command."""
+    run = shell(
+        tmp_path,
+        "python train.py\ncode=$?\necho after $code\nexit $code\n",
+        ENDLESS,
+        forwards=forwards,
+        variables={"GPUJOB_REPORT_URL": operator.url},
+    )
+    assert _asked_by_operator(operator, run) == 143, run.errors
+    assert ("after 143" in run.output) is not forwards
+    report = run.report
+    assert report["phase"] == "draining"
+    # One more step was made for its loss.
+    assert run.saved[-1] == report["checkpoint"]["step"] == report["step"] - 1
