@@ -40,7 +40,7 @@ HEARTBEAT_INTERVALS = 5
 # every reading is written, so that idle GPUs do not become stale.
 HEARTBEAT_SECONDS_MAX = 10.0
 # Of a status that is for people: between two writes for changes of use. Nodes that joined together
-# do not write together.
+# do not write together: the second write may come at any time until it has to.
 SHOWN_SECONDS_MIN = 30.0
 SHOWN_SECONDS_SPREAD = 75.0
 # How old the last reading that went directly gets before one that is like it is written: the next
@@ -199,8 +199,10 @@ class Publisher:
 
     async def _show(self, status: GPUNodeStatus) -> None:
         await self._write(status)
+        first = self._published is None
+        spread_seconds = STATUS_SECONDS_MAX - SHOWN_SECONDS_MIN if first else SHOWN_SECONDS_SPREAD
         self._published, self._published_at = status, self._monotonic()
-        self._shown_seconds = STATUS_SECONDS_MAX - self._random.uniform(0, SHOWN_SECONDS_SPREAD)
+        self._shown_seconds = STATUS_SECONDS_MAX - self._random.uniform(0, spread_seconds)
 
     def _worth_showing(self, status: GPUNodeStatus) -> bool:
         """Whether a status that is not the way to the operator is to be written."""
