@@ -121,8 +121,19 @@ def reserve(
     source: ReservationSource = ReservationSource.MEASURED,
     utilization_percent: float = 20.0,
     exclusive: bool = False,
+    cap_bytes: int | None = None,
 ) -> Reservation:
-    return Reservation(memory_bytes, utilization_percent, source, exclusive)
+    return Reservation(memory_bytes, utilization_percent, source, exclusive, cap_bytes)
+
+
+def capped(cap_bytes: int, memory_bytes: int = 0, utilization_percent: float = 20.0) -> Reservation:
+    """Of an attempt that was placed with this cap; it may reserve more, for its contexts."""
+    return reserve(
+        max(cap_bytes, memory_bytes),
+        ReservationSource.HINT,
+        utilization_percent,
+        cap_bytes=cap_bytes,
+    )
 
 
 def placed(

@@ -60,6 +60,20 @@ BLAME = (
         "return with_margin(used_bytes, configuration)",
         "lifecycle/test_memory_cap.py",
     ),
+    of_decide(
+        "a cap that is not written grows with what is reserved",
+        "measurement/reservation.py",
+        "return replace(found, cap_bytes=cap_bytes) if found != held else None",
+        "return found if found != held else None",
+        "measurement/test_reservation.py",
+    ),
+    of_decide(
+        "what is reserved for a context is a part of the cap",
+        "model/held_gpus.py",
+        "return held.memory_bytes if held.cap_bytes is None else held.cap_bytes",
+        "return held.memory_bytes",
+        "lifecycle/test_memory_cap.py",
+    ),
     of_operator(
         "a worker may fill what its context reserves",
         "render/pod.py",

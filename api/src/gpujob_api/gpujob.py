@@ -247,6 +247,8 @@ class Reservation:
     utilization_percent: Percent
     source: ReservationSource
     exclusive: bool = False
+    # What the workers may use of each GPU beside contexts, if the attempt was placed with a cap.
+    cap_bytes: GPUMemoryBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import DisruptionPolicy, GPUJob, ReservationSource, SpotPolicy
+from gpujob_api.gpujob import DisruptionPolicy, GPUJob, Reservation, ReservationSource, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.service import gang_service
-from tests.harness.builders import make_job, make_template, placed, reserve
+from tests.harness.builders import capped, make_job, make_template, placed, reserve
 
 CONFIGURATION = Configuration(report_url="http://operator:8080/report")
 
@@ -126,12 +126,17 @@ def test_only_who_shares_a_gpu_has_a_memory_limit(
     assert limit == (str(GIB) if limited else None)
 
 
-@pytest.mark.parametrize(("source", "limit_gib"), [("Hint", 4), ("Measured", 5)])
+@pytest.mark.parametrize("asked_gib", [None, 1, 4, 20])
+@pytest.mark.parametrize(
+    ("held", "limit_gib"), [(capped(4 * GIB, 5 * GIB), 4), (reserve(5 * GIB), 5)]
+)
 def test_a_worker_may_use_its_cap_whatever_is_reserved_for_its_context(
-    source: str, limit_gib: int
+    held: Reservation, limit_gib: int, asked_gib: int | None
 ) -> None:
-    held = reserve(5 * GIB, ReservationSource(source))
-    job = placed(make_job(memory_bytes=4 * GIB), held=held)
+    """The cap that its attempt was placed with: all workers of a gang get the same one, also those
+    whose pods are created after an edit of the spec."""
+    asked_bytes = asked_gib * GIB if asked_gib is not None else None
+    job = placed(make_job(memory_bytes=asked_bytes), held=held)
     assert environment(pod_of(job))["GPUJOB_MEMORY_LIMIT_BYTES"] == str(limit_gib * GIB)
 
 

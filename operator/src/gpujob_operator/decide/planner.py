@@ -251,12 +251,13 @@ class _Cycle:
         held, wanted = job.status.reservation, status.reservation
         if held is None or wanted is None or wanted is held or status.placement is None:
             return
-        larger = Reservation(
-            max(held.memory_bytes, wanted.memory_bytes),
-            max(held.utilization_percent, wanted.utilization_percent),
-            wanted.source,
+        larger = replace(
+            wanted,
+            memory_bytes=max(held.memory_bytes, wanted.memory_bytes),
+            utilization_percent=max(held.utilization_percent, wanted.utilization_percent),
         )
-        if larger == replace(held, source=wanted.source):
+        amounts = larger.memory_bytes, larger.utilization_percent
+        if amounts == (held.memory_bytes, held.utilization_percent):
             return
         self.grown[uid] = larger
         for place, gpu in gpus_by_place(inputs.sites).items():

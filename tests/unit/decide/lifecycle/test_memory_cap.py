@@ -23,6 +23,7 @@ from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
+    capped,
     make_gpu,
     make_gpu_node,
     make_job,
@@ -41,7 +42,7 @@ CAP_BYTES = MIB
 NEW = make_job(
     "capped", memory_bytes=CAP_BYTES, sharing=SharingMode.SHARED, max_slowdown_percent=100
 )
-CAPPED = running(NEW, held=reserve(CAP_BYTES, ReservationSource.HINT))
+CAPPED = running(NEW, held=capped(CAP_BYTES))
 OTHER = running(
     make_job("other", max_slowdown_percent=100),
     held=reserve(int(23.5 * GIB)),
@@ -145,7 +146,7 @@ def test_beyond_its_cap_a_job_fails_also_where_there_is_enough(
     """It ran on, its queue was charged for its cap alone, and others waited for what it took."""
     seen = {"capped": used_bytes, "small": 5 * GIB}
     assert stop_of(CAPPED, *beside, used_bytes=seen) == reason
-    wide = with_status(CAPPED, reservation=reserve(BEYOND_BYTES - 1, ReservationSource.HINT))
+    wide = with_status(CAPPED, reservation=capped(CAP_BYTES, BEYOND_BYTES - 1))
     assert stop_of(wide, *beside, used_bytes=seen) == reason
 
 
@@ -182,14 +183,35 @@ def test_what_others_took_excuses_a_job_that_kept_to_its_cap_and_context(
     used_bytes: int, is_excused: int
 ) -> None:
     """However much is reserved for its context."""
-    held = reserve(CAP_BYTES + CONTEXT_BYTES, ReservationSource.HINT)
-    capped = running(NEW, held=held, measurement=measured(used_bytes))
+    held = capped(CAP_BYTES, CAP_BYTES + CONTEXT_BYTES)
+    honest = running(NEW, held=held, measurement=measured(used_bytes))
     leak = running(make_job("leak"), held=reserve(4 * GIB))
-    pod = make_pod(capped, exit_code=1, termination=make_report(failure=FailureClass.OUT_OF_MEMORY))
+    pod = make_pod(honest, exit_code=1, termination=make_report(failure=FailureClass.OUT_OF_MEMORY))
     gpu = make_gpu(ours=[(make_pod(leak).uid, 24 * GIB)])
-    snapshot = make_snapshot(capped, leak, pods=[pod, make_pod(leak)], gpus=[gpu])
+    snapshot = make_snapshot(honest, leak, pods=[pod, make_pod(leak)], gpus=[gpu])
     counters = statuses(plan(snapshot, after(20)).items)["capped"].counters
     assert (counters.interruptions, counters.out_of_memory) == (is_excused, 1 - is_excused)
+
+
+@pytest.mark.parametrize("asked_bytes", [None, MIB, 4 * GIB, 20 * GIB])
+@pytest.mark.parametrize("has_cap", [True, False])
+def test_the_cap_is_that_of_the_attempt_and_not_of_an_edit(
+    asked_bytes: int | None, has_cap: bool
+) -> None:
+    """Its worker keeps the limit that it was started with. An operator of before wrote no cap."""
+    held = capped(4 * GIB) if has_cap else reserve(4 * GIB, ReservationSource.HINT)
+    edited = running(
+        make_job("capped", memory_bytes=asked_bytes, sharing=SharingMode.SHARED), held=held
+    )
+    most_bytes = 4 * GIB + CONTEXT_BYTES
+    assert stop_of(edited, used_bytes={"capped": most_bytes}) is None
+    assert stop_of(edited, used_bytes={"capped": most_bytes + 1}) == "MemoryCapExceeded"
+
+
+def test_a_placement_stores_its_cap() -> None:
+    held = step([NEW], {})["capped"].reservation
+    assert held is not None
+    assert held.cap_bytes == CAP_BYTES
 
 
 # -- whose memory it is

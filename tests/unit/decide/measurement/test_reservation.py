@@ -26,6 +26,7 @@ from tests.harness.builders import (
     CARD_BYTES,
     MODEL,
     T0,
+    capped,
     make_job,
     make_snapshot,
     measured,
@@ -124,26 +125,25 @@ def test_profile_is_of_one_gpu_model() -> None:
 def test_shared_hint_is_a_hard_cap_whatever_was_measured() -> None:
     """I1: nothing but a context comes on top of it."""
     job = make_job(sharing=SharingMode.SHARED, memory_bytes=4 * GIB)
-    assert wanted(job) == Reservation(4 * GIB, 100.0, ReservationSource.HINT)
+    assert wanted(job) == capped(4 * GIB, utilization_percent=100.0)
     again = with_status(job, measurement=measured(6 * GIB), counters=Counters(out_of_memory=2))
-    most_bytes = 4 * GIB + CONTEXT_BYTES
-    assert wanted(again) == Reservation(most_bytes, 20.0, ReservationSource.HINT)
+    assert wanted(again) == capped(4 * GIB, 4 * GIB + CONTEXT_BYTES)
     less = with_status(job, measurement=measured(4 * GIB))
-    assert wanted(less) == Reservation(4 * GIB, 20.0, ReservationSource.HINT)
-    assert wanted(job, ENTRY) == Reservation(4 * GIB, 35.0, ReservationSource.HINT)
+    assert wanted(less) == capped(4 * GIB)
+    assert wanted(job, ENTRY) == capped(4 * GIB, utilization_percent=35.0)
 
 
 def test_shared_hint_stays_while_running() -> None:
-    held = reserve(4 * GIB, ReservationSource.HINT, 100.0)
+    held = capped(4 * GIB, utilization_percent=100.0)
     after = after_measuring(held, used(3 * GIB, 30.0), **CAPPED)
-    assert after == Reservation(4 * GIB, 30.0, ReservationSource.HINT)
+    assert after == capped(4 * GIB, utilization_percent=30.0)
     assert after is not None
     assert after_measuring(after, used(3 * GIB, 35.0), **CAPPED) is None
 
 
 def test_under_a_cap_a_context_is_reserved_and_no_more() -> None:
     """I1, I8: as far as there is memory, and without a write for each byte."""
-    held = reserve(4 * GIB, ReservationSource.HINT)
+    held = capped(4 * GIB)
     margin_bytes = int(4.2 * GIB) // 10
     seen = after_measuring(held, used(int(4.2 * GIB)), **CAPPED)
     assert seen == replace(held, memory_bytes=int(4.2 * GIB) + margin_bytes)
@@ -159,6 +159,34 @@ def test_under_a_cap_a_context_is_reserved_and_no_more() -> None:
     assert after_measuring(most, used(GIB), **CAPPED) is None, "it does not shrink"
     known = after_measuring(held, used(GIB), known=9 * GIB, **CAPPED)
     assert known == most, "the peak of an earlier attempt is still to come"
+
+
+@pytest.mark.parametrize("asked_gib", [None, 1, 20])
+@pytest.mark.parametrize("mode", [SharingMode.SHARED, SharingMode.AUTO])
+def test_an_edit_of_the_cap_counts_from_the_next_attempt_on(
+    asked_gib: int | None, mode: SharingMode
+) -> None:
+    """I11: what runs was admitted with its cap, and its worker keeps to it."""
+    memory_bytes = asked_gib * GIB if asked_gib is not None else None
+    edited: dict[str, Any] = {"memory_bytes": memory_bytes, "sharing": mode}
+    held = capped(4 * GIB)
+    assert after_measuring(held, used(2 * GIB), **edited) is None
+    grown = after_measuring(held, used(9 * GIB), **edited)
+    assert grown == capped(4 * GIB, 4 * GIB + CONTEXT_BYTES)
+    shared = make_job(memory_bytes=memory_bytes, sharing=SharingMode.SHARED)
+    expected = capped(memory_bytes, utilization_percent=100.0) if memory_bytes else None
+    assert wanted(shared) == expected
+
+
+def test_a_reservation_without_a_cap_was_its_own_cap() -> None:
+    """As an operator of before wrote it. It is bounded as well: the cap does not grow with it, and
+    is not written for its own sake."""
+    held = reserve(4 * GIB, ReservationSource.HINT)
+    assert after_measuring(held, used(3 * GIB), **CAPPED) is None
+    grown = after_measuring(held, used(9 * GIB), **CAPPED)
+    assert grown == capped(4 * GIB, 4 * GIB + CONTEXT_BYTES)
+    assert grown is not None
+    assert after_measuring(grown, used(9 * GIB), **CAPPED) is None
 
 
 def test_after_running_out_of_memory_the_own_measurement_is_not_believed_either() -> None:

@@ -70,7 +70,8 @@ def rendered(record: PlacementRecord) -> str:
 def test_a_record_is_read_as_it_was_rendered(
     spot: bool, exclusive: bool, profile: str | None, at: float
 ) -> None:
-    held = reserve(3 * GIB, ReservationSource.HINT, 12.5, exclusive=exclusive)
+    cap_bytes = None if exclusive else 3 * GIB
+    held = reserve(3 * GIB, ReservationSource.HINT, 12.5, exclusive, cap_bytes)
     job = placed(PENDING, ("node.b", ("GPU-1", "GPU-2")), held=held, at=at, profile=profile)
     assert job.status.placement is not None
     placement = replace(job.status.placement, spot=spot)

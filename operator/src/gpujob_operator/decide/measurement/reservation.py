@@ -6,6 +6,7 @@ whole GPU until there is a measurement.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
@@ -61,7 +62,9 @@ def wanted_reservation(
         utilization_percent = known.utilization_percent if known is not None else 100.0
         used_bytes = measurement.memory_bytes if measurement is not None else 0
         memory_bytes = _under_cap(hint.bytes, used_bytes, configuration)
-        return Reservation(memory_bytes, utilization_percent, ReservationSource.HINT)
+        return Reservation(
+            memory_bytes, utilization_percent, ReservationSource.HINT, cap_bytes=hint.bytes
+        )
     if ran_out_of_memory(job):
         # The job exceeded its measured memory by an unknown amount. The measurement is discarded,
         # and the job starts on a whole GPU.
@@ -122,12 +125,13 @@ def measured_reservation(
     if cap_bytes is not None:
         needed_bytes = _under_cap(cap_bytes, known_bytes, configuration)
         moved = abs(utilization_percent - held.utilization_percent) >= 10
-        found = Reservation(
-            _grown(held, needed_bytes, most_bytes) if outgrown else held.memory_bytes,
-            utilization_percent if moved else held.utilization_percent,
-            held.source,
+        found = replace(
+            held,
+            memory_bytes=_grown(held, needed_bytes, most_bytes) if outgrown else held.memory_bytes,
+            utilization_percent=utilization_percent if moved else held.utilization_percent,
         )
-        return found if found != held else None
+        # Where the cap is not written yet, it would grow with what is reserved.
+        return replace(found, cap_bytes=cap_bytes) if found != held else None
     wanted_bytes = with_margin(known_bytes, configuration)
     first = held.source is not ReservationSource.MEASURED
     busier = utilization_percent - held.utilization_percent >= 20

@@ -33,9 +33,9 @@ def _at_least_both(one: Reservation | None, other: Reservation | None) -> Reserv
     if one is None or other is None:
         return other or one
     whole = [each for each in (one, other) if each.source is ReservationSource.WHOLE_GPU]
-    return Reservation(
+    return replace(
+        whole[0] if whole else other,
         memory_bytes=max(one.memory_bytes, other.memory_bytes),
         utilization_percent=max(one.utilization_percent, other.utilization_percent),
-        source=whole[0].source if whole else other.source,
         exclusive=one.exclusive or other.exclusive,
     )

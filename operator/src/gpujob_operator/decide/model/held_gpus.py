@@ -27,7 +27,11 @@ def is_whole_gpu(reservation: Reservation | None) -> bool:
 def memory_cap_bytes(job: GPUJob) -> int | None:
     """What the workers of the attempt may use of each of its GPUs, in bytes, beside contexts; None
     where no cap was asked for. The attempt can reserve more, because contexts count as well.
+
+    An edit of the spec counts from the next attempt on: the workers keep the limit that they have.
     """
-    held, hint = job.status.reservation, job.spec.gpu.memory
-    is_capped = held is not None and held.source is ReservationSource.HINT
-    return hint.bytes if is_capped and hint is not None else None
+    held = job.status.reservation
+    if held is None or held.source is not ReservationSource.HINT:
+        return None
+    # An operator of before wrote no cap, and reserved just that.
+    return held.memory_bytes if held.cap_bytes is None else held.cap_bytes
