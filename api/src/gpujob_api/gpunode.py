@@ -41,6 +41,8 @@ class GPUProcess:
     memory_bytes: GPUMemoryBytes
     pod_uid: Annotated[str, Text(64)] | None = None
     utilization_percent: Percent | None = None
+    # The driver does not say what this process uses: `memory_bytes` is its part of the rest.
+    memory_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ async def test_a_gpu_on_which_nothing_happens_does_not_grow_stale(interval_secon
         (replace(A_GPU, processes=()),),
         (replace(A_GPU, processes=(*A_GPU.processes, GPUProcess(5, 0))),),
         (replace(A_GPU, processes=(replace(A_GPU.processes[0], pod_uid="pod-b"),)),),
+        (replace(A_GPU, processes=(replace(A_GPU.processes[0], memory_estimated=True),)),),
         (replace(A_GPU, healthy=False, health_message="XID 79"),),
         (replace(A_GPU, memory_reserved_bytes=GIB),),
         (A_GPU, make_gpu("GPU-1")),

@@ -116,10 +116,10 @@ def test_where_processes_cannot_be_told_apart_utilization_is_unknown() -> None:
 
 def test_unknown_memory_of_processes_is_what_is_left() -> None:
     device = FakeGPU(used=7 * GIB, reserved=GIB, compute={11: 2 * GIB, 12: None, 99: None})
-    assert [one.memory_bytes for one in _read(device).processes] == [
-        2 * GIB,
-        5 * GIB // 2,
-        5 * GIB // 2,
+    assert [(one.memory_bytes, one.memory_estimated) for one in _read(device).processes] == [
+        (2 * GIB, False),
+        (5 * GIB // 2, True),
+        (5 * GIB // 2, True),
     ]
 
 

@@ -31,9 +31,9 @@ def _gpu_differs(before: GPU, now: GPU) -> bool:
 
 
 def _identity(gpu: GPU) -> object:
-    owners = [(process.pid, process.pod_uid) for process in gpu.processes]
+    processes = [(one.pid, one.pod_uid, one.memory_estimated) for one in gpu.processes]
     total, reserved = gpu.memory_total_bytes, gpu.memory_reserved_bytes
-    return gpu.uuid, gpu.model, total, reserved, gpu.healthy, gpu.health_message, owners
+    return gpu.uuid, gpu.model, total, reserved, gpu.healthy, gpu.health_message, processes
 
 
 def differs_for_good(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:

@@ -52,6 +52,7 @@ class ProcessReader:
                 memory_bytes=left if amount is None else amount,
                 pod_uid=self._owner(pid),
                 utilization_percent=busy.get(pid, 0.0) if busy is not None else None,
+                memory_estimated=amount is None,
             )
             for pid, amount in sorted(used.items())
         ]

@@ -61,13 +61,18 @@ def step(
     exit_code: int | None = None,
     unmanaged: int = 0,
     access: DeviceAccess = DeviceAccess.ENVIRONMENT,
+    estimated: Iterable[str] = (),
 ) -> dict[str, GPUJobStatus]:
     """The statuses that one plan writes, where the newest reading shows this use of GPU-0, which is
-    also each job's peak. `exit_code` is of the job `capped`."""
+    also each job's peak. `exit_code` is of the job `capped`; of the `estimated` jobs the driver
+    does not say what they use."""
     jobs = tuple(jobs)
     placed = [job for job in jobs if job.status.placement is not None]
     ours = [(make_pod(job).uid, used_bytes[job.metadata.name]) for job in placed]
     gpu: GPU = make_gpu(ours=[one for one in ours if one[1]], unmanaged=unmanaged)
+    unsaid = {make_pod(job).uid for job in placed if job.metadata.name in estimated}
+    processes = [replace(one, memory_estimated=one.pod_uid in unsaid) for one in gpu.processes]
+    gpu = replace(gpu, processes=tuple(processes))
     snapshot = make_snapshot(
         *jobs,
         pods=[
@@ -231,16 +236,45 @@ def test_an_old_reading_blames_nobody() -> None:
     assert stop_of(CAPPED, used_bytes={"capped": 17 * GIB}, at=late) == "MemoryCapExceeded"
 
 
-def test_an_equal_part_of_the_memory_is_no_proof() -> None:
-    """A driver that does not tell memory by process: the agent gives each the same part. Alone, a
-    part is the whole; and where there is not enough for all, somebody has to leave."""
-    assert stop_of(CAPPED, SMALL, used_bytes={"capped": 3 * GIB, "small": 3 * GIB}) is None
-    beside = {"capped": 3 * GIB + 1, "small": 3 * GIB}
-    assert stop_of(CAPPED, SMALL, used_bytes=beside) == "MemoryCapExceeded"
-    alone = {"capped": 3 * GIB}
-    assert stop_of(CAPPED, used_bytes=alone) == "MemoryCapExceeded"
+@pytest.mark.parametrize("beside", [(), (SMALL,)])
+@pytest.mark.parametrize(
+    ("estimated", "reason"),
+    [((), "MemoryCapExceeded"), (("small",), "MemoryCapExceeded"), (("capped",), None)],
+)
+def test_what_the_agent_estimates_is_no_proof(
+    beside: tuple[GPUJob, ...], estimated: tuple[str, ...], reason: str | None
+) -> None:
+    """Of a process of which the driver does not say what it uses; also where it is alone, and
+    whatever the driver says of others. Equal amounts of two jobs are no estimates."""
+    for used_bytes in (3 * GIB, 3 * GIB + 1):
+        seen = {"capped": used_bytes, "small": 3 * GIB}
+        assert stop_of(CAPPED, *beside, used_bytes=seen, estimated=estimated) == reason
+
+
+def test_where_there_is_not_enough_for_all_an_estimate_decides() -> None:
     full = {"capped": 12 * GIB, "other": 12 * GIB}
-    assert stop_of(CAPPED, OTHER, used_bytes=full) == "MemoryCapExceeded"
+    both = ("capped", "other")
+    assert stop_of(CAPPED, OTHER, used_bytes=full, estimated=both) == "MemoryCapExceeded"
+
+
+def test_two_equal_jobs_beyond_their_caps_are_both_stopped() -> None:
+    twin = running(make_job("twin", sharing=SharingMode.SHARED), held=capped(CAP_BYTES))
+    found = step((CAPPED, twin), {"capped": 8 * GIB, "twin": 8 * GIB})
+    stops = [found[name].stop for name in ("capped", "twin")]
+    assert [stop.reason for stop in stops if stop is not None] == ["MemoryCapExceeded"] * 2
+
+
+@pytest.mark.parametrize(("said_bytes", "is_stopped"), [(BEYOND_BYTES, True), (GIB // 2, False)])
+def test_what_the_driver_says_of_one_process_is_proof_beside_an_estimate(
+    said_bytes: int, is_stopped: bool
+) -> None:
+    uid = make_pod(CAPPED).uid
+    said, unsaid = make_gpu(ours=[(uid, said_bytes), (uid, 9 * GIB)]).processes
+    gpu = make_gpu(ours=[(uid, said_bytes + 9 * GIB)])
+    gpu = replace(gpu, processes=(said, replace(unsaid, memory_estimated=True)))
+    snapshot = make_snapshot(CAPPED, pods=[make_pod(CAPPED)], gpus=[gpu])
+    status = statuses(plan(snapshot, after(5)).items).get("capped")
+    assert (status is not None and status.stop is not None) is is_stopped
 
 
 def test_without_a_cap_nobody_exceeds_it() -> None:

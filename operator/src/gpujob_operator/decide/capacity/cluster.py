@@ -23,7 +23,7 @@ EXTERNAL_NOISE_BYTES = 64 * MIB
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """A job with a reservation on a GPU. `excess_bytes` is its measured use above the
-    reservation.
+    reservation. Of that use, `estimated_bytes` are no more than the agent's estimate.
     """
 
     job_uid: str
@@ -32,6 +32,8 @@ class Tenant:
     whole_gpu: bool
     max_slowdown_percent: int
     excess_bytes: int = 0
+    # 0 without an excess.
+    estimated_bytes: int = 0
     party: Party = ANYBODY
 
 
@@ -51,8 +53,6 @@ class GPUCapacity:
     terminating_bytes: int = 0
     # GPUs of a node with the same number are close together.
     link_group: int = 0
-    # The agent cannot read which process uses how much, and divides the memory among them.
-    memory_is_divided: bool = False
     # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
     # Free memory. Negative if unmanaged processes or a leak took more than was left.

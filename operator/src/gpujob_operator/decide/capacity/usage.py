@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from gpujob_api.copies import changed
-from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
@@ -47,6 +47,20 @@ class Learned:
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
     # By node and GPU, why it may be the GPU's fault that programs failed there.
     suspects: Mapping[Place, str] = field(default_factory=dict[Place, str])
+
+
+@dataclass(slots=True)
+class _Use:
+    """What the processes of one tenant use on a GPU."""
+
+    memory_bytes: int = 0
+    # The part of processes of which the driver does not say it.
+    estimated_bytes: int = 0
+
+    def add(self, process: GPUProcess) -> None:
+        self.memory_bytes += process.memory_bytes
+        if process.memory_estimated:
+            self.estimated_bytes += process.memory_bytes
 
 
 @dataclass(slots=True)
@@ -160,7 +174,8 @@ class ClusterUsage:
         observed_at = gpu_node.status.observed_at
         tenants = self.tenants.get((node, gpu.uuid), ())
         used = self._measured(gpu, tenants)
-        external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
+        used_bytes = sum([one.memory_bytes for one in used.values()])
+        external_bytes = max(0, gpu.memory_used_bytes - used_bytes)
         stale = self.gpus_of_stale_pods
         stray_pod = bool(stale) and ((node, gpu.uuid) in stale or ("", gpu.uuid) in stale)
         return GPUCapacity(
@@ -175,17 +190,16 @@ class ClusterUsage:
                 gpu, stray_pod=stray_pod, suspect=learned.suspects.get((node, gpu.uuid), "")
             ),
             link_group=gpu.link_group,
-            memory_is_divided=_is_divided(gpu),
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )
 
-    def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:
-        """Memory that each tenant's processes use on the GPU, by job UID."""
-        used = {tenant.job_uid: 0 for tenant in tenants}
+    def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, "_Use"]:
+        """What each tenant's processes use on the GPU, by job UID."""
+        used = {tenant.job_uid: _Use() for tenant in tenants}
         for process in gpu.processes:
             for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:
                 if job_uid in used:
-                    used[job_uid] += process.memory_bytes
+                    used[job_uid].add(process)
         return used
 
     def _terminating_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
@@ -199,15 +213,6 @@ class ClusterUsage:
         )
 
 
-def _is_divided(gpu: GPU) -> bool:
-    """True if all processes of several pods use the same memory to the byte: the driver does not
-    tell it by process, and the agent gives each the same part of what is used."""
-    if len(gpu.processes) < 2:
-        return False
-    amounts = {process.memory_bytes for process in gpu.processes}
-    return len(amounts) == 1 and len({process.pod_uid for process in gpu.processes}) > 1
-
-
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
     """True if the reading was taken before the pod's end, within clock differences. A later reading
     shows memory that the pod left behind.
@@ -217,10 +222,12 @@ def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
     return observed_at <= ended_at + timedelta(seconds=CLOCKS_DIFFER_SECONDS)
 
 
-def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
-    excess_bytes = max(0, used_bytes - tenant.memory_bytes)
-    same = excess_bytes == tenant.excess_bytes
-    return tenant if same else replace(tenant, excess_bytes=excess_bytes)
+def _with_excess(tenant: Tenant, use: _Use) -> Tenant:
+    excess_bytes = max(0, use.memory_bytes - tenant.memory_bytes)
+    if not excess_bytes and not tenant.excess_bytes:
+        return tenant
+    estimated_bytes = use.estimated_bytes if excess_bytes else 0
+    return replace(tenant, excess_bytes=excess_bytes, estimated_bytes=estimated_bytes)
 
 
 def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:

@@ -102,25 +102,23 @@ def _beyond_cap(job: GPUJob, gpus: Iterable[GPUCapacity], deadline: datetime) ->
     """Of a job that takes memory beyond the cap that it was placed with, on a full GPU or not: its
     own failure, as if the worker had kept the cap and run out of memory.
 
-    Where a reading only divides a GPU's memory among its processes, nobody is blamed by it until
-    there is not enough for all.
+    Nobody is blamed by what the agent estimates, until there is not enough for all.
     """
     cap_bytes = memory_cap_bytes(job)
     if cap_bytes is None:
         return None
     for gpu in gpus:
-        used_bytes = sum(
-            tenant.memory_bytes + tenant.excess_bytes
-            for tenant in gpu.tenants
-            if tenant.job_uid == job.metadata.uid and tenant.excess_bytes > 0
-        )
-        is_guess = gpu.memory_is_divided and gpu.free_bytes >= 0
-        if used_bytes > cap_bytes + CONTEXT_BYTES and not is_guess:
-            message = (
-                f"uses {format_memory(used_bytes)}; with sharing.mode Shared gpu.memory "
-                f"({format_memory(cap_bytes)}) is a cap"
-            )
-            return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
+        for tenant in gpu.tenants:
+            if tenant.job_uid != job.metadata.uid or tenant.excess_bytes <= 0:
+                continue
+            used_bytes = tenant.memory_bytes + tenant.excess_bytes
+            proven_bytes = used_bytes - (tenant.estimated_bytes if gpu.free_bytes >= 0 else 0)
+            if proven_bytes > cap_bytes + CONTEXT_BYTES:
+                message = (
+                    f"uses {format_memory(used_bytes)}; with sharing.mode Shared gpu.memory "
+                    f"({format_memory(cap_bytes)}) is a cap"
+                )
+                return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
     return None
 
 
