@@ -227,8 +227,10 @@ def received(job: GPUJob, report: Report, at: float = 0.0) -> ReceivedReport:
     return ReceivedReport(job.metadata.uid, report.rank, after(at), report)
 
 
-def used(memory_bytes: int, utilization_percent: float = 20.0, samples: int = 10) -> GPUUsage:
-    return GPUUsage(memory_bytes, utilization_percent, samples)
+def used(
+    memory_bytes: int, utilization_percent: float = 20.0, samples: int = 10, **fields: Any
+) -> GPUUsage:
+    return GPUUsage(memory_bytes, utilization_percent, samples, **fields)
 
 
 def make_gpu(

@@ -21,15 +21,15 @@ BLAME = (
     of_decide(
         "a job beyond its own blames others",
         "lifecycle/out_of_memory.py",
-        "return known_bytes <= own_bytes + CONTEXT_BYTES",
+        "return known_bytes <= own_bytes + known_context_bytes(measured)",
         "return True",
         "lifecycle/test_out_of_memory.py",
     ),
     of_decide(
         "who exceeds its cap goes on while there is enough",
         "lifecycle/faults.py",
-        "if proven_bytes > cap_bytes + CONTEXT_BYTES:",
-        "if gpu.free_bytes < 0 and proven_bytes > cap_bytes + CONTEXT_BYTES:",
+        "if proven_bytes > cap_bytes + tenant.context_bytes:",
+        "if gpu.free_bytes < 0 and proven_bytes > cap_bytes + tenant.context_bytes:",
         "lifecycle/test_memory_cap.py",
     ),
     of_decide(
@@ -42,8 +42,8 @@ BLAME = (
     of_decide(
         "what the agent estimates is not marked",
         "capacity/usage.py",
-        "if process.memory_estimated:",
-        "if False:",
+        "for each in processes if each.memory_estimated",
+        "for each in processes if False",
         "lifecycle/test_memory_cap.py",
     ),
     of_operator(
@@ -63,16 +63,37 @@ BLAME = (
     of_decide(
         "the context above a cap is never reserved",
         "measurement/reservation.py",
-        "return min(with_margin(used_bytes, configuration), cap_bytes + CONTEXT_BYTES)",
+        "return min(with_margin(used_bytes, configuration), cap_bytes + contexts_bytes)",
         "return cap_bytes",
         "lifecycle/test_memory_cap.py",
     ),
     of_decide(
         "who exceeded its cap reserves what it took",
         "measurement/reservation.py",
-        "return min(with_margin(used_bytes, configuration), cap_bytes + CONTEXT_BYTES)",
+        "return min(with_margin(used_bytes, configuration), cap_bytes + contexts_bytes)",
         "return with_margin(used_bytes, configuration)",
         "lifecycle/test_memory_cap.py",
+    ),
+    of_decide(
+        "only one of a job's processes has a context",
+        "model/held_gpus.py",
+        "return max(CONTEXT_BYTES, min(bytes_in_all, CONTEXTS_MAX * CONTEXT_BYTES))",
+        "return CONTEXT_BYTES",
+        "lifecycle/test_memory_cap.py",
+    ),
+    of_decide(
+        "many processes are rid of their job's cap",
+        "model/held_gpus.py",
+        "return max(CONTEXT_BYTES, min(bytes_in_all, CONTEXTS_MAX * CONTEXT_BYTES))",
+        "return max(CONTEXT_BYTES, bytes_in_all)",
+        "lifecycle/test_memory_cap.py",
+    ),
+    of_decide(
+        "the contexts of several processes are never reserved",
+        "measurement/reservation.py",
+        "contexts_bytes = max(usage.context_bytes, known_context_bytes(known))",
+        "contexts_bytes = known_context_bytes(None)",
+        "measurement/test_reservation.py",
     ),
     of_decide(
         "a cap that is not written grows with what is reserved",

@@ -270,6 +270,8 @@ class Measurement:
     joules_per_step: Joules | None = None
     device: Model = ""
     torch_version: Version = ""
+    # What the contexts of its processes may take of a GPU, where there are several.
+    context_bytes: GPUMemoryBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

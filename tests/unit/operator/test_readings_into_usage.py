@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpunode import GPU, GPUNode
-from gpujob_api.quantities import GIB
+from gpujob_api.quantities import GIB, MIB
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
@@ -65,6 +66,17 @@ def test_processes_of_one_pod_on_a_gpu_add_up() -> None:
     gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], unmanaged=4 * GIB)
     usage.observe(_node(gpu, at=0), _find)
     assert _use(usage).memory_peak_bytes == 3 * GIB
+
+
+def test_contexts_are_those_of_the_most_processes_on_one_gpu() -> None:
+    usage = MeasuredUsage()
+    one, two = [(POD.uid, GIB)], [(POD.uid, GIB), (POD.uid, 100 * MIB)]
+    usage.observe(_node(make_gpu(ours=one), at=0), _find)
+    assert _use(usage).context_bytes == CONTEXT_BYTES
+    other = make_gpu("GPU-1", ours=one, index=1)
+    usage.observe(_node(make_gpu(ours=two, unmanaged=GIB), other, at=2), _find)
+    usage.observe(_node(make_gpu(ours=one), other, at=4), _find)
+    assert _use(usage).context_bytes == CONTEXT_BYTES + 100 * MIB
 
 
 @pytest.mark.parametrize(("gap_seconds", "samples"), [(2, 2), (6, 4), (10, 6), (600, 6), (0.5, 2)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
+from gpujob_operator.decide.model.held_gpus import context_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
 
 AttemptKey = tuple[str, int]
@@ -27,9 +28,12 @@ class _GPU:
     memory_peak_bytes: int = 0
     utilization_percent: float = 0.0
     samples: int = 0
+    context_bytes: int = 0
 
-    def add(self, memory_bytes: int, utilization_percent: float, samples: int) -> None:
-        self.memory_peak_bytes = max(self.memory_peak_bytes, memory_bytes)
+    def add(self, memory_bytes: list[int], utilization_percent: float, samples: int) -> None:
+        """`memory_bytes` by process."""
+        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(memory_bytes))
+        self.context_bytes = max(self.context_bytes, context_bytes(memory_bytes))
         self.samples += samples
         weight = min(1.0, samples / min(self.samples, UTILIZATION_SAMPLES_MEMORY))
         self.utilization_percent += (utilization_percent - self.utilization_percent) * weight
@@ -44,7 +48,9 @@ class _Attempt:
     # changed.
     _usage: GPUUsage | None = None
 
-    def add(self, uuid: str, memory_bytes: int, utilization_percent: float, samples: int) -> None:
+    def add(
+        self, uuid: str, memory_bytes: list[int], utilization_percent: float, samples: int
+    ) -> None:
         gpu = self.gpus.setdefault(uuid, _GPU())
         gpu.add(memory_bytes, utilization_percent, samples)
         self._usage = None
@@ -56,6 +62,7 @@ class _Attempt:
                 memory_peak_bytes=max(gpu.memory_peak_bytes for gpu in gpus),
                 utilization_percent=round(max(gpu.utilization_percent for gpu in gpus), 1),
                 samples=max(gpu.samples for gpu in gpus),
+                context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
             )
         return self._usage
@@ -123,10 +130,10 @@ class MeasuredUsage:
                 groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
         owners = {process.pod_uid for process in gpu.processes}
         for key, processes in groups.items():
-            memory = sum(process.memory_bytes for process in processes)
+            memory_bytes = [process.memory_bytes for process in processes]
             utilization = _utilization(gpu, processes, alone=len(owners) == 1)
             attempt = self._attempts.setdefault(key, _Attempt())
-            attempt.add(gpu.uuid, memory, utilization, samples)
+            attempt.add(gpu.uuid, memory_bytes, utilization, samples)
             self._view = None
         return bool(groups)
 

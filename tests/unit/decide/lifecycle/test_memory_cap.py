@@ -19,7 +19,8 @@ from gpujob_api.gpunode import GPU
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, FailureClass
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, CONTEXTS_MAX
+from gpujob_operator.decide.placement.requirements import requirements_of
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
@@ -198,6 +199,57 @@ def test_what_others_took_excuses_a_job_that_kept_to_its_cap_and_context(
     assert (counters.interruptions, counters.out_of_memory) == (is_excused, 1 - is_excused)
 
 
+# -- several processes
+
+
+def stop_of_processes(*used_bytes: int) -> bool:
+    """Whether the job is stopped of which one process uses so much each."""
+    uid = make_pod(CAPPED).uid
+    gpu = make_gpu(ours=[(uid, each) for each in used_bytes])
+    snapshot = make_snapshot(CAPPED, pods=[make_pod(CAPPED)], gpus=[gpu])
+    status = statuses(plan(snapshot, after(5)).items).get("capped")
+    return status is not None and status.stop is not None
+
+
+@pytest.mark.parametrize("others", [1, 3, CONTEXTS_MAX - 1])
+def test_each_process_has_a_context(others: int) -> None:
+    """Loaders that use the GPU, and the ranks of a launcher."""
+    contexts = [CONTEXT_BYTES] * others
+    assert not stop_of_processes(CAP_BYTES + CONTEXT_BYTES, *contexts)
+    assert stop_of_processes(BEYOND_BYTES, *contexts)
+
+
+def test_a_process_that_uses_less_than_a_context_excuses_no_more() -> None:
+    assert not stop_of_processes(CAP_BYTES + CONTEXT_BYTES, 10 * MIB)
+    assert stop_of_processes(CAP_BYTES + CONTEXT_BYTES + 1, 10 * MIB)
+
+
+def test_the_number_of_contexts_is_bounded() -> None:
+    """Or else a job would be rid of its cap by many processes."""
+    contexts = [CONTEXT_BYTES] * (CONTEXTS_MAX - 1)
+    assert stop_of_processes(CAP_BYTES + CONTEXT_BYTES, *contexts, 2 * MIB)
+
+
+def test_the_contexts_of_several_processes_are_reserved_the_next_time() -> None:
+    seen_bytes = CAP_BYTES + 2 * CONTEXT_BYTES
+    several = replace(measured(seen_bytes), context_bytes=3 * CONTEXT_BYTES)
+    held = step([with_status(NEW, attempt=1, measurement=several)], {})["capped"].reservation
+    assert held == capped(CAP_BYTES, seen_bytes + Configuration().memory_margin_bytes)
+    breach = replace(several, memory_bytes=17 * GIB)
+    held = step([with_status(NEW, attempt=1, measurement=breach)], {})["capped"].reservation
+    assert held == capped(CAP_BYTES, CAP_BYTES + 3 * CONTEXT_BYTES)
+
+
+def test_jobs_that_reserve_more_contexts_are_another_kind() -> None:
+    """Who is refused together and placed together reserves the same."""
+    known = measured(17 * GIB), replace(measured(17 * GIB), context_bytes=3 * CONTEXT_BYTES)
+    jobs = [with_status(NEW, measurement=measurement) for measurement in known]
+    assert len({requirements_of(job, None).scheduling_signature for job in jobs}) == 2
+
+
+# -- its attempt
+
+
 @pytest.mark.parametrize("asked_bytes", [None, MIB, 4 * GIB, 20 * GIB])
 @pytest.mark.parametrize("has_cap", [True, False])
 def test_the_cap_is_that_of_the_attempt_and_not_of_an_edit(
@@ -264,7 +316,10 @@ def test_two_equal_jobs_beyond_their_caps_are_both_stopped() -> None:
     assert [stop.reason for stop in stops if stop is not None] == ["MemoryCapExceeded"] * 2
 
 
-@pytest.mark.parametrize(("said_bytes", "is_stopped"), [(BEYOND_BYTES, True), (GIB // 2, False)])
+@pytest.mark.parametrize(
+    ("said_bytes", "is_stopped"),
+    [(BEYOND_BYTES + CONTEXT_BYTES, True), (BEYOND_BYTES + CONTEXT_BYTES - 1, False)],
+)
 def test_what_the_driver_says_of_one_process_is_proof_beside_an_estimate(
     said_bytes: int, is_stopped: bool
 ) -> None:

@@ -95,6 +95,17 @@ def test_a_job_that_took_more_than_its_own_is_to_blame_itself() -> None:
     assert (found.counters.out_of_memory, found.counters.interruptions) == (1, 0)
 
 
+@pytest.mark.parametrize(("above_bytes", "is_excused"), [(0, 1), (1, 0)])
+def test_the_contexts_of_all_its_processes_are_its_own(above_bytes: int, is_excused: int) -> None:
+    seen = measured(8 * GIB + 3 * CONTEXT_BYTES + above_bytes)
+    several = replace(seen, context_bytes=3 * CONTEXT_BYTES)
+    found = status_of(with_status(HONEST, measurement=several), 17 * GIB)
+    assert (found.counters.interruptions, found.counters.out_of_memory) == (
+        is_excused,
+        1 - is_excused,
+    )
+
+
 def test_what_a_worker_says_that_it_needs_counts() -> None:
     failure = Failure(FailureClass.OUT_OF_MEMORY, "CUDA out of memory", needed_bytes=90 * GIB)
     words = replace(make_report(step=30), failure=failure)

@@ -37,7 +37,7 @@ def _planned(
         for name in [next((one for one, where in seen.items() if where == uuid), "")]
     ]
     usage = {
-        (f"uid-{name}", 1): GPUUsage(12 * GIB, 50.0, 1, (SeenGPUs(0, (uuid,)),))
+        (f"uid-{name}", 1): GPUUsage(12 * GIB, 50.0, 1, seen=(SeenGPUs(0, (uuid,)),))
         for name, uuid in seen.items()
     }
     pods = [make_pod(job) for job in jobs if job.status.placement is not None]

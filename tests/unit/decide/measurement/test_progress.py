@@ -16,6 +16,7 @@ from gpujob_operator.decide.measurement.progress import (
     with_report,
 )
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from tests.harness.builders import (
     CARD_BYTES,
     MODEL,
@@ -32,6 +33,21 @@ from tests.harness.builders import (
 
 CONFIGURATION = Configuration()
 JOB = running(make_job(), held=reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0))
+
+
+def test_the_most_contexts_that_were_seen_stay_known() -> None:
+    """What a job of one process may have is not written."""
+    status = with_measurement(JOB.status, None, used(GIB))
+    assert status.measurement is not None
+    assert status.measurement.context_bytes is None
+    for contexts in (3, 1, 2):
+        usage = used(GIB, context_bytes=contexts * CONTEXT_BYTES)
+        status = with_measurement(status, None, usage)
+        assert status.measurement is not None
+        assert status.measurement.context_bytes == 3 * CONTEXT_BYTES
+    first = with_measurement(JOB.status, None, used(GIB, context_bytes=2 * CONTEXT_BYTES))
+    assert first.measurement is not None
+    assert first.measurement.context_bytes == 2 * CONTEXT_BYTES
 
 
 def told(job: GPUJob, report: Report, at: float = 100.0) -> GPUJobStatus:

@@ -161,6 +161,16 @@ def test_under_a_cap_a_context_is_reserved_and_no_more() -> None:
     assert known == most, "the peak of an earlier attempt is still to come"
 
 
+def test_the_contexts_of_all_processes_are_reserved_as_they_are_measured() -> None:
+    contexts_bytes = 3 * CONTEXT_BYTES
+    held, most = capped(4 * GIB), capped(4 * GIB, 4 * GIB + contexts_bytes)
+    several = used(9 * GIB, context_bytes=contexts_bytes)
+    assert after_measuring(held, several, **CAPPED) == most
+    known = replace(measured(9 * GIB), context_bytes=contexts_bytes)
+    job = running(make_job(**CAPPED), held=held, measurement=known)
+    assert measured_reservation(job, used(GIB), CONFIGURATION, lambda: CARD_BYTES) == most
+
+
 @pytest.mark.parametrize("asked_gib", [None, 1, 20])
 @pytest.mark.parametrize("mode", [SharingMode.SHARED, SharingMode.AUTO])
 def test_an_edit_of_the_cap_counts_from_the_next_attempt_on(

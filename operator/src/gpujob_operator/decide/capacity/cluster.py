@@ -23,7 +23,8 @@ EXTERNAL_NOISE_BYTES = 64 * MIB
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """A job with a reservation on a GPU. `excess_bytes` is its measured use above the
-    reservation. Of that use, `estimated_bytes` are no more than the agent's estimate.
+    reservation. Of that use, `estimated_bytes` are no more than the agent's estimate, and up to
+    `context_bytes` may be contexts of its processes.
     """
 
     job_uid: str
@@ -32,8 +33,9 @@ class Tenant:
     whole_gpu: bool
     max_slowdown_percent: int
     excess_bytes: int = 0
-    # 0 without an excess.
+    # These are 0 without an excess.
     estimated_bytes: int = 0
+    context_bytes: int = 0
     party: Party = ANYBODY
 
 

@@ -27,7 +27,7 @@ from gpujob_operator.decide.capacity.prices import (
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.decide.model.held_gpus import Place, context_bytes
 from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import NodeView
@@ -47,20 +47,6 @@ class Learned:
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
     # By node and GPU, why it may be the GPU's fault that programs failed there.
     suspects: Mapping[Place, str] = field(default_factory=dict[Place, str])
-
-
-@dataclass(slots=True)
-class _Use:
-    """What the processes of one tenant use on a GPU."""
-
-    memory_bytes: int = 0
-    # The part of processes of which the driver does not say it.
-    estimated_bytes: int = 0
-
-    def add(self, process: GPUProcess) -> None:
-        self.memory_bytes += process.memory_bytes
-        if process.memory_estimated:
-            self.estimated_bytes += process.memory_bytes
 
 
 @dataclass(slots=True)
@@ -173,8 +159,8 @@ class ClusterUsage:
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
         observed_at = gpu_node.status.observed_at
         tenants = self.tenants.get((node, gpu.uuid), ())
-        used = self._measured(gpu, tenants)
-        used_bytes = sum([one.memory_bytes for one in used.values()])
+        own = self._processes(gpu, tenants)
+        used_bytes = sum([each.memory_bytes for processes in own.values() for each in processes])
         external_bytes = max(0, gpu.memory_used_bytes - used_bytes)
         stale = self.gpus_of_stale_pods
         stray_pod = bool(stale) and ((node, gpu.uuid) in stale or ("", gpu.uuid) in stale)
@@ -185,7 +171,7 @@ class ClusterUsage:
             driver_bytes=gpu.memory_reserved_bytes,
             external_bytes=external_bytes,
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
-            tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
+            tenants=tuple(_with_excess(one, own[one.job_uid]) for one in tenants),
             blocked=why_blocked(
                 gpu, stray_pod=stray_pod, suspect=learned.suspects.get((node, gpu.uuid), "")
             ),
@@ -193,14 +179,14 @@ class ClusterUsage:
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )
 
-    def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, "_Use"]:
-        """What each tenant's processes use on the GPU, by job UID."""
-        used = {tenant.job_uid: _Use() for tenant in tenants}
+    def _processes(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, list[GPUProcess]]:
+        """Each tenant's processes on the GPU, by job UID."""
+        found: dict[str, list[GPUProcess]] = {tenant.job_uid: [] for tenant in tenants}
         for process in gpu.processes:
             for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:
-                if job_uid in used:
-                    used[job_uid].add(process)
-        return used
+                if job_uid in found:
+                    found[job_uid].append(process)
+        return found
 
     def _terminating_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
         """Memory of finished pods that the reading still shows and the next one will not."""
@@ -222,12 +208,17 @@ def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
     return observed_at <= ended_at + timedelta(seconds=CLOCKS_DIFFER_SECONDS)
 
 
-def _with_excess(tenant: Tenant, use: _Use) -> Tenant:
-    excess_bytes = max(0, use.memory_bytes - tenant.memory_bytes)
-    if not excess_bytes and not tenant.excess_bytes:
+def _with_excess(tenant: Tenant, processes: Sequence[GPUProcess]) -> Tenant:
+    """The tenant with what its processes use above its reservation."""
+    excess_bytes = sum([each.memory_bytes for each in processes]) - tenant.memory_bytes
+    if excess_bytes <= 0:
         return tenant
-    estimated_bytes = use.estimated_bytes if excess_bytes else 0
-    return replace(tenant, excess_bytes=excess_bytes, estimated_bytes=estimated_bytes)
+    return replace(
+        tenant,
+        excess_bytes=excess_bytes,
+        estimated_bytes=sum([each.memory_bytes for each in processes if each.memory_estimated]),
+        context_bytes=context_bytes([each.memory_bytes for each in processes]),
+    )
 
 
 def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:

@@ -13,7 +13,7 @@ from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at, gpus_by_place
 from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, memory_cap_bytes
+from gpujob_operator.decide.model.held_gpus import memory_cap_bytes
 from gpujob_operator.decide.model.notices import NoticeKind
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.model.stop_reasons import (
@@ -113,7 +113,7 @@ def _beyond_cap(job: GPUJob, gpus: Iterable[GPUCapacity], deadline: datetime) ->
                 continue
             used_bytes = tenant.memory_bytes + tenant.excess_bytes
             proven_bytes = used_bytes - (tenant.estimated_bytes if gpu.free_bytes >= 0 else 0)
-            if proven_bytes > cap_bytes + CONTEXT_BYTES:
+            if proven_bytes > cap_bytes + tenant.context_bytes:
                 message = (
                     f"uses {format_memory(used_bytes)}; with sharing.mode Shared gpu.memory "
                     f"({format_memory(cap_bytes)}) is a cap"

@@ -11,7 +11,7 @@ from gpujob_operator.decide.capacity.sites import Sites, WorkerSite, gpus_at
 from gpujob_operator.decide.lifecycle.faults import pressure_message
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.model.configuration import DeviceAccess
-from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, memory_cap_bytes
+from gpujob_operator.decide.model.held_gpus import known_context_bytes, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 
@@ -70,4 +70,4 @@ def _kept_to_its_own(job: GPUJob, failed: Iterable[PodView]) -> bool:
     known_bytes = max([measured.memory_bytes if measured is not None else 0, *needed])
     cap_bytes = memory_cap_bytes(job)
     own_bytes = held.memory_bytes if cap_bytes is None else cap_bytes
-    return known_bytes <= own_bytes + CONTEXT_BYTES
+    return known_bytes <= own_bytes + known_context_bytes(measured)

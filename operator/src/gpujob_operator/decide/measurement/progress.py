@@ -16,6 +16,7 @@ from gpujob_api.quantities import GIB, format_count, format_memory
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, known_context_bytes
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
@@ -69,7 +70,11 @@ def with_measurement(
     utilization_percent = round(usage.utilization_percent, 1)
     if before is None:
         measurement = Measurement(
-            usage.memory_peak_bytes, utilization_percent, usage.samples, device=model
+            usage.memory_peak_bytes,
+            utilization_percent,
+            usage.samples,
+            device=model,
+            context_bytes=_of_several(usage.context_bytes),
         )
     else:
         grown = usage.memory_peak_bytes > before.memory_bytes
@@ -79,8 +84,14 @@ def with_measurement(
             utilization_percent=utilization_percent,
             samples=max(usage.samples, before.samples),
             device=model if grown else before.device,
+            context_bytes=_of_several(max(usage.context_bytes, known_context_bytes(before))),
         )
     return _with_steps(changed(status, measurement=measurement), report)
+
+
+def _of_several(contexts_bytes: int) -> int | None:
+    """None where it is what one process may have."""
+    return contexts_bytes if contexts_bytes > CONTEXT_BYTES else None
 
 
 def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:

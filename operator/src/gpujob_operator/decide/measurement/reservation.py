@@ -12,7 +12,7 @@ from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSourc
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, Place, memory_cap_bytes
+from gpujob_operator.decide.model.held_gpus import Place, known_context_bytes, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
 # After so many GPUs in a row became unhealthy soon under a job, it gets GPUs of its own: if one
@@ -61,7 +61,8 @@ def wanted_reservation(
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
         used_bytes = measurement.memory_bytes if measurement is not None else 0
-        memory_bytes = _under_cap(hint.bytes, used_bytes, configuration)
+        contexts_bytes = known_context_bytes(measurement)
+        memory_bytes = _under_cap(hint.bytes, used_bytes, contexts_bytes, configuration)
         return Reservation(
             memory_bytes, utilization_percent, ReservationSource.HINT, cap_bytes=hint.bytes
         )
@@ -81,13 +82,16 @@ def wanted_reservation(
     return None
 
 
-def _under_cap(cap_bytes: int, used_bytes: int, configuration: Configuration) -> int:
-    """What a job of this cap reserves that was seen to use so much: the cap, and the context above
-    it as far as it was seen. What it used beyond that was a breach of the cap, and gets it nothing.
+def _under_cap(
+    cap_bytes: int, used_bytes: int, contexts_bytes: int, configuration: Configuration
+) -> int:
+    """What a job of this cap reserves that was seen to use so much: the cap, and the contexts above
+    it as far as they were seen. What it used beyond that was a breach of the cap, and gets it
+    nothing.
     """
     if used_bytes <= cap_bytes:
         return cap_bytes
-    return min(with_margin(used_bytes, configuration), cap_bytes + CONTEXT_BYTES)
+    return min(with_margin(used_bytes, configuration), cap_bytes + contexts_bytes)
 
 
 def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
@@ -108,7 +112,7 @@ def measured_reservation(
     below the peak that the job is known to have had in any attempt. It grows only if the job is
     seen to use more than it reserved, and never beyond `most_bytes`, because the rest of the GPU
     may already be reserved by other jobs (I1). It is asked for only then, because few jobs grow.
-    Under a cap it grows no further than a context above the cap, and never shrinks.
+    Under a cap it grows no further than the contexts above the cap, and never shrinks.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -123,7 +127,8 @@ def measured_reservation(
     outgrown = known_bytes > held.memory_bytes
     cap_bytes = memory_cap_bytes(job)
     if cap_bytes is not None:
-        needed_bytes = _under_cap(cap_bytes, known_bytes, configuration)
+        contexts_bytes = max(usage.context_bytes, known_context_bytes(known))
+        needed_bytes = _under_cap(cap_bytes, known_bytes, contexts_bytes, configuration)
         moved = abs(utilization_percent - held.utilization_percent) >= 10
         found = replace(
             held,

@@ -1,6 +1,8 @@
 """What the attempt of a job holds on GPUs."""
 
-from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource
+from collections.abc import Iterable
+
+from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource
 from gpujob_api.quantities import MIB
 
 # A node and the UUID of a GPU of it: two nodes can claim one UUID.
@@ -8,6 +10,8 @@ Place = tuple[str, str]
 # A process has a context on its GPU that no library's limit covers: up to this much above a cap is
 # no breach.
 CONTEXT_BYTES = 768 * MIB
+# So many of a job's processes on one GPU may have a context: the ranks of a launcher, and loaders.
+CONTEXTS_MAX = 8
 
 
 def holds_gpus(job: GPUJob) -> bool:
@@ -35,3 +39,16 @@ def memory_cap_bytes(job: GPUJob) -> int | None:
         return None
     # An operator of before wrote no cap, and reserved just that.
     return held.memory_bytes if held.cap_bytes is None else held.cap_bytes
+
+
+def context_bytes(used_bytes: Iterable[int]) -> int:
+    """What the contexts of a job's processes may take of one GPU, in bytes. `used_bytes` is what
+    each process uses there: no context takes more than that."""
+    bytes_in_all = sum([min(CONTEXT_BYTES, each) for each in used_bytes])
+    return max(CONTEXT_BYTES, min(bytes_in_all, CONTEXTS_MAX * CONTEXT_BYTES))
+
+
+def known_context_bytes(measurement: Measurement | None) -> int:
+    """The most that `context_bytes` was in any attempt of the job so far."""
+    known_bytes = measurement.context_bytes if measurement is not None else None
+    return known_bytes or CONTEXT_BYTES

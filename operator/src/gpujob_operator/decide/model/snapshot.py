@@ -17,6 +17,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.placement_record import PlacementRecord
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
@@ -211,6 +212,8 @@ class GPUUsage:
     memory_peak_bytes: int
     utilization_percent: float
     samples: int
+    # What the contexts of its processes may take of a GPU.
+    context_bytes: int = CONTEXT_BYTES
     # By rank.
     seen: tuple[SeenGPUs, ...] = ()
 

@@ -20,6 +20,7 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import known_context_bytes
 from gpujob_operator.decide.model.node_affinity import (
     NodeAffinity,
     required_affinity,
@@ -109,6 +110,7 @@ class JobRequirements:
             (measured.memory_bytes, measured.utilization_percent, measured.device, self.measured)
             if measured
             else None,
+            known_context_bytes(measured),
             (ran_out_of_memory(job), job.status.utilization_floor_percent),
             breaks_gpus(job),
         )
