@@ -49,22 +49,22 @@ SLOTS = (
     of_operator(
         "one namespace takes all lanes",
         "act/executor.py",
-        "return self._lanes_of[namespace] >= self._lanes_max * NAMESPACE_LANES_FRACTION",
-        "return False",
+        "        if self._lanes_left(namespace_of(items[0])) <= 0:\n",
+        "        if False:\n",
         "test_executor_lanes.py",
     ),
     of_operator(
         "a cycle places however many there are",
         "decide/admission/admit.py",
-        "            if len(self.placed) >= PLACEMENTS_MAX:\n",
+        "            if self._placed_to_write >= PLACEMENTS_MAX:\n",
         "            if False:\n",
         "tests/unit/decide/admission/test_order_of_placements.py",
     ),
     of_operator(
         "a listed object that is known is held whole",
         "observe/store.py",
-        "            return found, False\n        if mark.version",
-        "            return manifest, False\n        if mark.version",
+        "            return found, False\n        if self._listed",
+        "            return manifest, False\n        if self._listed",
         "test_condensed_lists.py",
     ),
     of_operator(

@@ -26,6 +26,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.store import Mark
+from gpujob_operator.read.shapes import Identity
 from tests.simulation.api_server import OtherKind
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.operator_shell import Parts
@@ -46,6 +47,10 @@ class _ReadsWrong(Cache, ABC):
         read = self._read(manifest) if kind is self.KIND else manifest
         return super().apply(kind, event_type, read)
 
+    def condense(self, kind: Kind, mark: Mark, manifest: object) -> object:
+        read = self._read(manifest) if kind is self.KIND else manifest
+        return super().condense(kind, mark, read)
+
     def resync(
         self,
         kind: Kind,
@@ -54,7 +59,8 @@ class _ReadsWrong(Cache, ABC):
         mark: Mark | None = None,
     ) -> bool:
         if kind is self.KIND:
-            manifests = [self._read(manifest) for manifest in manifests]
+            # Of what was condensed the state was read then.
+            manifests = [one if isinstance(one, Identity) else self._read(one) for one in manifests]
         return super().resync(kind, manifests, resource_version, mark)
 
     @abstractmethod

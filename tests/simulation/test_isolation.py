@@ -73,12 +73,21 @@ def played(scene: Callable[[], Scenario]) -> Callable[[Parts], list[Violation]]:
     return lambda parts: scenes.run_calm_scene(scene(), parts=parts).violations
 
 
-def crowded(seed: int, faults: Faults) -> Callable[[Parts], list[Violation]]:
-    """Many jobs for two GPUs, under the weather."""
+# Of the crowded seeds one in 4 to one in 16 shows what a broken shell does.
+SEEDS_TRIED = 24
+
+
+def crowded(first: int, faults: Faults) -> Callable[[Parts], list[Violation]]:
+    """Many jobs for two GPUs, under the weather: the first of some seeds that breaks a promise."""
 
     def play(parts: Parts) -> list[Violation]:
-        scenario, weather = make_crowded_scenario(seed), replace(faults)
-        return scenes.run_calm_scene(scenario, seed, parts, faults=weather).violations
+        found: list[Violation] = []
+        for seed in range(first, first + SEEDS_TRIED):
+            scenario, weather = make_crowded_scenario(seed), replace(faults)
+            found = scenes.run_calm_scene(scenario, seed, parts, faults=weather).violations
+            if found:
+                break
+        return found
 
     return play
 
@@ -100,10 +109,10 @@ CAUGHT = (
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.DOUBTFUL_WRITTEN)),
     ("I15", mutants.REPEATS_WHAT_IS_REFUSED, paired(TroubleKind.WEBHOOK)),
     ("I15", mutants.ONE_WRITE_AT_A_TIME, paired(TroubleKind.SLOW)),
-    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(0, LOST_ANSWERS)),
+    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(10, LOST_ANSWERS)),
     ("I15", mutants.BREAKS_ON_ODD_WORDS, played(scenes.odd_words)),
     ("I5", mutants.WAITS_FOR_EVERY_CONTAINER, played(scenes.sidecars)),
-    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(1, LATE_EVENTS)),
+    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(10, LATE_EVENTS)),
     ("I7", mutants.IGNORES_DELETION, played(scenes.finalizers)),
     ("I13", mutants.GIVES_LITTLE_GRACE, played(scenes.graces)),
     ("I13", mutants.GIVES_MUCH_GRACE, played(scenes.graces)),

@@ -184,7 +184,7 @@ def test_a_plan_that_breaks_a_promise_is_caught(invariant: str, mutant: PlanFunc
 def test_two_leaders_at_once_are_caught() -> None:
     """I1, I3: the Lease is what keeps two operators from placing on one GPU."""
     caught: set[str] = set()
-    for seed in range(6):
+    for seed in range(20, 44):
         faults = Faults(split_brain=True, watch_delay_max=5.0)
         result = Simulation(
             seed,

@@ -40,6 +40,16 @@ def test_of_a_first_list_nothing_is_held_but_who_is_in_it() -> None:
     assert store.views == ("a@5",)
 
 
+def test_of_a_first_list_that_was_cut_and_begins_again_nothing_is_held_either() -> None:
+    store = _store()
+    store.condense(_object("a", 5), store.mark)
+    mark = store.mark
+    held = [store.condense(one, mark)[0] for one in (_object("a", 5), _object("b", 6))]
+    assert held == [Identity("a", "a", "", 5), Identity("b", "b", "", 6)]
+    store.resync(held, "7", mark)
+    assert store.views == ("a@5", "b@6")
+
+
 def test_later_only_what_is_not_stored_is_held_whole() -> None:
     store = _store()
     store.resync([_object("a", 5), _object("b", 6)], "6")

@@ -21,6 +21,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.slots import BURST_PER_SECOND, PATIENT_BURST
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.decide.model.lanes import LanesLeft
 from gpujob_operator.decide.model.plan import WriteStatus
 from tests.harness.builders import make_job, make_snapshot, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item
@@ -314,10 +315,10 @@ async def test_a_namespace_whose_writes_hang_leaves_lanes_to_others() -> None:
     assert bench.submit(create_item(bench.job("well", "well"))).started == 1
     await eventually(lambda: bench.executor.lanes == 67)
     assert bench.kube.names(PODS) == ["well-1-0"]
-    assert bench.executor.assume(make_snapshot()).crowded_namespaces == ("sick",)
+    assert bench.executor.assume(make_snapshot()).lanes_left == (LanesLeft("sick", 0),)
     answered.set()
     assert await bench.executor.drain(5)
-    assert bench.executor.assume(make_snapshot()).crowded_namespaces == ()
+    assert bench.executor.assume(make_snapshot()).lanes_left == ()
     assert bench.submit(*sick[67:]).started == 67, "lanes that ended are free"
     assert await bench.executor.drain(5)
 
@@ -350,3 +351,17 @@ async def test_a_huge_plan_is_continued_in_the_next_cycle() -> None:
     assert (submission.started, submission.postponed) == (3, 2)
     await bench.executor.drain(5)
     assert len(bench.kube.names(PODS)) == 3
+
+
+async def test_who_backs_off_is_told_until_it_may_be_tried_again(bench: ExecutorBench) -> None:
+    bench.kube.fail("create", "pods", Refused(500, "", "admission plugin"), times=ATTEMPTS_MAX)
+    job, other = bench.job(), bench.job("other")
+    await bench.run(create_item(job))
+    assert bench.executor.assume(make_snapshot()).backing_off == (), "not asked yet"
+    bench.submit(create_item(job), create_item(other))
+    assert bench.executor.assume(make_snapshot()).backing_off == (job.metadata.uid,)
+    assert await bench.executor.drain(5)
+    bench.clock.advance(120.0)
+    bench.submit(create_item(job))
+    assert bench.executor.assume(make_snapshot()).backing_off == ()
+    assert await bench.executor.drain(5)

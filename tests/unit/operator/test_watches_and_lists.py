@@ -20,7 +20,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import OUR_KINDS, Relist
-from gpujob_operator.handlers.watches import WATCHED, Watch, restart_of
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -302,6 +302,23 @@ async def test_a_watch_lists_itself_where_the_leaders_list_was_begun_before(
     await refresh
     await bench.following()
     assert slow.waiting == 3
+
+
+async def test_a_watch_that_had_its_list_lists_itself_however_long_the_others_take(
+    bench: _Bench,
+) -> None:
+    jobs = Watch(bench.kube, bench.cache, bench.metrics, GPUJOBS_WATCHED, sleep=bench.pause)
+    retry = Retry(sleep=bench.pause)
+    relist = Relist(bench.kube, bench.cache, silent=bench._silent, watches=[jobs], retry=retry)
+    bench.kube.fail("list", "gpuqueues", times=10**9)
+    bench.tasks.append(asyncio.create_task(jobs.run()))
+    await bench.following()
+    bench.tasks.append(asyncio.create_task(relist.refresh()))
+    queues = [call for call in bench.kube.calls if call.plural == "gpuqueues"]
+    await eventually(lambda: len(bench.kube.calls) > len(queues) + 10)
+    listed = [call.plural for call in bench.kube.calls].count("gpujobs")
+    jobs.restart()
+    await eventually(lambda: [call.plural for call in bench.kube.calls].count("gpujobs") > listed)
 
 
 async def test_a_watch_lists_itself_where_the_leader_gave_up(bench: _Bench) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import ceil
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
@@ -24,6 +25,7 @@ from gpujob_operator.act.targets import namespace_of
 from gpujob_operator.act.urgency import in_place_of, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
+from gpujob_operator.decide.model.lanes import LanesLeft
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
@@ -117,6 +119,8 @@ class Executor:
         self._lanes_max = lanes_max
         self._lanes: dict[str, _Lane] = {}
         self._lanes_of: Counter[str] = Counter()
+        # Of the last plan: nothing of them was tried, after a refusal.
+        self._backing_off: list[str] = []
 
     @property
     def lanes(self) -> int:
@@ -132,6 +136,7 @@ class Executor:
         for item in plan.items:
             lanes.setdefault(_lane(item), []).append(self._runner.pinned(item))
         started = overtaking = held_back = postponed = backing_off = 0
+        self._backing_off = []
         waits: list[float] = []
         for key, items in lanes.items():
             if key in self._lanes:
@@ -143,6 +148,8 @@ class Executor:
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
+            if not ready:
+                self._backing_off.append(key)
             if not self._has_lane_for(ready):
                 postponed += len(ready)
             elif ready:
@@ -156,13 +163,13 @@ class Executor:
         one namespace leaves a third to the others."""
         if not items:
             return True
-        if self._is_crowded(namespace_of(items[0])):
+        if self._lanes_left(namespace_of(items[0])) <= 0:
             return False
         tells = all(map(only_tells, items))
         return len(self._lanes) < (self._lanes_max // 2 if tells else self._lanes_max)
 
-    def _is_crowded(self, namespace: str) -> bool:
-        return self._lanes_of[namespace] >= self._lanes_max * NAMESPACE_LANES_FRACTION
+    def _lanes_left(self, namespace: str) -> int:
+        return ceil(self._lanes_max * NAMESPACE_LANES_FRACTION) - self._lanes_of[namespace]
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the statuses that are being written, whose jobs it names, and the pods
@@ -172,10 +179,12 @@ class Executor:
         return self._runner.tell(self._with_assumed(snapshot))
 
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
+        if self._backing_off:
+            snapshot = replace(snapshot, backing_off=tuple(self._backing_off))
         if not self._lanes:
             return snapshot
-        crowded = tuple(sorted(filter(self._is_crowded, self._lanes_of)))
-        snapshot = replace(snapshot, writing=tuple(self._lanes), crowded_namespaces=crowded)
+        left = tuple(LanesLeft(one, self._lanes_left(one)) for one in sorted(self._lanes_of))
+        snapshot = replace(snapshot, writing=tuple(self._lanes), lanes_left=left)
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()

@@ -169,7 +169,7 @@ class Kube:
             items += map(condense, objects if whole else map(without_bulk, objects))
             facts = cast("Manifest", metadata)
             if not facts.get("continue"):
-                return Listing(items, str(facts.get("resourceVersion", "")))
+                return Listing(items, _version_of_list(kind, facts))
             query["continue"] = str(facts["continue"])
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
@@ -320,6 +320,14 @@ class Kube:
                 method, url, headers=headers, body=body, _request_timeout=limits
             )
         return answer.response
+
+
+def _version_of_list(kind: ResourceType, metadata: Manifest) -> str:
+    """Without it no watch could go on from the list, and it would be asked for again and again."""
+    version = metadata.get("resourceVersion")
+    if not isinstance(version, str) or not version:
+        raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} has no resourceVersion")
+    return version
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

@@ -39,10 +39,12 @@ HEARTBEAT_INTERVALS = 5
 # A third of the age at which the operator considers a reading stale. With a longer reading interval
 # every reading is written, so that idle GPUs do not become stale.
 HEARTBEAT_SECONDS_MAX = 10.0
-# Of a status that is for people: between two writes for changes of use. Nodes that joined together
-# do not write together: the second write may come at any time until it has to.
+# Of a status that is for people: between two writes for changes of use.
 SHOWN_SECONDS_MIN = 30.0
 SHOWN_SECONDS_SPREAD = 75.0
+# Nodes that joined together, or lost the operator together, do not write together: the write after
+# that may come at any time until it has to.
+SPREAD_SECONDS_FIRST = STATUS_SECONDS_MAX - SHOWN_SECONDS_MIN
 # How old the last reading that went directly gets before one that is like it is written: the next
 # leader is there by then, or else few agents write at a time. Well below the age at which the
 # operator considers a reading stale.
@@ -173,7 +175,8 @@ class Publisher:
         if delivered:
             self._delivered, self._delivered_at = status, self._monotonic()
         if self._worth_showing(status):
-            await self._show(status)
+            first = self._published is None
+            await self._show(status, SPREAD_SECONDS_FIRST if first else SHOWN_SECONDS_SPREAD)
             return True
         return delivered
 
@@ -188,7 +191,7 @@ class Publisher:
             return True
         if now - self._directly_at < self._silent_seconds and not self._differs(status):
             return False
-        await self._show(status)
+        await self._show(status, SPREAD_SECONDS_FIRST)
         return True
 
     async def _deliver(self, status: GPUNodeStatus) -> bool:
@@ -197,10 +200,8 @@ class Publisher:
             return False
         return await self._direct.deliver(status, self._read_at)
 
-    async def _show(self, status: GPUNodeStatus) -> None:
+    async def _show(self, status: GPUNodeStatus, spread_seconds: float) -> None:
         await self._write(status)
-        first = self._published is None
-        spread_seconds = STATUS_SECONDS_MAX - SHOWN_SECONDS_MIN if first else SHOWN_SECONDS_SPREAD
         self._published, self._published_at = status, self._monotonic()
         self._shown_seconds = STATUS_SECONDS_MAX - self._random.uniform(0, spread_seconds)
 

@@ -114,6 +114,8 @@ class Relist:
                 self._cache.resync(kind, listing.items, listing.resource_version, mark)
                 if watch is not None:
                     watch.go_on_from(listing.resource_version, need)
+                    # What it needs later it lists itself, however long the others take.
+                    watch.let_list()
                 return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:

@@ -73,6 +73,8 @@ class Store(Generic[ViewT]):
         self._uids: dict[str, str] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()
         self._mark = NOTHING_SEEN
+        # Whether a whole list of this history was stored.
+        self._listed = False
         self._views: tuple[ViewT, ...] | None = ()
 
     def __len__(self) -> int:
@@ -197,15 +199,14 @@ class Store(Generic[ViewT]):
         """What to hold of a listed object until the list is whole, for `lacks` and `resync`, and
         whether decisions could change. `mark` is that of the store before the list was asked for.
 
-        Where nothing had been seen by then, nothing can contradict the list, and the object is
-        stored at once.
+        Until a first list was whole, the object is stored at once: nothing is decided before.
         """
         found = identity_or_none(manifest)
         if found is None:
             return manifest, False
         if 0 < found.version <= self._newest(found.uid):
             return found, False
-        if mark.version or mark.history != self._mark.history:
+        if self._listed or mark.history != self._mark.history:
             return manifest, False
         return found, self.upsert(manifest)
 
@@ -217,7 +218,8 @@ class Store(Generic[ViewT]):
 
         `mark` is that of the store before the list was asked for. A list that is older than the
         mark, or that has an older state of an object than was known by then, is of another history:
-        the API server's data was restored from a backup. The list then replaces everything.
+        the API server's data was restored from a backup. The list then replaces everything but what
+        was condensed to its identity: list again.
         """
         manifests = list(manifests)
         if self._is_of_another_history(manifests, resource_version, mark):
@@ -232,6 +234,7 @@ class Store(Generic[ViewT]):
         self._see(limit)
         for uid in [uid for uid in self._entries if uid not in listed]:
             changed |= self.remove(uid, limit)
+        self._listed = True
         return changed
 
     def _is_of_another_history(
@@ -251,6 +254,7 @@ class Store(Generic[ViewT]):
         for entry in self._entries.values():
             entry.version = 0
         self._mark = Mark(self._mark.history + 1, 0)
+        self._listed = False
 
     def _see(self, version: int) -> None:
         if version > self._mark.version:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission import admit
+from gpujob_operator.decide.model.lanes import LanesLeft
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import after, make_gpu, make_job, make_snapshot, running
@@ -63,16 +65,59 @@ def test_one_cycle_says_to_so_many_why_they_wait(monkeypatch: pytest.MonkeyPatch
     assert all(world.why(f"job-{number}").startswith("NoRoom: ") for number in range(1, 6))
 
 
-def test_nothing_of_a_namespace_is_placed_that_could_not_be_written() -> None:
-    """Its writes hang, perhaps for ever: what it would hold is free for others meanwhile."""
-    jobs = [
-        make_job("first", namespace="sick", created=1.0),
-        make_job("second", namespace="well", created=2.0),
+def of_two_namespaces(sick: int, well: int) -> list[GPUJob]:
+    """Those of the first one come first."""
+    return [
+        make_job(f"{namespace}-{number}", namespace=namespace, created=float(order + number))
+        for order, namespace, count in ((0, "sick", sick), (100, "well", well))
+        for number in range(count)
     ]
-    snapshot = make_snapshot(*jobs, gpus=GPUS[:1])
-    assert placed(plan(snapshot, after(10))) == ["first"]
-    crowded = replace(snapshot, crowded_namespaces=("sick",))
-    assert placed(plan(crowded, after(10))) == ["second"]
+
+
+def test_of_a_namespace_is_placed_what_can_be_written_and_then_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its writes may hang for ever: what it would hold is free for others meanwhile."""
+    monkeypatch.setattr(admit, "UNWRITTEN_MAX", 0)
+    jobs = of_two_namespaces(4, 2)
+    snapshot = make_snapshot(*jobs, gpus=GPUS)
+    assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1", "sick-2", "sick-3", "well-0"]
+    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 1),))
+    assert placed(plan(crowded, after(10))) == ["sick-0", "well-0", "well-1"]
+    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    assert placed(plan(crowded, after(10))) == ["well-0", "well-1"]
+
+
+def test_the_first_jobs_keep_what_they_would_get_although_they_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others were stopped for them, or they have waited longest."""
+    monkeypatch.setattr(admit, "UNWRITTEN_MAX", 1)
+    snapshot = make_snapshot(*of_two_namespaces(3, 3), gpus=GPUS[:3])
+    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    assert placed(plan(crowded, after(10))) == ["sick-0", "well-0", "well-1"]
+
+
+def test_what_cannot_be_written_keeps_no_other_from_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I15: of the first, every write is refused."""
+    monkeypatch.setattr(admit, "PLACEMENTS_MAX", 2)
+    jobs = of_two_namespaces(2, 2)
+    snapshot = make_snapshot(*jobs, gpus=GPUS)
+    assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1"]
+    refused = replace(snapshot, backing_off=tuple(job.metadata.uid for job in jobs[:2]))
+    assert placed(plan(refused, after(10))) == ["sick-0", "sick-1", "well-0", "well-1"]
+    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    assert placed(plan(crowded, after(10))) == ["sick-0", "sick-1", "well-0", "well-1"]
+
+
+def test_who_cannot_be_told_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admit, "EXPLAINED_MAX", 1)
+    jobs = of_two_namespaces(3, 1)
+    snapshot = replace(make_snapshot(*jobs, gpus=()), backing_off=(jobs[0].metadata.uid,))
+    items = [item for item in plan(snapshot, after(10)).items if isinstance(item, WriteStatus)]
+    assert {item.job.metadata.name for item in items} == {"sick-0", "sick-1"}
 
 
 def test_what_frees_gpus_comes_before_what_takes_them() -> None:

@@ -53,6 +53,9 @@ NOMINATIONS_MAX = 8
 PLACEMENTS_MAX = 512
 # To so many jobs a cycle says anew why they wait, if nothing else depends on it.
 EXPLAINED_MAX = 512
+# So many jobs that could not be written now keep what they would get: those that others made way
+# for, or that have waited longest, come first.
+UNWRITTEN_MAX = 8
 # A search for the earliest start reads every GPU, so it runs for this many classes a cycle.
 CANDIDATES_MAX = 2
 
@@ -76,11 +79,15 @@ class Admission:
     )
     # UIDs of jobs that another process may have placed unseen.
     perhaps_placed: frozenset[str] = frozenset()
-    # Their jobs keep their place in the order, and wait without being looked at.
-    crowded_namespaces: frozenset[str] = frozenset()
+    # By namespace, where it has writes under way: how many more of its jobs can be written.
+    lanes_left: dict[str, int] = field(default_factory=dict[str, int])
+    # UIDs of jobs of which nothing is written now. They count towards no bound of the pass.
+    backing_off: frozenset[str] = frozenset()
     # UIDs of the jobs that were placed, with their place in the order.
     placed: dict[str, int] = field(default_factory=dict[str, int])
+    _placed_to_write: int = 0
     _explained: int = 0
+    _unwritten: int = 0
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _status: PendingStatusWriter = field(init=False)
@@ -108,14 +115,14 @@ class Admission:
         )
 
     def admit(self, lines: OrderedQueues) -> None:
-        """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed. All workers of a
-        job are placed or none (I11)."""
+        """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed that can be written.
+        All workers of a job are placed or none (I11)."""
         line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
         before = self._state()
         for entry in line:
-            if len(self.placed) >= PLACEMENTS_MAX:
+            if self._placed_to_write >= PLACEMENTS_MAX:
                 return
-            if entry.job.metadata.namespace in self.crowded_namespaces:
+            if not self._is_looked_at(entry.job):
                 self._position += 1
                 continue
             refused = self._refused.get(entry.equivalence_class)
@@ -123,8 +130,7 @@ class Admission:
                 self._position += 1
                 continue
             step = self.steps[entry.job.metadata.uid] = self._step(entry)
-            is_new = step.status is not entry.job.status and step.status.placement is None
-            self._explained += is_new
+            self._count(entry.job, step)
             state = self._state()
             if state != before:
                 # Another state never becomes an earlier one again.
@@ -132,6 +138,25 @@ class Admission:
                     key: one for key, one in self._refused.items() if one.state == state
                 }
                 before = state
+
+    def _is_looked_at(self, job: GPUJob) -> bool:
+        """False for a job of which nothing could be written, beyond the first few."""
+        if self.lanes_left.get(job.metadata.namespace, 1) > 0:
+            return True
+        self._unwritten += 1
+        return self._unwritten <= UNWRITTEN_MAX
+
+    def _count(self, job: GPUJob, step: NextStep) -> None:
+        uid, namespace = job.metadata.uid, job.metadata.namespace
+        left = self.lanes_left.get(namespace, 1)
+        if uid in self.backing_off or left <= 0:
+            return
+        if uid in self.placed:
+            self._placed_to_write += 1
+            if namespace in self.lanes_left:
+                self.lanes_left[namespace] -= 1
+        elif step.status is not job.status:
+            self._explained += 1
 
     def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
         """True if this job already shows the reason for which an equivalent job was refused in this

@@ -18,6 +18,7 @@ from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
+from gpujob_operator.decide.model.lanes import LanesLeft
 from gpujob_operator.decide.model.placement_record import PlacementRecord
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
@@ -279,8 +280,10 @@ class Snapshot:
     # UIDs of jobs with writes under way, before whose end nothing more of the job is written. Keys
     # of profiles and queues may be among them.
     writing: tuple[str, ...] = ()
-    # Namespaces that have as many writes under way as they may: nothing more of them is placed.
-    crowded_namespaces: tuple[str, ...] = ()
+    # Of namespaces with writes under way.
+    lanes_left: tuple[LanesLeft, ...] = ()
+    # UIDs of jobs whose last write was refused and is not repeated yet.
+    backing_off: tuple[str, ...] = ()
     # UIDs of pending jobs that another process may have placed unseen.
     perhaps_placed: tuple[str, ...] = ()
     # Since when this process receives reports; None: always.
