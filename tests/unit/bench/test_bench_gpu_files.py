@@ -103,6 +103,35 @@ def test_figures_of_a_program_that_ended_early_replace_no_complete_ones(name: st
     assert kept("results", {name: 1.0}, complete) == complete, "the later one counts"
 
 
+COMPILED, EAGER = {"speedup": 4.9, "compiles": True}, {"speedup": 3.2, "compiles": False}
+
+
+def test_a_search_that_compiled_is_kept_whatever_came_later() -> None:
+    assert kept("results", COMPILED, EAGER) == COMPILED
+    assert kept("results", EAGER, COMPILED) == COMPILED
+    again = {**COMPILED, "speedup": 4.5}
+    assert kept("results", COMPILED, again) == again, "the later one counts"
+    assert kept("results", EAGER, {**EAGER, "speedup": 3.0})["speedup"] == 3.0
+
+
+def test_a_search_from_before_it_said_so_is_taken_for_one_that_compiled() -> None:
+    old = {"speedup": 4.9}
+    assert kept("results", old, EAGER) == old
+    assert kept("results", EAGER, old) == old
+
+
+def test_a_whole_search_without_the_compiler_is_better_than_a_part_of_one_with_it() -> None:
+    assert kept("results", {**COMPILED, "note": "exit code 1"}, EAGER) == EAGER
+    assert kept("results", EAGER, {**COMPILED, "note": "exit code 1"}) == EAGER
+
+
+def test_a_later_search_without_the_compiler_leaves_the_summary_as_it_was() -> None:
+    full = run_with("results", *BOTH)
+    later = run_with("results", *rows_of("gpt2", auto=speed(2.0), hand=EAGER))
+    assert merged([full, later])["summary"] == merged([full])["summary"]
+    assert shares(*merged([full, later])["results"]) == {worker.SHARE: pytest.approx(0.75)}
+
+
 def rows_of(workload: str, **ways: Any) -> list[dict[str, Any]]:
     names = {"auto": "auto", "compiled": "auto, compiled", "hand": "by hand"}
     return [
