@@ -102,8 +102,10 @@ class Startup:
         known, tuner = in_force.known, in_force.tuner
         # A script may keep optimizers of models that it has trained before.
         before = [one for one in in_force.facts.optimizers if trains(one, in_force.roots)]
-        if known is None or tuner is None or in_force.rolled_back or len(before) >= OPTIMIZERS_MAX:
+        if known is None or tuner is None or in_force.rolled_back:
             return
+        if len(before) >= min(OPTIMIZERS_MAX, known.optimizers_judged):
+            return  # in this one the kernel was never compared
         self._adopt_fused(optimizer, known, tuner, before)
         in_force.apply()
         in_force.report()
@@ -121,7 +123,7 @@ class Startup:
         if tuner.adopt_fused(optimizer, known, item):
             fused.append(optimizer)
         self._in_force.optimizers.fuse(fused)
-        tuner.fuse(bool(fused))
+        tuner.fuse(bool(fused), known.optimizers_judged)
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session, in_force = self._session, self._in_force
