@@ -12,7 +12,8 @@ ways one workload takes about 200 s on an H200, most of it to compile, so that e
 one or two: give the others to further runs, or leave some of `--ways` out. The script as written
 and `auto` always run, `alone` is each applied item by itself. Writes bench/results/<device>.json
 and .txt with the tables, the device's name, its driver and versions. A run of some workloads, parts
-or ways has them in its files' names, and a table of several runs ends in `-merged`.
+or ways has them in its files' names, in one order, and a table of several runs ends in `-merged`.
+With `--quick` they have `quick` in them.
 
 Exits with 1 when there is no CUDA device.
 """
@@ -25,7 +26,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,16 @@ from bench.machine import describe_machine
 from bench.speed.device import compilable, describe_device, device_refusal
 from bench.speed.merged import merged
 from bench.speed.race import Deadline
-from bench.speed.ways import AUTO, OPTIONAL, WORKLOADS, Scale, scale_of
+from bench.speed.ways import (
+    ALONE,
+    AUTO,
+    BY_HAND,
+    COMPILED,
+    OPTIONAL,
+    WORKLOADS,
+    Scale,
+    scale_of,
+)
 from bench.turns.conductor import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -52,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="small models, nothing compiled")
     parser.add_argument("--minutes", type=float, default=MINUTES_DEFAULT)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--ways", type=_ways, default=OPTIONAL, help="beside plain and auto")
+    parser.add_argument("--workloads", type=_names_of(WORKLOADS), default=WORKLOADS)
+    parser.add_argument("--parts", type=_names_of(PARTS), default=PARTS)
+    ways = _names_of(OPTIONAL, or_none=True)
+    parser.add_argument("--ways", type=ways, default=OPTIONAL, help="beside plain and auto")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--merge", nargs="+", type=Path, help="JSON files of runs, oldest first")
     options = parser.parse_args(arguments)
@@ -66,35 +77,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     scale = scale_of(options.device, quick=options.quick)
     scale = replace(scale, ways=options.ways, compile=scale.compile and "compiled" in options.ways)
-    names, parts = options.workloads.split(","), options.parts.split(",")
+    names, parts = options.workloads, options.parts
     if "worker" in parts:
         scale = compilable(scale)
     found = measure(names, parts, scale, options.minutes * 60)
     result = {**found, **about(scale), "bench": "gpu"}
-    _publish(result, options.results, _asked(names, parts, options.ways))
+    _publish(result, options.results, _limits(names, parts, options.ways))
     return 0
 
 
-def _asked(names: Sequence[str], parts: Sequence[str], ways: Sequence[str]) -> list[str]:
-    """What was asked for, if not everything: runs of different ones keep their files."""
+def _limits(workloads: Collection[str], parts: Collection[str], ways: Collection[str]) -> list[str]:
+    """What a result is limited to, if it has not everything: such results keep their own files,
+    whatever the order in which it was asked for.
+    """
     found: list[str] = []
-    for asked, every in ((names, WORKLOADS), (parts, PARTS), (ways or (AUTO,), OPTIONAL)):
-        found += [name for name in asked if set(asked) != set(every)]
-    return found
+    for held, every in ((workloads, WORKLOADS), (parts, PARTS), (ways, OPTIONAL)):
+        if not set(every) <= set(held):
+            found += [name for name in every if name in held]
+    return found if ways else [*found, AUTO]
 
 
-def _ways(text: str) -> tuple[str, ...]:
-    found = tuple(name for name in text.split(",") if name)
-    unknown = [name for name in found if name not in OPTIONAL]
-    if unknown:
-        names = ", ".join(OPTIONAL)
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {names}")
-    return found
+def _names_of(every: Sequence[str], *, or_none: bool = False) -> Callable[[str], tuple[str, ...]]:
+    """What reads an option that lists some of `every`, each of them once."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(name for name in text.split(",") if name))
+        unknown = [name for name in found if name not in every]
+        if unknown or not (found or or_none):
+            names = ", ".join(every)
+            raise argparse.ArgumentTypeError(f"{(*unknown, text)[0]!r} is none of {names}")
+        return found
+
+    return read
 
 
 def _publish(result: dict[str, Any], folder: Path, only: Sequence[str] = ()) -> None:
     text = tables(result)
-    path = write(result, text, folder, only)
+    is_quick = result["size"] != scale_of(result["device"], quick=False).size
+    path = write(result, text, folder, [*(["quick"] if is_quick else []), *only])
     print(f"{text}\nwritten to {path} and its .txt")
     print(json.dumps(result))
 
@@ -105,10 +125,19 @@ def _merge(paths: Sequence[Path], folder: Path) -> int:
     except (OSError, ValueError, KeyError) as error:
         print(f"bench.gpu: --merge: {error}", file=sys.stderr)
         return 1
-    measured = {row["workload"] for row in result["results"]}
-    only = [] if measured == set(WORKLOADS) else sorted(measured)
-    _publish(result, folder, [*only, "merged"])
+    _publish(result, folder, [*_limits(*_held(result)), "merged"])
     return 0
+
+
+def _held(result: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+    """The workloads, parts and ways that have rows. A part that is missing limits no others."""
+    rows = result["results"]
+    workloads = {row["workload"] for row in (*rows, *result["tight"])}
+    names = {"worker": "results", "overhead": "overhead", "tight": "tight"}
+    parts = {part for part in PARTS if result[names[part]]}
+    kinds = {COMPILED: "compiled", BY_HAND: "hand"}
+    ways = {kinds.get(row["way"], "alone" if row["way"].startswith(ALONE) else "") for row in rows}
+    return workloads or set(WORKLOADS), parts, ways - {""} if rows else set(OPTIONAL)
 
 
 def measure(

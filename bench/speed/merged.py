@@ -14,8 +14,9 @@ ALIKE = ("device", "device_name", "size", "threads", "driver", "cuda", "cudnn", 
 
 def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One result with the rows of all runs. Of a workload and a way that two runs have, the later
-    run's row counts, unless the earlier one holds figures that it lacks. Raises `ValueError` where
-    the runs are not of one device.
+    run's row counts, unless the earlier one holds figures that it lacks, or is of a search by hand
+    that compiled and the later one did not. Raises `ValueError` where the runs are not of one
+    device.
     """
     if not runs:
         raise ValueError("nothing to merge")
@@ -37,13 +38,16 @@ def _rows(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in (row for run in runs for row in run[part]):
         name = (row["workload"], row["way"])
-        if name not in found or _completeness(row) >= _completeness(found[name]):
+        if name not in found or _worth(row) >= _worth(found[name]):
             found[name] = row
     return list(found.values())
 
 
-def _completeness(row: dict[str, Any]) -> int:
-    """0 without figures, 1 for those of a program that ended early, 2 for all of them."""
+def _worth(row: dict[str, Any]) -> tuple[int, bool]:
+    """0 without figures, 1 for those of a program that ended early, 2 for all of them; then whether
+    the search compiled. Rows from before the search said so are taken for compiled ones.
+    """
+    compiles = bool(row.get("compiles", True))
     if not any(name in row for name in FIGURES):
-        return 0
-    return 1 if row.get("note") else 2
+        return 0, compiles
+    return (1 if row.get("note") else 2), compiles

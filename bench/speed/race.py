@@ -9,6 +9,7 @@ from bench.speed.receiver import Receiver
 from bench.speed.results import applied_items, common_steps, speed_row, switch_of
 from bench.speed.ways import (
     AGAIN,
+    ALONE,
     AUTO,
     BY_HAND,
     COMPILED,
@@ -93,7 +94,7 @@ def _singles(workload: str, scale: Scale, receiver: Receiver, items: Sequence[st
     switches = sorted({switch_of(item) for item in items})
     if len(switches) < 2 or "alone" not in scale.ways:
         return []
-    names = {switch: f"only {switch}" for switch in switches}
+    names = {switch: f"{ALONE}{switch}" for switch in switches}
     return [
         injected(
             name,

@@ -13,6 +13,8 @@ from gpujob_worker.tune.settings import FEATURES
 WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
 PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"
 ACCELERATE, LIGHTNING = "accelerate", "lightning"
+# What the names of ways begin with that have one item alone.
+ALONE = "only "
 # What is left out first where a GPU is lent for minutes: single items, then the search by hand.
 OPTIONAL = ("compiled", "hand", "alone")
 STEPS_MANY = 1_000_000

@@ -175,7 +175,7 @@ COMMITS = (
     Mutant(
         "the next run begins with a kernel whose numbers disagreed for one optimizer",
         f"{WORKER}/tune/tuner.py",
-        "self.applied.fused_here_only = chosen and self._unequal",
+        "self.applied.fused_here_only = chosen and self._unproven",
         "self.applied.fused_here_only = False",
         ("tests/worker/tune/test_several_optimizers.py",),
     ),

@@ -78,6 +78,10 @@ class TunedSettings:
         default=None, metadata=words("{} data loader workers")
     )
     fused_optimizer: bool = False
+    # So many, in the order of their first steps: the kernel was compared in no others.
+    optimizers_judged: Annotated[int, Range(1, INT32_MAX)] = field(
+        default=1, metadata=words("in up to {} optimizers")
+    )
     channels_last: bool = False
     convolution_autotuning: bool = False
     attention: AttentionKernel | None = field(default=None, metadata=words("{} attention"))

@@ -174,12 +174,12 @@ def test_figures_are_kept_with_the_device_and_its_versions(
 ) -> None:
     arguments = ["--device", "cpu", "--quick", "--results", str(tmp_path), "--workloads", "gpt2"]
     assert gpu.main(arguments) == 0
-    kept = json.loads((tmp_path / "cpu-gpt2.json").read_text(encoding="utf-8"))
+    kept = json.loads((tmp_path / "cpu-quick-gpt2.json").read_text(encoding="utf-8"))
     assert kept == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert kept["results"][0]["speedup"] == 2.0
     assert kept["versions"]["torch"] == torch.__version__
     assert kept["size"] == "tiny"
-    text = (tmp_path / "cpu-gpt2.txt").read_text(encoding="utf-8")
+    text = (tmp_path / "cpu-quick-gpt2.txt").read_text(encoding="utf-8")
     assert "Step time against the script alone" in text
     assert torch.__version__ in text
 
@@ -222,18 +222,20 @@ def test_several_runs_on_one_device_are_one_table(tmp_path: Path) -> None:
     ratios = {"gpt2": 1.0, "bert": 4.0, "vit": 2.0, "resnet50": 2.0, "recommender": 2.0}
     runs = [run_of(name, ratio) for name, ratio in ratios.items()]
     assert gpu.main(kept(tmp_path, run_of("gpt2", 9.0), *runs)) == 0
-    found = json.loads((tmp_path / "results" / "nvidia-h100-merged.json").read_text())
+    name = "nvidia-h100-worker-tight-compiled-hand-merged"
+    found = json.loads((tmp_path / "results" / f"{name}.json").read_text())
     speedups = {row["workload"]: row["speedup"] for row in found["results"] if row["way"] == "auto"}
     assert speedups == ratios, "of two runs of a workload the later one counts"
     assert found["summary"]["auto: geometric mean of speedups"] == pytest.approx(2.0)
     assert found["left_out"] == []
     assert found["seconds"] == 2400.0
-    assert "NVIDIA H100" in (tmp_path / "results" / "nvidia-h100-merged.txt").read_text()
+    assert "NVIDIA H100" in (tmp_path / "results" / f"{name}.txt").read_text()
 
 
 def test_a_part_of_the_workloads_is_named_and_what_is_left_out_stays(tmp_path: Path) -> None:
     assert gpu.main(kept(tmp_path, run_of("gpt2", 1.0), run_of("bert", 2.0))) == 0
-    found = json.loads((tmp_path / "results" / "nvidia-h100-bert-gpt2-merged.json").read_text())
+    name = "nvidia-h100-gpt2-bert-worker-tight-compiled-hand-merged.json"
+    found = json.loads((tmp_path / "results" / name).read_text())
     assert found["left_out"] == ["vit with limited memory: out of time"]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from gpujob_worker.control.distributed_tuning import FollowingTuner
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 
+UNFUSED = TunedSettings(Precision.BFLOAT16, attention=AttentionKernel.FLASH)
 FAST = TunedSettings(Precision.BFLOAT16, fused_optimizer=True, attention=AttentionKernel.FLASH)
 PLAIN = TunedSettings()
 HALF = TunedSettings(Precision.BFLOAT16)
@@ -193,6 +195,13 @@ def test_what_is_common() -> None:
     assert common([whole, HALF]) == PLAIN
 
 
+def test_processes_that_compared_the_kernel_in_different_optimizers_share_none() -> None:
+    """Each would fuse as many as it compared, and replicas must step alike."""
+    one, two = (TunedSettings(fused_optimizer=True, optimizers_judged=n) for n in (1, 2))
+    assert common([two, two]) == two
+    assert common([one, two]) == common([two, one]) == PLAIN
+
+
 @pytest.mark.parametrize(
     ("second", "decided"),
     [
@@ -204,6 +213,7 @@ def test_what_is_common() -> None:
         (Choices(2, {1: FAST, 2: HALF}), {}),
         # The kernel of the optimizer is of no module; the others took theirs over from the first.
         (Choices(1, {1: TunedSettings(fused_optimizer=True), 2: HALF}), None),
+        (Choices(1, {1: replace(FAST, optimizers_judged=2), 2: HALF}), {1: UNFUSED, 2: HALF}),
     ],
 )
 def test_what_is_decided_for_each_module(
@@ -285,3 +295,10 @@ def test_a_look_is_due_to_all_at_the_check_after_the_one_at_which_it_was_planned
     assert first.look_due(0, 30)
     assert second.look_due(0, 30)
     assert not second.look_due(1, 30)
+
+
+def test_the_kernel_alone_of_several_optimizers_is_of_no_module() -> None:
+    kernel = TunedSettings(fused_optimizer=True, optimizers_judged=2)
+    fast = replace(FAST, optimizers_judged=2)
+    decided = decide([Choices(1, {1: fast, 2: HALF}), Choices(1, {1: kernel, 2: HALF})])
+    assert decided.settings == {1: kernel}

@@ -121,7 +121,7 @@ def test_each_module_gets_in_all_processes_what_the_first_one_gets(
     assert outputs[0]["loss"] == pytest.approx(plain[0]["loss"], rel=0.05)
 
 
-@pytest.mark.parametrize("known", [None, {"fusedOptimizer": True}])
+@pytest.mark.parametrize("known", [None, {"fusedOptimizer": True, "optimizersJudged": 2}])
 def test_each_optimizer_gets_in_all_processes_the_kernel_that_the_first_one_gets(
     known: dict[str, Any] | None, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ FULL = Applied(
     ),
     activation_checkpointing=True,
     fused=True,
+    optimizers_judged=3,
     optimizer_offload=True,
     loader_workers=2,
     expandable_segments=True,
@@ -102,11 +103,16 @@ def test_a_plan_has_one_setting_of_a_kind() -> None:
 def test_words_for_people_are_those_of_the_fields() -> None:
     assert TunedSettings().in_words() == {}
     known = TunedSettings(
-        Precision.BFLOAT16, batch_per_step=8, fused_optimizer=True, cuda_graphs=True
+        Precision.BFLOAT16,
+        batch_per_step=8,
+        fused_optimizer=True,
+        optimizers_judged=2,
+        cuda_graphs=True,
     )
     assert known.in_words() == {
         "precision": "bfloat16",
         "batch_per_step": "8 samples at once",
         "fused_optimizer": "fused optimizer",
+        "optimizers_judged": "in up to 2 optimizers",
         "cuda_graphs": "CUDA graphs",
     }

@@ -28,6 +28,7 @@ from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
 pytestmark = pytest.mark.timeout(240)
 FIRST, SECOND = "fused optimizer", "fused optimizer of Adam 2"
+KNOWN = {"tuned": {"fusedOptimizer": True, "optimizersJudged": 2}}
 
 
 class Measured:
@@ -295,7 +296,7 @@ def learned_alone(folder: Path) -> list[float]:
 
 
 @ON_BOTH
-@pytest.mark.parametrize("known", [{}, {"tuned": {"fusedOptimizer": True}}], ids=["new", "known"])
+@pytest.mark.parametrize("known", [{}, KNOWN], ids=["new", "known"])
 def test_a_gan_learns_what_it_learns_alone(
     known: dict[str, Any], gpu: GpuModel | None, tmp_path: Path
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_gan_learns_what_it_learns_alone(
     if known or gpu is not None:  # on the processor others decide what is faster
         assert fused == [True, True], run.errors
         assert run.report["tuned"]["fusedOptimizer"] is True
+        assert run.report["tuned"]["optimizersJudged"] == 2
     if known:
         assert f"{FIRST} applied: from an earlier run" in run.errors
         assert f"{FIRST} of Adam applied: from an earlier run" in run.errors
@@ -317,7 +319,7 @@ def test_of_known_settings_it_is_for_optimizers_that_would_have_been_measured(
     """A generator that begins after the critic's first steps, or long after the tuning."""
     late = SCRIPT.replace("for _ in range(steps)", "for step in range(steps)")
     late = late.replace("go.step();", f"go.step() if step >= {begins} else None;")
-    run = trained(tmp_path / "run", None, {"tuned": {"fusedOptimizer": True}}, late)
+    run = trained(tmp_path / "run", None, KNOWN, late)
     assert json.loads(run.output)[0] == [True, fused], run.errors
 
 
@@ -330,8 +332,7 @@ def test_a_scaler_hands_its_scale_to_each_kernel(gpu: GpuModel | None, tmp_path:
         assert plain in scaled
         steps = f"scaler.step({optimizer}); scaler.update();"
         scaled = scaled.replace(plain, f"scaler.scale({loss}).backward()\n    {steps}")
-    known = {"tuned": {"fusedOptimizer": True}}
-    fused, weights = json.loads(trained(tmp_path / "run", gpu, known, scaled).output)
+    fused, weights = json.loads(trained(tmp_path / "run", gpu, KNOWN, scaled).output)
     assert fused == [True, True]
     assert weights == pytest.approx(learned_alone(tmp_path / "alone"), rel=1e-5, abs=1e-6)
 

@@ -254,7 +254,8 @@ def _shares_nothing(tuned: TunedSettings) -> bool:
     """The optimizer's kernel is of no module."""
     plain = TunedSettings()
     own = {name: getattr(plain, name) for name in OWN}
-    return replace(tuned, fused_optimizer=plain.fused_optimizer, **own) == plain
+    kernel = {name: getattr(plain, name) for name in ("fused_optimizer", "optimizers_judged")}
+    return replace(tuned, **kernel, **own) == plain
 
 
 def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
@@ -266,6 +267,8 @@ def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
         kept[field.name] = values.pop() if len(values) == 1 else getattr(plain, field.name)
     if len({settings.regional_compile for settings in all_settings}) > 1:
         kept["compile"] = False  # of a whole in one process, and of its blocks in another
+    if len({settings.optimizers_judged for settings in all_settings}) > 1:
+        kept["fused_optimizer"] = False  # all optimizers of a step are fused in all, or none is
     if not kept["compile"]:
         for name in ("regional_compile", "dynamic_shapes", "cuda_graphs"):
             kept[name] = False

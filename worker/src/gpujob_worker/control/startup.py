@@ -16,7 +16,7 @@ from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.control.sharded_tuning import whole_root
-from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, named
+from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, named, trains
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
@@ -99,9 +99,13 @@ class Startup:
     def before_first_step_beside(self, optimizer: torch.optim.Optimizer) -> None:
         """The same for another optimizer, within the steps in which it would have been measured."""
         in_force = self._in_force
-        known, tuner, before = in_force.known, in_force.tuner, in_force.facts.optimizers
-        if known is None or tuner is None or in_force.rolled_back or len(before) >= OPTIMIZERS_MAX:
+        known, tuner = in_force.known, in_force.tuner
+        # A script may keep optimizers of models that it has trained before.
+        before = [one for one in in_force.facts.optimizers if trains(one, in_force.roots)]
+        if known is None or tuner is None or in_force.rolled_back:
             return
+        if len(before) >= min(OPTIMIZERS_MAX, known.optimizers_judged):
+            return  # in this one the kernel was never compared
         self._adopt_fused(optimizer, known, tuner, before)
         in_force.apply()
         in_force.report()
@@ -113,13 +117,13 @@ class Startup:
         tuner: Tuner,
         before: list[torch.optim.Optimizer],
     ) -> None:
-        """`before`: the optimizers that have stepped."""
+        """`before`: the optimizers of this model that have stepped."""
         _, item = named([*before, optimizer], FUSED)[-1]
         fused = self._in_force.optimizers.fused
         if tuner.adopt_fused(optimizer, known, item):
             fused.append(optimizer)
         self._in_force.optimizers.fuse(fused)
-        tuner.fuse(bool(fused))
+        tuner.fuse(bool(fused), known.optimizers_judged)
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session, in_force = self._session, self._in_force

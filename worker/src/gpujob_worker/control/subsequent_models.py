@@ -9,7 +9,6 @@ memory limit.
 import gc
 import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.tuned_optimizers import trains
 from gpujob_worker.inject.fused_optimizer import parameters_of
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.session import Session
@@ -124,7 +124,7 @@ class SubsequentModels:
         if not in_force.facts.stepped or any(p in self._passed for p in parameters_of(optimizer)):
             return False
         if in_force.roots:
-            return not _steps(optimizer, in_force.roots)
+            return not trains(optimizer, in_force.roots)
         return not in_force.facts.optimizers
 
     @property
@@ -152,7 +152,7 @@ class SubsequentModels:
             return True
         if not self._in_force.roots or self._first is None:
             return False
-        owned = _steps(optimizer, [self._in_force.roots[0]])
+        owned = trains(optimizer, [self._in_force.roots[0]])
         return owned and type(optimizer).__name__ in self._first.optimizers
 
     def is_over(self, *, warm: bool) -> bool:
@@ -175,14 +175,14 @@ class SubsequentModels:
     def warm(self) -> None:
         """The roots of the model in training are known, and their optimizer has stepped."""
         roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
-        self._owned = any(_steps(optimizer, roots) for optimizer in optimizers)
+        self._owned = any(trains(optimizer, roots) for optimizer in optimizers)
 
     def _nobody_steps(self) -> bool:
         roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
         if not optimizers or not roots:
             return True
         # Optimizers of other models may be kept; where none was of these, all must be gone.
-        return self._owned and not any(_steps(optimizer, roots) for optimizer in optimizers)
+        return self._owned and not any(trains(optimizer, roots) for optimizer in optimizers)
 
     def begin(self) -> None:
         """The previous model is over; the next call of a root is the first of another one."""
@@ -293,7 +293,7 @@ class SubsequentModels:
 
     def _shape(self, root: Root) -> Shape:
         module, recorded = root.module, root.recorded
-        steppers = [type(owner).__name__ for owner in self._made if _steps(owner, [root])]
+        steppers = [type(owner).__name__ for owner in self._made if trains(owner, [root])]
         parameters = (
             (name, _size(p), p.dtype, p.requires_grad, p.device.type)
             for name, p in module.named_parameters()
@@ -310,12 +310,6 @@ class SubsequentModels:
 def _kind(layer: torch.nn.Module) -> str:
     # By name: a class that a function makes is another one in each call.
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
-
-
-def _steps(optimizer: torch.optim.Optimizer, roots: Sequence[Root]) -> bool:
-    """Whether it steps a parameter of them."""
-    theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
-    return any(id(p) in theirs for p in parameters_of(optimizer))
 
 
 def _size(parameter: torch.nn.Parameter) -> tuple[int, ...] | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gpujob_worker.inject.fused_optimizer import keep_fused
+from gpujob_worker.inject.fused_optimizer import keep_fused, parameters_of
+from gpujob_worker.inject.wrapped_module import Root
 
 Optimizer = torch.optim.Optimizer
 # More than these step as written: a script may have one for each parameter.
@@ -59,3 +60,9 @@ def named(optimizers: Sequence[Optimizer], item: str) -> list[tuple[Optimizer, s
         name = f"{kind} {number}" if number > 1 else kind
         found.append((optimizer, f"{item} of {name}" if len(kinds) > 1 else item))
     return found
+
+
+def trains(optimizer: Optimizer, roots: Sequence[Root]) -> bool:
+    """Whether it steps a parameter of them."""
+    theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
+    return any(id(p) in theirs for p in parameters_of(optimizer))

@@ -217,7 +217,7 @@ class TuningRun:
         if self._in_force.agreement is not None:
             fused = self._all_or_none(optimizers, fused)
         self._in_force.optimizers.fuse(fused)
-        self._tuner.fuse(bool(fused))
+        self._tuner.fuse(bool(fused), len(optimizers))
 
     def _all_or_none(self, optimizers: list[Optimizer], fused: list[Optimizer]) -> list[Optimizer]:
         if all(optimizer in fused or fused_refusal(optimizer) for optimizer in optimizers):

@@ -14,6 +14,8 @@ class Applied:
     fused: bool = False
     # Of several optimizers it is not for all: the next run must not begin with it.
     fused_here_only: bool = False
+    # In how many optimizers the kernel was compared: it is for no others in the next run.
+    optimizers_judged: int = 1
     optimizer_offload: bool = False
     loader_workers: int | None = None
     # For the next process: this one's allocator is made.

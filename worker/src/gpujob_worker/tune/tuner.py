@@ -80,8 +80,8 @@ class Tuner:
             source=source,
         )
         self.applied = Applied()
-        # The fused kernel computes other numbers in one of the optimizers.
-        self._unequal = False
+        # The fused kernel is not known to compute the same in all of the optimizers.
+        self._unproven = False
 
     def start(self, budget_seconds: float) -> None:
         """Starts the time for measuring; a memory limit is checked long before."""
@@ -225,11 +225,16 @@ class Tuner:
         """
         if not self._decision.measures(item, forced=False):
             return False
-        reason = self._fused_refusal(optimizer, free_bytes)
-        if reason is None and not self._decision.in_time(item, forced=False):
+        refusal = self._fused_refusal(optimizer)
+        if refusal is not None:
+            self._explain.skipped(item, refusal)
             return False
-        if reason is not None:
-            self._explain.skipped(item, reason)
+        unproven, self._unproven = self._unproven, True  # until its numbers are compared
+        refusal = _copies_refusal(optimizer, free_bytes)
+        if refusal is not None:
+            self._explain.skipped(item, refusal)
+            return False
+        if not self._decision.in_time(item, forced=False):
             return False
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
@@ -250,25 +255,23 @@ class Tuner:
             return False
         numbers = f"parameters differ by {parameters:.1e} after a step, updates by {updates:.1e}"
         close = parameters <= FUSED_ERROR_MAX and updates <= UPDATE_ERROR_MAX
-        self._unequal = self._unequal or not close
+        self._unproven = unproven or not close
         return self._decision.decide(item, found, numbers, close, False)
 
-    def _fused_refusal(self, optimizer: torch.optim.Optimizer, free_bytes: int) -> str | None:
+    def _fused_refusal(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Holds in the next run too."""
         if not self._features.allows("optimizer"):
             return "switched off"
-        reason = fused_refusal(optimizer) or copy_refusal(optimizer)
-        needed = 0 if reason else 2 * copies_bytes(optimizer)
-        if needed > free_bytes:
-            free = format_memory(free_bytes)
-            reason = f"measuring it would take {format_memory(needed)} of copies, {free} are free"
-        return reason
+        return fused_refusal(optimizer)
 
-    def fuse(self, chosen: bool) -> None:
+    def fuse(self, chosen: bool, judged: int) -> None:
         """Whether one of the optimizers steps with the kernel. The next run, which tries nothing,
-        takes it for all, and so does not where numbers of one disagreed.
+        takes it for as many as were `judged`, and so does not where numbers of one disagreed or
+        could not be compared.
         """
         self.applied.fused = chosen
-        self.applied.fused_here_only = chosen and self._unequal
+        self.applied.fused_here_only = chosen and self._unproven
+        self.applied.optimizers_judged = judged if chosen else 1
 
     def gain(
         self,
@@ -320,6 +323,7 @@ class Tuner:
         self.applied.expandable_segments = expands
         # The optimizer is not known yet; `adopt_fused` checks it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
+        self.applied.optimizers_judged = tuned.optimizers_judged if self.applied.fused else 1
         if tuned.batch_per_step is not None:
             rows, source = tuned.batch_per_step, self._decision.source
             self.split(root, recorded, rows, source, keeps_chunk=keeps_chunk)
@@ -374,3 +378,13 @@ class Tuner:
             return False
         self._decision.accept(item, self._decision.source)
         return True
+
+
+def _copies_refusal(optimizer: torch.optim.Optimizer, free_bytes: int) -> str | None:
+    """Why the kernel cannot be measured on copies in this run."""
+    reason = copy_refusal(optimizer)
+    needed = 0 if reason else 2 * copies_bytes(optimizer)
+    if needed > free_bytes:
+        free = format_memory(free_bytes)
+        reason = f"measuring it would take {format_memory(needed)} of copies, {free} are free"
+    return reason

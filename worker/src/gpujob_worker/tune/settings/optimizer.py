@@ -10,18 +10,23 @@ from gpujob_worker.tune.setting import Setting, Target
 class OptimizerSetting(Setting):
     NAME = "optimizer"
     ITEM = "fused optimizer"
-    FIELDS = ("fused_optimizer",)
+    FIELDS = ("fused_optimizer", "optimizers_judged")
     ORDER = 80
     SAID_WITHOUT_ROOT = False
 
     def tuned(self, applied: Applied) -> dict[str, Any]:
-        return {"fused_optimizer": applied.fused and not applied.fused_here_only}
+        fused = applied.fused and not applied.fused_here_only
+        return {
+            "fused_optimizer": fused,
+            "optimizers_judged": applied.optimizers_judged if fused else 1,
+        }
 
     def chosen(self, applied: Applied) -> bool:
         return applied.fused
 
     def drop(self, applied: Applied) -> None:
         applied.fused = applied.fused_here_only = False
+        applied.optimizers_judged = 1
 
     def apply(self, target: Target) -> None:
         if target.optimizer is not None:
