@@ -106,7 +106,7 @@ def test_children_are_found_also_by_a_kernel_without_lists_of_them(
     def without_lists(pattern: str) -> list[str]:
         return [] if pattern.endswith("children") else plain(pattern)
 
-    with shell("cat - | cat - & echo ready; read line") as process:
+    with shell("exec 3<&0; cat <&3 >/dev/null & echo ready; wait") as process:
         listed = {pid: children(pid) for pid in (process.pid, *children(process.pid))}
         assert listed[process.pid]
         monkeypatch.setattr(glob, "glob", without_lists)
