@@ -5,8 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,21 @@ from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.launch import forwarder
 from gpujob_worker.launch.command import hooked, resolved, runs_python
 from gpujob_worker.launch.forwarder import EXIT_NOT_EXECUTABLE
-from gpujob_worker.run.process_tree import children
+from gpujob_worker.run.process_tree import children, start_of
+from tests.harness.forwarded import (
+    IGNORES,
+    SAVES,
+    SECONDS_MAX,
+    ends,
+    environment,
+    own,
+    ready,
+    stopped,
+)
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(200)]
-SECONDS_MAX = 100
-# Leaves with the code that it is given, some time after SIGTERM.
-SAVES = """
-import signal, sys, time
-stopped = []
-signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-print("ready", flush=True)
-while not stopped: time.sleep(0.05)
-time.sleep(0.1)
-print("saved", flush=True)
-sys.exit(int(sys.argv[1]))
-"""
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 # Has a child as a loader has: it dies of SIGTERM, and the parent needs it to save.
 LOADS = """
 import os, signal, subprocess, sys, time
@@ -44,60 +42,13 @@ lives = child.poll() is None
 child.kill(); child.wait()
 sys.exit(143 if lives else 1)
 """
-IGNORES = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-while True: time.sleep(0.05)
-"""
-
-
-def environment(grace_seconds: float = 60.0) -> dict[str, str]:
-    own = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
-    return {**own, "PATH": path, "GPUJOB_GRACE_SECONDS": str(grace_seconds)}
-
-
-def own(*command: str) -> list[str]:
-    return [sys.executable, "-m", "gpujob_worker", "--", *command]
-
-
-def ends(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        own(*command), env=environment(), capture_output=True, text=True, timeout=SECONDS_MAX
-    )
-
-
-@contextmanager
-def ready(folder: Path, text: str, source: str, **more: float) -> Generator[subprocess.Popen[str]]:
-    """A shell that runs this text, once a line says "ready"."""
-    (folder / "child.py").write_text(source)
-    with subprocess.Popen(
-        own("sh", "-c", text),
-        cwd=folder,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def stopped(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
-    """The exit code, and what was printed after the signal."""
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=SECONDS_MAX)
-    return process.returncode, output
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)]
+    ("text", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -INT $$", -2)]
 )
-def test_the_exit_code_is_that_of_the_command(text: str, code: int) -> None:
+def test_it_ends_as_the_command_does(text: str, code: int) -> None:
+    """Of the same signal too: by that a shell outside knows a key that is to end its loop."""
     assert ends("sh", "-c", text).returncode == code
 
 
@@ -215,6 +166,31 @@ def test_another_signal_is_passed_on_to_the_command(tmp_path: Path) -> None:
         assert stopped(process, signal.SIGUSR1) == (3, "heard\n")
 
 
+def test_a_command_that_may_not_be_signalled_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has become another user's."""
+
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    one = forwarder.Forwarder(os.getpid(), 60.0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        heard = signal.sigtimedwait({signal.SIGUSR1}, 10)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    assert heard is not None
+    one._hear(heard)
+
+
+def test_the_command_ends_with_a_forwarder_that_is_killed(tmp_path: Path) -> None:
+    with ready(tmp_path, "echo ready; while :; do sleep 0.1; done", "") as process:
+        (command,) = children(process.pid)
+        process.kill()
+        wait_until(lambda: not start_of(command))
+
+
 def test_a_command_that_is_python_is_become(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import os; print(os.getpid())")
     console = tmp_path / "console"
@@ -229,13 +205,12 @@ def test_a_command_that_is_python_is_become(tmp_path: Path) -> None:
 
 def test_as_process_1_of_a_container_it_hears_a_stop(tmp_path: Path) -> None:
     """Where a shell would hear none. The start-up hook stands on the path there too."""
-    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False).returncode:
+    if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], check=False).returncode:
         pytest.skip("no right to make a PID namespace")
     (tmp_path / "child.py").write_text(SAVES)
     command = own("sh", "-c", "python child.py 143 | tee log; echo after")
     with subprocess.Popen(
-        [*unshare, *command],
+        [*UNSHARE, *command],
         cwd=tmp_path,
         env=hooked(environment()),
         stdout=subprocess.PIPE,
@@ -247,6 +222,14 @@ def test_as_process_1_of_a_container_it_hears_a_stop(tmp_path: Path) -> None:
         os.kill(first, signal.SIGTERM)
         assert process.communicate(timeout=SECONDS_MAX)[0] == "saved\n"
         assert process.returncode == EXIT_INTERRUPTED_SAVED
+
+
+def test_as_process_1_it_tells_of_a_signal_by_its_code() -> None:
+    if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], check=False).returncode:
+        pytest.skip("no right to make a PID namespace")
+    command = [*UNSHARE, *own("sh", "-c", "kill -KILL $$")]
+    done = subprocess.run(command, env=environment(), timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
 
 
 def test_without_a_list_of_children_the_command_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

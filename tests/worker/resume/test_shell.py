@@ -43,6 +43,7 @@ for (x,) in torch.utils.data.DataLoader(data, 4):
     opt.zero_grad(); net(x).square().mean().backward(); opt.step()
     pathlib.Path("here-" + os.environ.get("NAME", sys.argv[1])).touch()
     while len(list(pathlib.Path().glob("here-*"))) < int(sys.argv[2]): time.sleep(0.01)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
 print("end", net.weight.sum().item(), flush=True)
 """
 ENDLESS = """
@@ -159,13 +160,42 @@ def test_another_command_does_not_get_the_checkpoints(tmp_path: Path) -> None:
 
 def test_a_command_that_comes_twice_is_not_taken_for_one_of_them(tmp_path: Path) -> None:
     text = "for name in a b; do NAME=$name python train.py 1 0; done\n"
-    first = shell(tmp_path, text, SIBLING)
+    more = {"settings": {"checkpointIntervalSeconds": 1}, "variables": {"PAUSE": "0.3"}}
+    first = shell(tmp_path, text, SIBLING, **more)
     assert first.run() == 0, first.errors
+    assert first.saved
     assert first.errors.count(ANOTHER) == 1
     again = shell(tmp_path, text, SIBLING, attempt=2)
     assert again.run() == 0, again.errors
     assert again.output == first.output
     assert again.errors.count("several processes of one run have this command") == 2
+
+
+def test_one_of_two_alike_that_ends_before_it_trains_does_not_get_the_other_ones_state(
+    tmp_path: Path,
+) -> None:
+    """In the next run it is the first, because the other one is done."""
+    source = SIBLING.replace("from torch", "if os.path.exists('leave'): sys.exit(9)\nfrom torch", 1)
+    text = "[ -f here-a ] || NAME=a python train.py 1 0\n"
+    text += "[ -f leave ] || { touch leave; python train.py 1 0; exit; }\n"
+    text += "rm leave; NAME=b python train.py 1 0\n"
+    more = {"settings": {"checkpointIntervalSeconds": 1}, "variables": {"PAUSE": "0.3"}}
+    first = shell(tmp_path, text, source, **more)
+    assert first.run() == 9, first.errors
+    assert first.saved
+    end = shell(tmp_path, text, source, attempt=2)
+    assert end.run() == 0, end.errors
+    assert "several processes of one run have this command" in end.errors
+    assert "on the way to step" not in end.errors
+
+
+def test_a_run_that_saved_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    tried = shell(tmp_path, "python train.py 1 0 && python train.py 2 0\n", SIBLING)
+    assert tried.run() == 0, tried.errors
+    assert tried.saved == []
+    stopped = shell(tmp_path, "python train.py 0\n", attempt=2, variables={"STOP": "7"})
+    assert stopped.run() == 143, stopped.errors
+    assert stopped.saved
 
 
 @SLOW
@@ -187,8 +217,8 @@ def operator() -> Iterator[Operator]:
     server.close()
 
 
-def _asked_by_operator(operator: Operator, run: ShellRun) -> int:
-    stop = Reply(interval_seconds=0.2, stop=StopRequest("PodDeleted", 100.0)).to_text().encode()
+def _asked_by_operator(operator: Operator, run: ShellRun, seconds: float = 100.0) -> int:
+    stop = Reply(interval_seconds=0.2, stop=StopRequest("PodDeleted", seconds)).to_text().encode()
     with run.started() as first:
         wait_until(lambda: "stepped" in run.output or first.poll() is not None, SECONDS_MAX)
         # What is answered once the loop runs; the replies before said nothing.
@@ -212,3 +242,44 @@ def test_a_stop_by_the_operator_saves(forwards: bool, operator: Operator, tmp_pa
     assert report["phase"] == "draining"
     # One more step was made for its loss.
     assert run.saved[-1] == report["checkpoint"]["step"] == report["step"] - 1
+
+
+def test_a_stop_without_a_safe_point_ends_the_run_too(operator: Operator, tmp_path: Path) -> None:
+    source = ENDLESS.replace(
+        'print("stepped", flush=True)', "print('stepped', flush=True); wait()"
+    ).replace(
+        "import torch\n", "import time, torch\ndef wait():\n    while True: time.sleep(0.1)\n", 1
+    )
+    run = shell(
+        tmp_path,
+        "python train.py\necho after\n",
+        source,
+        variables={"GPUJOB_REPORT_URL": operator.url},
+    )
+    assert _asked_by_operator(operator, run, seconds=2.0) == 144, run.errors
+    assert "after" not in run.output
+
+
+def test_a_signal_to_one_process_does_not_end_the_run(tmp_path: Path) -> None:
+    """The script ends a training that it has started, as `timeout` and `kill` do."""
+    text = """
+    python train.py > steps &
+    until grep -q stepped steps; do sleep 0.1; done
+    kill $!; wait $!; echo after $?
+    """
+    run = shell(tmp_path, text, ENDLESS)
+    assert run.run() == 0, run.errors
+    assert run.output == "after 143\n"
+    assert run.saved
+
+
+def test_what_ends_before_its_place_ends_the_run(tmp_path: Path) -> None:
+    """It has learned nothing in this attempt, and the next command has nothing to go on with."""
+    text = "python train.py 0\necho after\n"
+    stopped = shell(tmp_path, text, variables={"STOP": "14"})
+    assert stopped.run() == 143, stopped.errors
+    ends = TRAIN.replace("range(3)", "range(1)")
+    end = shell(tmp_path, text, ends, attempt=2)
+    assert end.run() == 144, end.errors
+    assert "the script ended before it came to the place" in end.errors
+    assert "after" not in end.output

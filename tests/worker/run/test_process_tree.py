@@ -1,18 +1,23 @@
 """Who started whom, what it runs and what it reads, as Linux tells it."""
 
+import glob
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from gpujob_worker.run.process_tree import (
     ancestors,
     children,
+    handles,
     input_of,
     is_shell,
+    outputs_of,
     program_of,
     start_of,
 )
@@ -69,7 +74,49 @@ def test_only_a_pipe_is_the_output_of_another() -> None:
             process.kill()
 
 
+def test_outputs_are_the_pipes_that_are_written() -> None:
+    with shell("exec 2>/dev/null; echo ready; read line") as process:
+        assert process.stdout is not None
+        pipe = os.readlink(f"/proc/self/fd/{process.stdout.fileno()}")
+        assert outputs_of(process.pid) == {pipe}
+
+
+def test_a_handler_is_seen() -> None:
+    with shell("trap : TERM; trap '' HUP; echo ready; read line") as process:
+        assert handles(process.pid, signal.SIGTERM)
+        assert not handles(process.pid, signal.SIGHUP)
+        assert not handles(process.pid, signal.SIGUSR1)
+
+
+def test_a_name_that_is_no_text_changes_nothing(tmp_path: Path) -> None:
+    """The system cuts it after 15 bytes: here in the middle of a character."""
+    script = tmp_path / (14 * "a" + "\u00e9")
+    script.write_text("#!/bin/sh\necho ready; read line\n")
+    script.chmod(0o755)
+    with shell(f"{script}; :") as process:
+        (child,) = children(process.pid)
+        assert int(start_of(child)) >= int(start_of(process.pid))
+
+
+def test_children_are_found_also_by_a_kernel_without_lists_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = glob.glob
+
+    def without_lists(pattern: str) -> list[str]:
+        return [] if pattern.endswith("children") else plain(pattern)
+
+    with shell("exec 3<&0; cat <&3 >/dev/null & echo ready; wait") as process:
+        listed = {pid: children(pid) for pid in (process.pid, *children(process.pid))}
+        assert listed[process.pid]
+        monkeypatch.setattr(glob, "glob", without_lists)
+        assert {pid: children(pid) for pid in listed} == listed
+        assert process.pid in children("self")
+
+
 def test_of_what_is_gone_nothing_is_known() -> None:
     assert children(GONE) == set()
     assert (start_of(GONE), program_of(GONE), input_of(GONE)) == ("", "", "")
     assert not is_shell(GONE)
+    assert outputs_of(GONE) == set()
+    assert not handles(GONE, signal.SIGTERM)

@@ -107,6 +107,7 @@ class Process:
             parent=parent,
         )
         session.when_started(self._end_with_library)
+        session.stop.end_run = end_run
         use(session)
         return session
 
@@ -212,7 +213,7 @@ class Process:
             if session.started or session.is_first:
                 self._say_if_past_the_hook(session)
                 session.finish(self._end.error, launches=_is_launcher())
-                if session.has_left_early:
+                if session.leaves_run_unfinished:
                     end_run()
         if session.is_unfinished:
             _leave_unfinished()

@@ -1,31 +1,47 @@
 """Which of several processes a folder's checkpoints are of: of the first that claimed it.
 
 It holds a lock for as long as it lives, and leaves a digest of its command, by which it is known
-in the next run. A command that comes twice in one run names no process; from then on nothing in
-the folder is used.
+in the next run. A command that comes twice in one run names no process; from then on no checkpoint
+in the folder is used. Where none is, the next run's first process gets the folder.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpujob_worker.checkpoint.errors import CorruptError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
 
-_LOCK, _CLAIM, _TWICE = "CLAIM.lock", "CLAIM", "claimed-twice"
+# For so long the holder of a folder's lock may take to write whose the folder is.
+LOCK_SECONDS_MAX = 10.0
+_LOOK_SECONDS = 0.02
+_CLAIM, _TWICE = "CLAIM", "claimed-twice"
 _ANOTHER = "another process of this run is the one that is saved"
 _ALIKE = "several processes of one run have this command, so that it tells none of them"
 
 
-class FolderClaim:
-    """One process's claim. `run` is the same for all processes of one run, and for no others."""
+class _Known(NamedTuple):
+    command: str
+    run: str
+    attempt: int
 
-    def __init__(self, folder: Path, command: Sequence[str], run: str) -> None:
+
+class FolderClaim:
+    """One process's claim. `run` is the same for all processes of one run, and for no others.
+
+    The lock is between the processes of one attempt: of an older attempt, one may still live, and
+    the checkpoint store's fence keeps it out.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str], run: str, attempt: int) -> None:
         self._folder = folder
-        self._run = run
+        self._run, self._attempt = run, attempt
+        self._lock_path = folder / f"CLAIM-{attempt}.lock"
         # A command line may hold what is not for everybody's eyes.
         self._command = hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
         self._descriptor: int | None = None
@@ -36,72 +52,85 @@ class FolderClaim:
             known = self._known()
         except CorruptError:
             return False
-        return known is not None and known[0] == self._command and known[1] != self._run
+        return known is not None and known.command == self._command and known.run != self._run
+
+    def meet(self) -> None:
+        """Notes that the process is there: one that ends before it trains takes nothing, and in the
+        next run may be the first. Raises `OSError` and `CorruptError`.
+        """
+        if self._descriptor is None:
+            self._note_if_twice(self._known())
 
     def take(self) -> str | None:
         """Why the folder is not this process's; None where it is, from now on until it ends.
 
         Raises `OSError` where nothing can be written.
         """
+        if self._descriptor is not None:
+            return None
         self._folder.mkdir(parents=True, exist_ok=True)
-        refusal = self._lock()
-        if refusal is None:
-            refusal = self._compare()
-            if refusal is not None:
-                self._release()
+        deadline = time.monotonic() + LOCK_SECONDS_MAX
+        while not self._lock():
+            # The holder may not have written yet whose the folder is, and may not get it itself.
+            known = self._known()
+            if known is not None and known.run == self._run:
+                self._note_if_twice(known)
+                return _ANOTHER
+            if time.monotonic() > deadline:
+                return _ANOTHER
+            time.sleep(_LOOK_SECONDS)
+        refusal = self._compare()
+        if refusal is not None:
+            self._release()
         return refusal
 
-    def _lock(self) -> str | None:
-        path = self._folder / _LOCK
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _lock(self) -> bool:
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            return self._compare_with_holder()
+            return False
         except OSError:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
         # A forked child has the same open file, and may live longer: a loader's process does.
         os.register_at_fork(after_in_child=self._release)
-        return None
-
-    def _compare_with_holder(self) -> str:
-        known = self._known()
-        if known is not None and known[0] == self._command:
-            self._note_twice()
-        return _ANOTHER
+        return True
 
     def _compare(self) -> str | None:
         known = self._known()
-        if known is not None:
-            command, run = known
-            if command == self._command and run == self._run:
-                self._note_twice()
-            if run == self._run:
-                return _ANOTHER
-            if command != self._command:
+        self._note_if_twice(known)
+        if known is not None and known.run == self._run:
+            return _ANOTHER
+        if known is not None and known.attempt > self._attempt:
+            return "a newer attempt has begun"
+        if any(self._folder.glob("step-*")):
+            if known is None:
+                return "the checkpoints that are there are of nobody who is known"
+            if known.command != self._command:
                 return "the checkpoints that are there are of another command"
-        elif any(self._folder.glob("step-*")):
-            return "the checkpoints that are there are of nobody who is known"
-        if (self._folder / _TWICE).exists():
-            return _ALIKE
-        text = json.dumps({"command": self._command, "run": self._run})
+            if (self._folder / _TWICE).exists():
+                return _ALIKE
+        (self._folder / _TWICE).unlink(missing_ok=True)
+        known = _Known(self._command, self._run, self._attempt)
+        text = json.dumps(known._asdict())
         write_durably(self._folder / _CLAIM, text.encode())
         return None
 
-    def _note_twice(self) -> None:
-        write_durably(self._folder / _TWICE, b"")
+    def _note_if_twice(self, known: _Known | None) -> None:
+        if known is not None and (known.command, known.run) == (self._command, self._run):
+            write_durably(self._folder / _TWICE, b"")
 
-    def _known(self) -> tuple[str, str] | None:
-        """The command and the run of the folder's process. Raises `CorruptError`."""
+    def _known(self) -> _Known | None:
+        """Whose the folder is. Raises `CorruptError`."""
         path = self._folder / _CLAIM
         if not path.exists():
             return None
         try:
             known = json.loads(read_small(path))
-            return str(known["command"]), str(known["run"])
+            return _Known(str(known["command"]), str(known["run"]), int(known["attempt"]))
         except (ValueError, KeyError, TypeError):
             raise CorruptError(f"{_CLAIM} cannot be read") from None
 

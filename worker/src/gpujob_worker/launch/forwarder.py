@@ -3,24 +3,33 @@
 A shell passes no stop on: as a container's process 1 it hears none, and any other dies and leaves
 what it started behind. So this process stays, and adopts what loses its parent. Asked to stop, it
 asks its children, and those of shells; whoever dies of it leaves its children to this process,
-which asks them next. What handles SIGTERM is left to save and to end its own children. What reads
-another one's output (`python train.py | tee log`) is asked last: without it the other could not
-write, and by itself it ends after the other, once it has read the rest.
+which asks them next. What handles SIGTERM is left to save and to end its own children, as is a
+shell with a trap, for a moment. What reads the output of another that lives (`python train.py |
+tee log`) is asked last: without it the other could not write, and by itself it ends after the
+other, once it has read the rest. If it handles SIGTERM, it may have to save, and waits less.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS, ENV_FORWARDER
-from gpujob_worker.run.process_tree import children, input_of, is_shell, start_of
+from gpujob_worker.run.process_tree import (
+    children,
+    handles,
+    input_of,
+    is_shell,
+    outputs_of,
+    start_of,
+)
 
 EXIT_NOT_EXECUTABLE = 126
 # A shell's way to tell of a signal: this and its number.
@@ -29,12 +38,16 @@ EXIT_BY_SIGNAL = 128
 KILL_MARGIN_SECONDS = 0.25
 # For so long what reads another one's output may take to read the rest of it.
 READING_SECONDS = 1.0
+# For so long a shell's own trap may ask what the shell started, and clean up.
+TRAP_SECONDS = 1.0
+# Nothing that has to save waits longer for others than this share of the grace period.
+WAITING_SHARE = 0.25
 _LOOK_SECONDS, _LOOK_SECONDS_STOPPING = 5.0, 0.05
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _HEARD = {signal.SIGCHLD, signal.SIGTERM, *_PASSED_ON}
 # Python ignores them, and a program that it becomes would too.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopts_orphans() -> bool:
@@ -43,12 +56,14 @@ def adopts_orphans() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
-    if os.getpid() == 1:
-        return True
+    return os.getpid() == 1 or _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> bool:
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes  # not every image's Python has it
 
-        return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0
     return False
 
 
@@ -64,11 +79,30 @@ def run_as_child(
         for number in _IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, given)
+        if forwarder != 1:
+            # Of a container the kernel kills all with process 1.
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         pids = {ENV_FIRST_PROCESS: str(os.getpid()), ENV_FORWARDER: str(forwarder)}
         _become(program, {**environment, **pids})
     code = Forwarder(command, grace_seconds).wait()
+    if code < 0 and os.getpid() != 1:
+        _die_of(-code)
     # The interpreter's end would report of this process, which is no part of the run.
-    os._exit(code)
+    os._exit(code if code >= 0 else EXIT_BY_SIGNAL - code)
+
+
+def _die_of(number: int) -> None:
+    """As the command did: a shell outside looks whether it was a key that ended it."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not every image's Python has it
+
+        # The command has left its memory's image; one of this process helps nobody.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(OSError, ValueError):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
 
 
 def _become(program: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -90,14 +124,14 @@ class Forwarder:
         # Of what ended after the stop; negative where a signal ended it.
         self._codes: list[int] = []
         self._asked: set[tuple[int, str]] = set()
+        # When each child of a shell with a trap was seen first after the stop.
+        self._seen: dict[tuple[int, str], float] = {}
         self._is_alone = False
         # When something was there last that reads no other's output.
-        self._others_until = 0.0
-        # No pipe, or that of this process, which is no part of the run.
-        self._inputs = ("", input_of(os.getpid()))
+        self._others_until = self._stopped_at = 0.0
 
     def wait(self) -> int:
-        """Until the end; returns the exit code."""
+        """Until the end; returns the exit code, negative where a signal ended the command."""
         while not self._is_over:
             stopping = self._deadline is not None
             heard = signal.sigtimedwait(
@@ -107,8 +141,11 @@ class Forwarder:
                 self._hear(heard)
             self._reap()
             if self._deadline is not None:
-                self._ask_to_stop()
-        self._kill_rest()
+                # Whatever cannot be read of a process: the others still have to be asked.
+                with contextlib.suppress(Exception):
+                    self._ask_to_stop()
+        with contextlib.suppress(Exception):
+            self._kill_rest()
         return self._exit_code()
 
     @property
@@ -120,11 +157,12 @@ class Forwarder:
     def _hear(self, heard: signal.struct_siginfo) -> None:
         if heard.si_signo == signal.SIGTERM:
             if self._deadline is None:
-                self._others_until = time.monotonic()
-                self._deadline = self._others_until + self._grace_seconds
+                self._others_until = self._stopped_at = time.monotonic()
+                self._deadline = self._stopped_at + self._grace_seconds
         elif heard.si_signo in _PASSED_ON and heard.si_code <= 0 and self._code is None:
             # Of a key the terminal tells the command itself.
-            os.kill(self._command, heard.si_signo)
+            with contextlib.suppress(OSError):
+                os.kill(self._command, heard.si_signo)
 
     def _reap(self) -> None:
         while True:
@@ -143,20 +181,34 @@ class Forwarder:
 
     def _ask_to_stop(self) -> None:
         """Each process once; others come with each look, as their parents die."""
-        reached = list(_reached(os.getpid()))
+        reached = dict(_reached(os.getpid()))
         if not reached and self._code is None:
-            reached = [self._command]  # a system without a list of children
-        last = [pid for pid in reached if input_of(pid) not in self._inputs]
-        others = [pid for pid in reached if pid not in last]
-        if any(not is_shell(pid) for pid in others):
+            reached = {self._command: False}  # a system without a list of children
+        readers = _readers(reached)
+        if any(not is_shell(pid) for pid in reached.keys() - readers):
             self._others_until = time.monotonic()
-        waited = time.monotonic() - self._others_until > READING_SECONDS
-        for pid in reached if waited else others:
+        for pid, is_below_trap in reached.items():
             known = pid, start_of(pid)
-            if known not in self._asked:
+            waits = is_below_trap and self._is_left_to_trap(known)
+            waits = waits or (pid in readers and self._is_still_read(pid))
+            if known not in self._asked and not waits:
                 self._asked.add(known)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
+
+    def _is_left_to_trap(self, known: tuple[int, str]) -> bool:
+        now = time.monotonic()
+        return now - self._seen.setdefault(known, now) <= self._bounded(TRAP_SECONDS)
+
+    def _is_still_read(self, pid: int) -> bool:
+        """Whether what it reads may still be written or read to its end."""
+        now = time.monotonic()
+        if handles(pid, signal.SIGTERM) and now - self._stopped_at > self._bounded(math.inf):
+            return False
+        return now - self._others_until <= self._bounded(READING_SECONDS)
+
+    def _bounded(self, seconds: float) -> float:
+        return min(seconds, self._grace_seconds * WAITING_SHARE)
 
     def _kill_rest(self) -> None:
         """What is left when the time is over."""
@@ -173,15 +225,26 @@ class Forwarder:
             if self._code is None or self._code < 0:
                 return EXIT_INTERRUPTED_UNSAVED
         assert self._code is not None
-        return self._code if self._code >= 0 else EXIT_BY_SIGNAL - self._code
+        return self._code
 
 
-def _reached(pid: int) -> Iterator[int]:
-    """Children, and those of shells: a shell with a trap waits for its child before it runs it."""
+def _reached(pid: int, is_below_trap: bool = False) -> Iterator[tuple[int, bool]]:
+    """Children, and those of shells, with whether a shell with a trap is above: such a shell waits
+    for its child before it runs it.
+    """
     for child in children(pid):
-        yield child
+        yield child, is_below_trap
         if is_shell(child):
-            yield from _reached(child)
+            yield from _reached(child, is_below_trap or handles(child, signal.SIGTERM))
+
+
+def _readers(pids: Iterable[int]) -> set[int]:
+    """Those that read what another process of this tree has open for writing."""
+    writers: dict[str, set[int]] = {}
+    for pid in _all(os.getpid()):
+        for pipe in outputs_of(pid):
+            writers.setdefault(pipe, set()).add(pid)
+    return {pid for pid in pids if writers.get(input_of(pid), set()) - {pid}}
 
 
 def _all(pid: int) -> Iterator[int]:

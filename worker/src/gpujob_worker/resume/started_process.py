@@ -5,6 +5,7 @@ command line and by the folder in which the shell started it. What a Python prog
 saved: it may start the same command for another purpose each time, as a search does.
 """
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -12,8 +13,12 @@ from pathlib import Path
 
 from gpujob_worker.checkpoint.errors import CorruptError
 from gpujob_worker.checkpoint.folder_claim import FolderClaim
-from gpujob_worker.launch.first_process import first_pid, is_started_by_first_process
-from gpujob_worker.run.process_tree import program_of, start_of
+from gpujob_worker.launch.first_process import (
+    first_is_no_python,
+    first_pid,
+    is_started_by_first_process,
+)
+from gpujob_worker.run.process_tree import start_of
 from gpujob_worker.run.session import Session
 
 FOLDER = "started-by-shell"
@@ -29,7 +34,10 @@ class StartedProcess:
         first = first_pid()
         run = f"{environment.attempt} {first} {start_of(first)}"
         command = [os.environ.get("PWD", ""), *sys.orig_argv]
-        self._claim = FolderClaim(self.directory, command, run)
+        self._claim = FolderClaim(self.directory, command, run, environment.attempt)
+        if self._refusal() is None:
+            with contextlib.suppress(OSError, CorruptError):
+                self._claim.meet()
 
     def is_known(self) -> bool:
         """Whether an earlier run saved it. If not, nothing is there for it before it trains."""
@@ -46,9 +54,8 @@ class StartedProcess:
             return f"its folder cannot be claimed: {error}"
 
     def _refusal(self) -> str | None:
-        program = program_of(first_pid())
-        by_shell = is_started_by_first_process() and multiprocessing.parent_process() is None
-        if not by_shell or not program or program.startswith(("python", "pypy")):
+        by_shell = is_started_by_first_process() and first_is_no_python()
+        if not by_shell or multiprocessing.parent_process() is not None:
             return (
                 "of processes that train alone the first one is saved, or one that a shell starts"
             )

@@ -84,9 +84,13 @@ class Stop:
         self._watcher: threading.Thread | None = None
         self._over = self._answered = False
         self.listens = False
+        # A signal may be meant for this process alone; the operator means the run.
+        self.by_operator = False
         # When the watcher heard a signal whose handler had not run.
         self._heard_at = float("inf")
         self.interrupt_at_once: Callable[[], bool] = lambda: False
+        # Ends what a shell would go on with.
+        self.end_run: Callable[[], None] = lambda: None
 
     @property
     def requested(self) -> bool:
@@ -95,8 +99,9 @@ class Stop:
     def remaining_seconds(self) -> float:
         return self._deadline - time.monotonic()
 
-    def request(self, reason: str, seconds: float) -> None:
+    def request(self, reason: str, seconds: float, *, by_operator: bool = False) -> None:
         self.reason = self.reason or reason
+        self.by_operator = self.by_operator or by_operator
         self._deadline = min(self._deadline, time.monotonic() + max(0.0, seconds))
         self._pipe.wake()
 
@@ -199,4 +204,6 @@ class Stop:
     def _leave(self, why: str) -> None:
         _tell_children()
         self._final_report(why)
+        if self.by_operator:
+            self.end_run()
         os._exit(EXIT_INTERRUPTED_UNSAVED)

@@ -25,10 +25,19 @@ def ancestors() -> Iterator[int]:
 def children(pid: int | str) -> set[int]:
     """Process ids of those that the process started and that have not been waited for."""
     found: set[int] = set()
-    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+    paths = glob.glob(f"/proc/{pid}/task/*/children")
+    if not paths:
+        return _with_parent(os.getpid() if pid == "self" else int(pid))
+    for path in paths:
         with contextlib.suppress(OSError), open(path) as file:
             found.update(map(int, file.read().split()))
     return found
+
+
+def _with_parent(pid: int) -> set[int]:
+    """For a kernel that was built without lists of children."""
+    numbers = [int(os.path.basename(path)) for path in glob.glob("/proc/[0-9]*")]
+    return {number for number in numbers if _field(number, _PARENT) == str(pid)}
 
 
 def start_of(pid: int) -> str:
@@ -46,19 +55,38 @@ def program_of(pid: int) -> str:
 
 def input_of(pid: int) -> str:
     """Names the pipe that is its standard input; empty where it is none."""
-    try:
-        name = os.readlink(f"/proc/{pid}/fd/0")
-    except OSError:
-        return ""
-    return name if name.startswith("pipe:") else ""
+    return _pipe(pid, 0)
+
+
+def outputs_of(pid: int) -> set[str]:
+    """Names the pipes that are its standard output and error."""
+    return {_pipe(pid, 1), _pipe(pid, 2)} - {""}
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether it has a handler for the signal."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        return bool(int(status.split(b"SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
+    return False
 
 
 def is_shell(pid: int) -> bool:
     return program_of(pid) in _SHELLS
 
 
+def _pipe(pid: int, descriptor: int) -> str:
+    try:
+        name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
+    return name if name.startswith("pipe:") else ""
+
+
 def _field(pid: int, position: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[position]
-    except (OSError, IndexError):
+        # A name is cut after 15 bytes, which may be in the middle of a character.
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat.rpartition(b")")[2].split()[position].decode()
+    except (OSError, IndexError, ValueError):
         return ""

@@ -232,7 +232,8 @@ class Session:
     def _on_reply(self, reply: Reply) -> None:
         if reply.stop is not None:
             self.stop.watch()
-            self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
+            seconds = reply.stop.deadline_seconds
+            self.stop.request(reply.stop.reason, seconds, by_operator=True)
 
     def stop_with_others(self, reason: str, seconds: float) -> None:
         """Another process of the group is asked to stop: so is this one."""
@@ -327,9 +328,12 @@ class Session:
         self._release()
 
     @property
-    def has_left_early(self) -> bool:
-        """Whether it trained and has ended because it was asked to stop."""
-        return self.started and self.stop.requested and self.state.phase is WorkerPhase.DRAINING
+    def leaves_run_unfinished(self) -> bool:
+        """Whether the run is to end with it. A signal says nothing of the run: who sent it to
+        `gpujob-run` needs no word from here, and a script may end one process of several.
+        """
+        left = self.stop.by_operator and self.state.phase is WorkerPhase.DRAINING
+        return self.started and (left or self.is_unfinished)
 
     @property
     def _left_early(self) -> bool:
