@@ -193,8 +193,10 @@ def test_the_command_ends_with_a_forwarder_that_is_killed(tmp_path: Path) -> Non
 
 def test_a_command_that_is_python_is_become(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import os; print(os.getpid())")
+    # The kernel takes no interpreter with a space in its path.
+    (tmp_path / "python3").symlink_to(sys.executable)
     console = tmp_path / "console"
-    console.write_text(f"#!{sys.executable}\nimport os\nprint(os.getpid())\n")
+    console.write_text(f"#!{tmp_path}/python3\nimport os\nprint(os.getpid())\n")
     console.chmod(0o755)
     for command in (("python", "child.py"), (str(console),)):
         with subprocess.Popen(
