@@ -16,17 +16,17 @@ print(is_started_by_first_process(), flush=True)
 """
 # Starts the same by a shell and without one.
 SEARCHES = """
-import subprocess, sys
-subprocess.run(sys.executable + " asks.py; true", shell=True)
+import shlex, subprocess, sys
+subprocess.run(shlex.quote(sys.executable) + " asks.py; true", shell=True)
 subprocess.run([sys.executable, "asks.py"])
 """
 # Adopts what loses its parent, and takes a moment before it ends the shell.
 SLOW_FORWARDER = """
-import os, signal, subprocess, sys, time
+import os, shlex, signal, subprocess, sys, time
 from gpujob_worker.launch.forwarder import adopts_orphans
 assert adopts_orphans()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-shell = subprocess.Popen(["sh", "-c", sys.executable + " ends.py; echo after"],
+shell = subprocess.Popen(["sh", "-c", shlex.quote(sys.executable) + " ends.py; echo after"],
     env={**os.environ, "GPUJOB_FORWARDER": str(os.getpid())}, preexec_fn=lambda:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))
 signal.sigwait({signal.SIGTERM})
