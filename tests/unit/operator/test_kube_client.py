@@ -16,7 +16,6 @@ from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
-    LIST_PAGE_REPEATS_MAX,
     PODS,
     AlreadyExists,
     ApiError,
@@ -31,6 +30,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.list_pages import PAGE_REPEATS_MAX
 from tests.harness.clocks import FakeClock
 
 
@@ -211,7 +211,7 @@ async def test_a_page_is_awaited_where_the_server_asks_to_slow_down(
     ]
 
 
-@pytest.mark.parametrize(("first", "asked"), [(True, 1), (False, 2 + LIST_PAGE_REPEATS_MAX)])
+@pytest.mark.parametrize(("first", "asked"), [(True, 1), (False, 2 + PAGE_REPEATS_MAX)])
 async def test_a_list_is_given_up_where_the_server_goes_on_asking(
     kube: Kube, server: _Server, first: bool, asked: int
 ) -> None:

@@ -27,6 +27,7 @@ from gpujob_operator.act.api_errors import Silent as Silent
 from gpujob_operator.act.api_errors import Throttled as Throttled
 from gpujob_operator.act.api_errors import TooLarge as TooLarge
 from gpujob_operator.act.api_errors import Unavailable as Unavailable
+from gpujob_operator.act.list_pages import ListPages
 from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
 Manifest = dict[str, Any]
@@ -34,9 +35,6 @@ Manifest = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
-LIST_PAGE_OBJECTS = 500
-# How often pages are asked for once more where the server asks to slow down.
-LIST_PAGE_REPEATS_MAX = 5
 CHUNK_BYTES = 256 * 1024
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
@@ -137,40 +135,22 @@ class Kube:
         whole: bool = False,
         condense: Callable[[object], object] = as_read,
     ) -> Listing:
-        """Returns all objects as of one resourceVersion, read in pages. Pages get smaller if
-        objects are large. A page after the first is awaited where the server asks to slow down:
-        what was read before was not read in vain. The objects are unchecked JSON. Unless `whole`,
-        they lack what makes them large and is seldom read (`without_bulk`). `condense` says what
-        to hold of each until the list is whole.
+        """Returns all objects as of one resourceVersion, read in pages (`ListPages`). The objects
+        are unchecked JSON. Unless `whole`, they lack what makes them large and is seldom read
+        (`without_bulk`). `condense` says what to hold of each until the list is whole.
         """
-        query = _selectors(label_selector, field_selector)
-        limit, items, repeats = LIST_PAGE_OBJECTS, list[Any](), 0
-        while True:
-            query["limit"] = str(limit)
-            try:
-                page = await self._call(
-                    "GET", kind.path(namespace), query=query, seconds=LIST_SECONDS_MAX
-                )
-            except TooLarge:
-                if limit == 1:
-                    raise
-                limit = max(1, limit // 8)
-                continue
-            except Throttled as error:
-                repeats += 1
-                if not items or repeats > LIST_PAGE_REPEATS_MAX:
-                    raise
-                await self._sleep(error.pause_seconds)
-                continue
-            found, metadata = page.get("items") or [], page.get("metadata") or {}
-            if not isinstance(found, list) or not isinstance(metadata, dict):
-                raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} is not a list")
-            objects = cast("list[object]", found)
-            items += map(condense, objects if whole else map(without_bulk, objects))
-            facts = cast("Manifest", metadata)
-            if not facts.get("continue"):
-                return Listing(items, _version_of_list(kind, facts))
-            query["continue"] = str(facts["continue"])
+        path = kind.path(namespace)
+
+        def fetch(query: Mapping[str, str]) -> Awaitable[Manifest]:
+            return self._call("GET", path, query=query, seconds=LIST_SECONDS_MAX)
+
+        def held(manifest: object) -> object:
+            return condense(manifest if whole else without_bulk(manifest))
+
+        selectors = _selectors(label_selector, field_selector)
+        pages = ListPages(fetch, self._sleep, selectors, kind.plural)
+        items, metadata = await pages.read(held)
+        return Listing(items, _version_of_list(kind, metadata))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         return await self._write("POST", kind, kind.path(namespace), body)
@@ -322,7 +302,7 @@ class Kube:
         return answer.response
 
 
-def _version_of_list(kind: ResourceType, metadata: Manifest) -> str:
+def _version_of_list(kind: ResourceType, metadata: Mapping[str, Any]) -> str:
     """Without it no watch could go on from the list, and it would be asked for again and again."""
     version = metadata.get("resourceVersion")
     if not isinstance(version, str) or not version:
