@@ -120,7 +120,8 @@ class Operator:
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents wait for as long as a busy machine needs."""
-    monkeypatch.setattr("gpujob_operator.agent.direct.REPLY_SECONDS_MAX", PATIENT_SECONDS)
+    for name in ("CONNECT_SECONDS_MAX", "REPLY_SECONDS_MAX"):
+        monkeypatch.setattr(f"gpujob_operator.agent.direct.{name}", PATIENT_SECONDS)
 
 
 class Agent:

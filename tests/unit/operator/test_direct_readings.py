@@ -14,6 +14,8 @@ from gpujob_operator.agent.direct import (
     Connection,
     DirectReadings,
 )
+from gpujob_operator.agent.publish import HEARTBEAT_SECONDS_MAX
+from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import make_gpu
 from tests.harness.waiting import eventually
 
@@ -95,6 +97,38 @@ async def test_a_reading_and_its_repetition_share_one_limit(
     assert await direct.deliver(STATUS, started) is taken
     assert connection.sent == 2
     assert loop.time() - started <= REPLY_SECONDS_MAX + 0.01
+
+
+async def test_an_agent_waits_longer_to_be_let_in_than_for_an_answer(bench: _Bench) -> None:
+    """A new leader has a thousand tokens reviewed at once."""
+    tries = 0
+
+    async def connect(url: str) -> Connection:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(2 * REPLY_SECONDS_MAX)
+        return _Slow()
+
+    direct = bench.start(connect)
+    await eventually(lambda: direct.connected)
+    assert tries == 1
+
+
+async def test_an_operator_that_lets_nobody_in_is_left_for_the_next(bench: _Bench) -> None:
+    """It is frozen. No reading may become stale before the next one has it."""
+    frozen, leader = "ws://frozen/readings", "ws://leader/readings"
+
+    async def connect(url: str) -> Connection:
+        if url == frozen:
+            await asyncio.Event().wait()
+        return _Slow()
+
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    direct = bench.start(connect, frozen, leader)
+    await eventually(lambda: direct.connected)
+    left_seconds = Configuration().telemetry_stale_seconds - HEARTBEAT_SECONDS_MAX
+    assert loop.time() - started <= left_seconds / 2
 
 
 async def test_an_unforeseen_fault_is_logged_and_does_not_end_the_way(

@@ -18,8 +18,11 @@ from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# To connect, and to be answered: a reading and its repetition together.
+# To be answered: a reading and its repetition together.
 REPLY_SECONDS_MAX = 2.0
+# To be let in. A new leader has the tokens of all agents reviewed at once, and who leaves the queue
+# only joins it again. Another operator is tried well before the last reading is too old.
+CONNECT_SECONDS_MAX = 5.0
 # Between two tries, less up to a half: not all agents at once. Who is refused for good tries
 # seldom.
 RETRY_SECONDS = 1.0
@@ -134,7 +137,7 @@ class DirectReadings:
 
     async def _use(self, url: str) -> None:
         """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
-        async with asyncio.timeout(REPLY_SECONDS_MAX):
+        async with asyncio.timeout(CONNECT_SECONDS_MAX):
             connection = await self._connect(url)
         talk = _Talk(connection, self._monotonic)
         try:
