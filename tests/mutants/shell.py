@@ -193,10 +193,10 @@ ACTS = (
         "test_kube_client.py",
     ),
     of_operator(
-        "a list's pages are of different versions",
-        "act/kube.py",
-        '            query["continue"] = str(facts["continue"])\n',
-        '            return Listing(items, str(facts.get("resourceVersion", "")))\n',
+        "of a list only the first page is read",
+        "act/list_pages.py",
+        '            token = metadata.get("continue")\n',
+        '            token = ""\n',
         "test_kube_client.py",
     ),
     of_operator(

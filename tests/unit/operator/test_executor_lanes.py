@@ -21,7 +21,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.slots import BURST_PER_SECOND, PATIENT_BURST
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.model.lanes import LanesLeft
+from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
 from gpujob_operator.decide.model.plan import WriteStatus
 from tests.harness.builders import make_job, make_snapshot, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item
@@ -283,6 +283,38 @@ async def test_what_only_tells_leaves_half_of_the_lanes(bench: ExecutorBench) ->
     assert await bench.executor.drain(5)
 
 
+async def test_what_found_no_lane_is_not_decided_again_before_several_are_free(
+    bench: ExecutorBench,
+) -> None:
+    """Hundreds of statuses that wait would be decided anew whenever one of them is written."""
+    jobs = [bench.job(f"job-{number}") for number in range(52)]
+    tells = [status_item(job) for job in jobs[:50]]
+    late = [status_item(job) for job in jobs[50:]]
+    late_uids = {item.job.metadata.uid for item in late}
+    bench.submit(*tells)
+    assert bench.submit(*late).postponed == 2
+    snapshot = bench.executor.assume(make_snapshot())
+    assert late_uids < set(snapshot.writing)
+    assert snapshot.lanes == Lanes((LanesLeft("team", 17),), tells_left=0)
+    while bench.executor.lanes > 43:
+        await asyncio.sleep(0)
+        free = 50 - bench.executor.lanes
+        writing = set(bench.executor.assume(make_snapshot()).writing)
+        assert (late_uids <= writing) is (free < 7), free
+    assert bench.submit(*late).started == 2
+    assert await bench.executor.drain(5)
+    assert bench.executor.assume(make_snapshot()).writing == ()
+
+
+async def test_what_creates_is_decided_again_at_once_although_it_found_no_lane(
+    bench: ExecutorBench,
+) -> None:
+    creates = [create_item(bench.job(f"job-{number}")) for number in range(70)]
+    assert bench.submit(*creates).postponed == 3
+    assert len(bench.executor.assume(make_snapshot()).writing) == 67
+    assert await bench.executor.drain(5)
+
+
 async def test_after_a_429_what_only_tells_waits_although_slots_are_free() -> None:
     """Whichever write it was that the API server did not take."""
     bench = ExecutorBench(slots=4)
@@ -315,10 +347,10 @@ async def test_a_namespace_whose_writes_hang_leaves_lanes_to_others() -> None:
     assert bench.submit(create_item(bench.job("well", "well"))).started == 1
     await eventually(lambda: bench.executor.lanes == 67)
     assert bench.kube.names(PODS) == ["well-1-0"]
-    assert bench.executor.assume(make_snapshot()).lanes_left == (LanesLeft("sick", 0),)
+    assert bench.executor.assume(make_snapshot()).lanes.left == (LanesLeft("sick", 0),)
     answered.set()
     assert await bench.executor.drain(5)
-    assert bench.executor.assume(make_snapshot()).lanes_left == ()
+    assert bench.executor.assume(make_snapshot()).lanes == Lanes()
     assert bench.submit(*sick[67:]).started == 67, "lanes that ended are free"
     assert await bench.executor.drain(5)
 

@@ -25,7 +25,7 @@ from gpujob_operator.act.targets import namespace_of
 from gpujob_operator.act.urgency import in_place_of, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
-from gpujob_operator.decide.model.lanes import LanesLeft
+from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
@@ -47,6 +47,9 @@ log = Log(__name__)
 LANES_MAX = 3000
 # Those of one namespace, whose writes may all hang: the others have the rest.
 NAMESPACE_LANES_FRACTION = 2 / 3
+# Statuses that only tell, and found no lane, are decided again once so many lanes are free, and not
+# whenever one is: hundreds of them would be decided anew in each cycle.
+TELLS_BATCH_FRACTION = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ class Executor:
         self._lanes_of: Counter[str] = Counter()
         # Of the last plan: nothing of them was tried, after a refusal.
         self._backing_off: list[str] = []
+        # What only tells and found no lane, since lanes were free for it. In order, as plans are.
+        self._waiting_to_tell: dict[str, None] = {}
 
     @property
     def lanes(self) -> int:
@@ -152,6 +157,8 @@ class Executor:
                 self._backing_off.append(key)
             if not self._has_lane_for(ready):
                 postponed += len(ready)
+                if all(map(only_tells, ready)):
+                    self._waiting_to_tell[key] = None
             elif ready:
                 started += len(ready)
                 self._start(key, ready)
@@ -165,8 +172,12 @@ class Executor:
             return True
         if self._lanes_left(namespace_of(items[0])) <= 0:
             return False
-        tells = all(map(only_tells, items))
-        return len(self._lanes) < (self._lanes_max // 2 if tells else self._lanes_max)
+        if all(map(only_tells, items)):
+            return self._tells_left() > 0
+        return len(self._lanes) < self._lanes_max
+
+    def _tells_left(self) -> int:
+        return max(self._lanes_max // 2 - len(self._lanes), 0)
 
     def _lanes_left(self, namespace: str) -> int:
         return ceil(self._lanes_max * NAMESPACE_LANES_FRACTION) - self._lanes_of[namespace]
@@ -181,10 +192,14 @@ class Executor:
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         if self._backing_off:
             snapshot = replace(snapshot, backing_off=tuple(self._backing_off))
+        if not self._lanes or self._tells_left() >= self._lanes_max * TELLS_BATCH_FRACTION:
+            self._waiting_to_tell.clear()
         if not self._lanes:
             return snapshot
         left = tuple(LanesLeft(one, self._lanes_left(one)) for one in sorted(self._lanes_of))
-        snapshot = replace(snapshot, writing=tuple(self._lanes), lanes_left=left)
+        writing = (*self._lanes, *(one for one in self._waiting_to_tell if one not in self._lanes))
+        lanes = Lanes(left, self._tells_left())
+        snapshot = replace(snapshot, writing=writing, lanes=lanes)
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()

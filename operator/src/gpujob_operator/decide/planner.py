@@ -118,7 +118,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
         view=cycle.view(steps),
         refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
         perhaps_placed=frozenset(cycle.snapshot.perhaps_placed),
-        lanes_left={one.namespace: one.lanes for one in cycle.snapshot.lanes_left},
+        lanes=cycle.snapshot.lanes,
         backing_off=frozenset(cycle.snapshot.backing_off),
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))

@@ -6,7 +6,7 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission import admit
-from gpujob_operator.decide.model.lanes import LanesLeft
+from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import after, make_gpu, make_job, make_snapshot, running
@@ -65,6 +65,18 @@ def test_one_cycle_says_to_so_many_why_they_wait(monkeypatch: pytest.MonkeyPatch
     assert all(world.why(f"job-{number}").startswith("NoRoom: ") for number in range(1, 6))
 
 
+@pytest.mark.parametrize(("tells_left", "said"), [(None, 5), (5, 5), (2, 2), (0, 1)])
+def test_one_cycle_says_to_no_more_than_can_be_written_why_they_wait(
+    tells_left: int | None, said: int
+) -> None:
+    """What is placed is placed all the same, and the first job of a kind is looked at."""
+    jobs = [make_job(f"job-{number}", created=float(number)) for number in range(6)]
+    snapshot = replace(make_snapshot(*jobs, gpus=GPUS[:1]), lanes=Lanes(tells_left=tells_left))
+    found = plan(snapshot, after(10))
+    assert placed(found) == ["job-0"]
+    assert len(found.items) == 1 + said
+
+
 def of_two_namespaces(sick: int, well: int) -> list[GPUJob]:
     """Those of the first one come first."""
     return [
@@ -82,9 +94,9 @@ def test_of_a_namespace_is_placed_what_can_be_written_and_then_of_others(
     jobs = of_two_namespaces(4, 2)
     snapshot = make_snapshot(*jobs, gpus=GPUS)
     assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1", "sick-2", "sick-3", "well-0"]
-    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 1),))
+    crowded = replace(snapshot, lanes=Lanes((LanesLeft("sick", 1),)))
     assert placed(plan(crowded, after(10))) == ["sick-0", "well-0", "well-1"]
-    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    crowded = replace(snapshot, lanes=Lanes((LanesLeft("sick", 0),)))
     assert placed(plan(crowded, after(10))) == ["well-0", "well-1"]
 
 
@@ -94,7 +106,7 @@ def test_the_first_jobs_keep_what_they_would_get_although_they_cannot_be_written
     """Others were stopped for them, or they have waited longest."""
     monkeypatch.setattr(admit, "UNWRITTEN_MAX", 1)
     snapshot = make_snapshot(*of_two_namespaces(3, 3), gpus=GPUS[:3])
-    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    crowded = replace(snapshot, lanes=Lanes((LanesLeft("sick", 0),)))
     assert placed(plan(crowded, after(10))) == ["sick-0", "well-0", "well-1"]
 
 
@@ -108,7 +120,7 @@ def test_what_cannot_be_written_keeps_no_other_from_its_turn(
     assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1"]
     refused = replace(snapshot, backing_off=tuple(job.metadata.uid for job in jobs[:2]))
     assert placed(plan(refused, after(10))) == ["sick-0", "sick-1", "well-0", "well-1"]
-    crowded = replace(snapshot, lanes_left=(LanesLeft("sick", 0),))
+    crowded = replace(snapshot, lanes=Lanes((LanesLeft("sick", 0),)))
     assert placed(plan(crowded, after(10))) == ["sick-0", "sick-1", "well-0", "well-1"]
 
 

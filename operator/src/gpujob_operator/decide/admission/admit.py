@@ -29,6 +29,7 @@ from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.lanes import Lanes
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import RefusedTemplate
@@ -51,7 +52,8 @@ NOMINATIONS_MAX = 8
 # A cycle that placed ten thousand jobs would hold up all else for seconds, the Lease too, and many
 # of them could not be written by the next one. The others follow in the next cycle, at once.
 PLACEMENTS_MAX = 512
-# To so many jobs a cycle says anew why they wait, if nothing else depends on it.
+# To so many jobs a cycle says anew why they wait, if nothing else depends on it and so many
+# statuses can be written.
 EXPLAINED_MAX = 512
 # So many jobs that could not be written now keep what they would get: those that others made way
 # for, or that have waited longest, come first.
@@ -79,14 +81,16 @@ class Admission:
     )
     # UIDs of jobs that another process may have placed unseen.
     perhaps_placed: frozenset[str] = frozenset()
-    # By namespace, where it has writes under way: how many more of its jobs can be written.
-    lanes_left: dict[str, int] = field(default_factory=dict[str, int])
+    # How many more jobs can be written.
+    lanes: Lanes = field(default_factory=Lanes)
     # UIDs of jobs of which nothing is written now. They count towards no bound of the pass.
     backing_off: frozenset[str] = frozenset()
     # UIDs of the jobs that were placed, with their place in the order.
     placed: dict[str, int] = field(default_factory=dict[str, int])
+    # By namespace, where it has writes under way.
+    _lanes_left: dict[str, int] = field(init=False)
     _placed_to_write: int = 0
-    _explained: int = 0
+    _explanations_left: int = field(init=False)
     _unwritten: int = 0
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
@@ -100,6 +104,11 @@ class Admission:
     _position: int = 0
 
     def __post_init__(self) -> None:
+        tells_left = self.lanes.tells_left
+        self._explanations_left = (
+            EXPLAINED_MAX if tells_left is None else min(tells_left, EXPLAINED_MAX)
+        )
+        self._lanes_left = {one.namespace: one.lanes for one in self.lanes.left}
         self.preemptor = Preemptor(
             assumed=self.assumed,
             queues=self.queues,
@@ -141,22 +150,22 @@ class Admission:
 
     def _is_looked_at(self, job: GPUJob) -> bool:
         """False for a job of which nothing could be written, beyond the first few."""
-        if self.lanes_left.get(job.metadata.namespace, 1) > 0:
+        if self._lanes_left.get(job.metadata.namespace, 1) > 0:
             return True
         self._unwritten += 1
         return self._unwritten <= UNWRITTEN_MAX
 
     def _count(self, job: GPUJob, step: NextStep) -> None:
         uid, namespace = job.metadata.uid, job.metadata.namespace
-        left = self.lanes_left.get(namespace, 1)
+        left = self._lanes_left.get(namespace, 1)
         if uid in self.backing_off or left <= 0:
             return
         if uid in self.placed:
             self._placed_to_write += 1
-            if namespace in self.lanes_left:
-                self.lanes_left[namespace] -= 1
+            if namespace in self._lanes_left:
+                self._lanes_left[namespace] -= 1
         elif step.status is not job.status:
-            self._explained += 1
+            self._explanations_left -= 1
 
     def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
         """True if this job already shows the reason for which an equivalent job was refused in this
@@ -168,7 +177,7 @@ class Admission:
             and now < last_reason.until
             and refused.reason == last_reason.reason
         )
-        if not is_shown and self._explained < EXPLAINED_MAX:
+        if not is_shown and self._explanations_left > 0:
             return False
         starved = now >= last_reason.starved_at if last_reason else self._is_starved(entry.job)
         if starved and not self._starvation_is_idle(entry.job, refused.reason):

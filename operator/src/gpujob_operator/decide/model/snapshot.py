@@ -18,7 +18,7 @@ from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
-from gpujob_operator.decide.model.lanes import LanesLeft
+from gpujob_operator.decide.model.lanes import Lanes
 from gpujob_operator.decide.model.placement_record import PlacementRecord
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
@@ -277,11 +277,11 @@ class Snapshot:
     refused_templates: tuple[RefusedTemplate, ...] = ()
     # UIDs of jobs whose placement their pods record, and no status yet.
     recorded: tuple[str, ...] = ()
-    # UIDs of jobs with writes under way, before whose end nothing more of the job is written. Keys
-    # of profiles and queues may be among them.
+    # UIDs of jobs with writes under way, before whose end nothing more of the job is written, or
+    # whose status waits to be written. Keys of profiles and queues may be among them.
     writing: tuple[str, ...] = ()
-    # Of namespaces with writes under way.
-    lanes_left: tuple[LanesLeft, ...] = ()
+    # How many more jobs can be written.
+    lanes: Lanes = field(default_factory=Lanes)
     # UIDs of jobs whose last write was refused and is not repeated yet.
     backing_off: tuple[str, ...] = ()
     # UIDs of pending jobs that another process may have placed unseen.
