@@ -26,9 +26,9 @@ class ScriptFacts:
     # Number of processes that must come to the same decision separately; 1 if they decide together.
     processes: int = 1
     memory_limited: bool = False
-    # A module, or a function that is called in the model or has it inside.
+    # A module in which something learns, or what is called in the model or has it inside.
     compiles: bool = False
-    # Any function.
+    # Anything else.
     compiles_functions: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
@@ -98,8 +98,9 @@ def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tens
 def watch_compile(
     on_compile: Callable[[], None], on_start: Callable[[], None], on_end: Callable[[], None]
 ) -> None:
-    """Calls `on_compile` when the script asks for a compiled module, and `on_start` and `on_end`
-    around each compilation of a function that the script asked for, in the function's call.
+    """Calls `on_compile` when the script asks for a compiled module in which something learns, and
+    `on_start` and `on_end` around each compilation of anything else that the script asked for: of a
+    function, a loss or a teacher, in its call.
     """
     starts: list[object] = []
 
@@ -123,14 +124,19 @@ def watch_compile(
         @functools.wraps(plain)
         def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
             compiled = args[0] if args else kwargs.get("model")
-            if isinstance(compiled, torch.nn.Module):
+            learns = isinstance(compiled, torch.nn.Module) and _learns(compiled)
+            if learns:
                 on_compile()
             made = _plain(*args, **kwargs)
-            if compiled is not None and not isinstance(compiled, torch.nn.Module):
+            if compiled is not None and not learns:
                 listen()
             return made
 
         owner.compile = compile_  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _learns(module: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def watch_scaler(facts: ScriptFacts) -> None:
