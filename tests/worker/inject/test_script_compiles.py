@@ -82,6 +82,10 @@ if place == "loss":
     loss_of = compiled(nn.MSELoss())
 if place == "teacher":
     teacher = compiled(teacher)
+if place == "teacher that could learn":
+    teacher = compiled(teacher.requires_grad_())
+if place == "teacher without gradients":
+    teacher = torch.no_grad()(compiled(teacher.requires_grad_()))
 if place == "part of the teacher":
     teacher = Around(compiled(teacher))
 if place == "frozen part":
@@ -93,6 +97,10 @@ if place == "frozen part, called before":
 if place == "learns later":
     model = compiled(net(False))
     model.requires_grad_(True)
+if place == "model in evaluation mode":
+    model = compiled(model.eval())
+if place == "trained later":
+    model = compiled(model.eval()).train()
 if place == "model":
     model = compiled(model)
 if place == "model and optimizer before":
@@ -109,10 +117,14 @@ print(loss.item(), len(made))
 PLACES = {
     "loss": False,
     "teacher": False,
+    "teacher that could learn": False,
+    "teacher without gradients": False,
     "part of the teacher": False,
     "frozen part": True,
     "frozen part, called before": True,
     "learns later": True,
+    "model in evaluation mode": True,
+    "trained later": True,
     "model": True,
     "model and optimizer before": True,
 }
@@ -120,7 +132,7 @@ PLACES = {
 
 @pytest.mark.parametrize("how", ["method", "function"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_compiled_module_counts_where_it_learns_or_is_in_the_model(
+def test_a_compiled_module_counts_where_it_is_trained_or_in_the_model(
     place: str, how: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(MODULES)

@@ -26,7 +26,7 @@ class ScriptFacts:
     # Number of processes that must come to the same decision separately; 1 if they decide together.
     processes: int = 1
     memory_limited: bool = False
-    # A module in which something learns, or what is called in the model or has it inside.
+    # A module that is trained, or what is called in the model or has it inside.
     compiles: bool = False
     # Anything else.
     compiles_functions: bool = False
@@ -98,7 +98,7 @@ def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tens
 def watch_compile(
     on_compile: Callable[[], None], on_start: Callable[[], None], on_end: Callable[[], None]
 ) -> None:
-    """Calls `on_compile` when the script asks for a compiled module in which something learns, and
+    """Calls `on_compile` when the script asks for a compiled module that is to be trained, and
     `on_start` and `on_end` around each compilation of anything else that the script asked for: of a
     function, a loss or a teacher, in its call.
     """
@@ -124,19 +124,22 @@ def watch_compile(
         @functools.wraps(plain)
         def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
             compiled = args[0] if args else kwargs.get("model")
-            learns = isinstance(compiled, torch.nn.Module) and _learns(compiled)
-            if learns:
+            trained = isinstance(compiled, torch.nn.Module) and _is_trained(compiled)
+            if trained:
                 on_compile()
             made = _plain(*args, **kwargs)
-            if compiled is not None and not learns:
+            if compiled is not None and not trained:
                 listen()
             return made
 
         owner.compile = compile_  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _learns(module: torch.nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+def _is_trained(module: torch.nn.Module) -> bool:
+    """As far as is to be seen: one that is trained later, or in evaluation mode, shows it by its
+    calls.
+    """
+    return module.training and any(parameter.requires_grad for parameter in module.parameters())
 
 
 def watch_scaler(facts: ScriptFacts) -> None:
