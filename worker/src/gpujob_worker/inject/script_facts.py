@@ -32,6 +32,8 @@ class ScriptFacts:
     compiles_functions: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
+    # Keeps a graph for another backward pass.
+    goes_back_twice: bool = False
     # The model is called inside the optimizer's step, as LBFGS and Lightning do.
     steps_with_closure: bool = False
 
@@ -155,7 +157,9 @@ def watch_scaler(facts: ScriptFacts) -> None:
 
 
 def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
-    """Records `create_graph=True`, which a split or scaled call cannot support."""
+    """Records `create_graph=True`, which a split, scaled or compiled call cannot support, and
+    `retain_graph=True`, which a compiled call cannot.
+    """
     for name in ("backward", "grad"):
         plain = getattr(torch.autograd, name)
 
@@ -163,10 +167,13 @@ def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
         def call(*args: Any, _plain: Any = plain, _at: int = _CREATE_GRAPH[name], **kw: Any) -> Any:
             asked = kw.get("create_graph", args[_at] if len(args) > _at else False)
             facts.differentiates_gradients = facts.differentiates_gradients or bool(asked)
+            kept = kw.get("retain_graph", args[_at - 1] if len(args) >= _at else False)
+            facts.goes_back_twice = facts.goes_back_twice or bool(kept)
             return _plain(*args, **kw)
 
         setattr(torch.autograd, name, call)
 
 
-# Position of the argument in torch.autograd.backward and torch.autograd.grad.
+# Position of the argument in torch.autograd.backward and torch.autograd.grad; before it is
+# `retain_graph`.
 _CREATE_GRAPH = {"backward": 3, "grad": 4}
