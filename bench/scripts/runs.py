@@ -31,7 +31,7 @@ ONLY_MEASURED = {"mode": "Recommend"}
 TIMES = re.compile(
     r"(?m:^\d+\t)"  # a process by its number
     r"|\d+:\d\d(:\d\d)?([.,]\d+)?"  # of a clock
-    r"|\d[\d.]*e?[+-]?\d* ?\[?(ms|us|s|sec|seconds|it/s|/s)\b"
+    r"| *\d[\d.]*e?[+-]?\d* ?\[?(ms|us|s|sec|seconds|it/s|/s)\b"
     r"|(SPS|ms/batch|Time|Data|[Rr]ate|mfu|img/s)\W*[\d.]+%?( *\([^)]*\))?"
     r"|\d{4}-\d\d-\d\d|\d{9,}"
 )

@@ -10,7 +10,8 @@ torch's C++ code they are CPU tensors, because its autograd engine looks for rea
 Time is virtual. Host time advances by launches, sleeps and waiting only; device time by the cost of
 each kernel. So a step of seconds is tested in milliseconds, with the same figures every time.
 
-Not imitated: more than one device, Triton (and with it `torch.compile`), cuDNN's choice of kernels,
+Not imitated: more than one device, Triton (and with it `torch.compile`, for which
+`compiler` stands in), cuDNN's choice of kernels,
 `torch.Generator(device="cuda")`, recurrent layers, nested tensors, parameters that a first call
 makes, and the order in which a GPU adds.
 """

@@ -33,6 +33,7 @@ def run(output: str, code: int = 0) -> Run:
         ("step 7 | step time 32.51ms", "step 7 | step time 9.1ms"),
         ("| ms/batch 12.34 | loss 5.10", "| ms/batch 99.01 | loss 5.10"),
         ("Epoch done. Time per batch: 0.123[s]", "Epoch done. Time per batch: 9.5[s]"),
+        ("end of epoch | time:  0.58s | loss 5.1", "end of epoch | time: 40.94s | loss 5.1"),
         ("2026-11-22 10:01:02 saved /one/plain/x", "2026-11-23 11:41:59 saved /other/hooked/x"),
     ],
 )

@@ -30,7 +30,7 @@ def saves(folder: Path) -> None:
 
 def ended(claimed: FolderClaim) -> None:
     """As at the end of its process."""
-    claimed._release()
+    claimed._lock.release()
 
 
 def test_the_first_gets_it_and_a_second_does_not(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def beside(holder: FolderClaim, other: FolderClaim) -> Generator[list[str | None
     """
     answers: list[str | None] = []
     holder._folder.mkdir(exist_ok=True)
-    assert holder._lock()
+    assert holder._lock.take()
     thread = threading.Thread(target=lambda: answers.append(other.take()))
     thread.start()
     time.sleep(0.1)
@@ -214,7 +214,7 @@ def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(folder_claim, "LOCK_SECONDS_MAX", 0.1)
     first = claim(tmp_path)
     (tmp_path / "claimed").mkdir()
-    assert first._lock()
+    assert first._lock.take()
     assert claim(tmp_path).take() == ANOTHER
 
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gpujob_worker.control.loss_check import (
     LossCheck,
 )
 from gpujob_worker.control.rollback_guard import RollbackGuard
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
@@ -135,6 +137,32 @@ def test_a_module_that_returns_its_loss_alone_is_looked_at_with_the_whole_batch(
     for _ in range(FIRST_STEPS + BETWEEN_STEPS + LOOKS_NEEDED + 1):
         if run.root.plan == HALF:
             run.step(x, lambda loss: loss)
+    assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in run.said
+
+
+class WithLossAndOutput(nn.Module):
+    """As language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = far_out(300.0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.inner(x)
+        return near(300.0)(out.float()), out
+
+
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_compiled_code_that_returns_its_loss_is_looked_at(own_loss: bool) -> None:
+    """Autograd sees no way from its loss to its output."""
+    torch.compiler.reset()
+    module, x = WithLossAndOutput(), torch.randn(64, 8)
+    compiled: Any = torch.compile(module._call_impl, backend="aot_eager", dynamic=False)
+    signature = CallInputs.of((x,), {}).signature
+    run = Run(module, replace(HALF, compiled=compiled, compiled_signature=signature))
+    for _ in range(FIRST_STEPS + BETWEEN_STEPS + LOOKS_NEEDED + 3):
+        if run.root.plan.autocast is not None:
+            run.step(x, lambda both: near(300.0)(both[1]) if own_loss else both[0])
     assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in run.said
 
 

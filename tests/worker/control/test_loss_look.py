@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gpujob_worker.control.output_sample import VALUE_BYTES, difference, samples
 ROWS, TOTAL, TOKENS, WORDS = 2, 8, 64, 50
 ERROR = 1e-2
 EVERYTHING = 2**40
+EVERY_OUTPUT = ["loss", "logits", "hidden", "words"]
 
 
 class Language(nn.Module):
@@ -43,6 +45,7 @@ def look_of(
     kept_bytes: int = EVERYTHING,
     turn: int = 0,
     own_loss: bool = False,
+    compiled: bool = False,
 ) -> tuple[Look, float]:
     """The look after the backward of a call that returns some outputs, and the exact change."""
     module = Language()
@@ -56,7 +59,8 @@ def look_of(
     look = Look(
         samples, [difference(*each) for each in both], 1.0 if rows is None else rows / TOTAL
     )
-    outputs = module(x)
+    call: Any = torch.compile(module, backend="aot_eager") if compiled else module
+    outputs = call(x)
     loss = outputs["loss"]
     if own_loss:
         loss = functional.cross_entropy(outputs["words"], module.targets.flatten())
@@ -89,6 +93,27 @@ def test_each_change_counts_once(returned: list[str], rows: int | None) -> None:
 def test_logits_count_where_the_script_computes_its_own_loss() -> None:
     look, exact = look_of(torch.randn(TOTAL, TOKENS, 16), ["loss", "logits"], own_loss=True)
     assert look.found(0.0)[0] == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize(("rows", "own_loss"), [(None, False), (None, True), (ROWS, True)], ids=str)
+def test_outputs_of_compiled_code_that_the_loss_does_not_use_count_for_nothing(
+    rows: int | None, own_loss: bool
+) -> None:
+    """They have no gradient, and their hooks are called all the same."""
+    torch.compiler.reset()
+    x = torch.randn(TOTAL, TOKENS, 16)
+    look, exact = look_of(x, EVERY_OUTPUT, rows=rows, own_loss=own_loss, compiled=True)
+    assert look.failure is None
+    assert look.seen
+    assert look.found(0.0)[0] == pytest.approx(exact, rel=0.1)
+
+
+def test_of_a_part_of_the_batch_compiled_code_with_a_loss_of_its_own_says_nothing() -> None:
+    """Its logits have no gradient, and its loss is of the whole batch."""
+    torch.compiler.reset()
+    x = torch.randn(TOTAL, TOKENS, 16)
+    look, _ = look_of(x, EVERY_OUTPUT, rows=ROWS, compiled=True)
+    assert (look.seen, look.failure) == (False, None)
 
 
 @pytest.mark.parametrize("rows", [None, 1, ROWS])

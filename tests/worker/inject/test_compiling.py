@@ -305,6 +305,18 @@ def test_what_was_compiled_is_kept_beside_the_checkpoints(
     assert ENV_CACHE not in os.environ
 
 
+@pytest.mark.parametrize("name", ["my checkpoints", "it's", 'a"b', "a\\b", "a;b"])
+def test_no_code_is_kept_in_a_path_that_the_cpp_compiler_takes_for_several(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every compilation would fail, and those of the script's own too."""
+    monkeypatch.setenv(ENV_CACHE, "")
+    monkeypatch.delenv(ENV_CACHE)
+    assert keep_compiled_in(tmp_path / name) is None
+    assert ENV_CACHE not in os.environ
+    assert not (tmp_path / name).exists()
+
+
 def test_a_run_compiles_into_its_own_folder(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

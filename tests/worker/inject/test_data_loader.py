@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
+from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
 from gpujob_worker.inject.loader_workers import workers_that_fit
 from gpujob_worker.inject.worker_batches import WorkerBatches
 from gpujob_worker.run.environment import Environment
@@ -27,12 +27,15 @@ class Training:
     """A loop whose steps take what a test says, by a clock of its own."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, mode: OptimizeMode = OptimizeMode.AUTO
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        mode: OptimizeMode = OptimizeMode.AUTO,
+        data_loading: Toggle = Toggle.AUTO,
     ) -> None:
         monkeypatch.setattr(data_loader_policy, "workers_wanted", lambda: 2)
         monkeypatch.setattr(data_loader_policy, "busy_cores", lambda: None)
         self.now = 0.0
-        self.session = Session(Environment(Settings(mode=mode)))
+        self.session = Session(Environment(Settings(mode=mode, data_loading=data_loading)))
         self.session.meter.clock = lambda: self.now
         self.session.state.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
@@ -155,6 +158,78 @@ def test_how_many_workers_would_help_where_those_of_the_script_draw(training: Tr
         "num_workers recommended: 2 in the script instead of 1: waiting takes 40" in training.said
     )
     assert training.loader.num_workers == 1
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Training:
+    """Of a user who says `dataLoading: On`."""
+    return Training(monkeypatch, data_loading=Toggle.ON)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_draw_are_more_from_the_next_pass_on_where_asked_for(
+    persistent: bool, asked: Training
+) -> None:
+    """They draw other random numbers; the order of the samples is the script's."""
+    how: dict[str, Any] = {"shuffle": True, "persistent_workers": persistent}
+    asked.loader = DataLoader(Noisy(), batch_size=1, num_workers=1, **how)
+    torch.manual_seed(3)
+    seen = asked.passes(1, 0.02, 0.008)
+    assert asked.loader.num_workers == 1
+    asked.tuned()
+    seen += asked.passes(2, 0.02, 0.008)
+    assert asked.loader.num_workers == 2
+    assert len(set(seen)) == 30, "no pass gets the random numbers of another one"
+    assert asked.session.state.tuned == TunedSettings(data_loader_workers=2)
+    assert asked.said == (
+        "data loading applied: asked for, 2 worker processes instead of 1 of its own, from the next"
+        " pass on; what they draw at random is other numbers, of the same distribution"
+    )
+    if persistent:
+        iterator: Any = asked.loader._iterator
+        assert iterator._num_workers == 2
+    torch.manual_seed(3)
+    alone = DataLoader(Noisy(), batch_size=1, num_workers=1, **how)
+    expected = [int(batch.item()) for _ in range(3) for batch in alone]
+    assert [int(number) for number in seen] == expected
+
+
+@pytest.mark.parametrize("fit", [1, 2])
+def test_no_more_of_them_than_fit_into_shared_memory(
+    fit: int, asked: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[int] = []
+
+    def workers_that_fit(batch_bytes: int, batches_each: int) -> int:
+        needed.append(batch_bytes * batches_each)
+        return fit
+
+    monkeypatch.setattr(data_loader_policy, "workers_that_fit", workers_that_fit)
+    asked.loader = DataLoader(Noisy(), batch_size=1, num_workers=1, prefetch_factor=3)
+    asked.passes(2, 0.02, 0.008)
+    assert asked.loader.num_workers == fit
+    assert needed == [3 * torch.tensor([0.0]).nbytes]
+    assert ("workers draw random numbers" in asked.said) is (fit == 1)
+
+
+def test_a_loader_that_gives_its_workers_a_task_of_their_own_is_left_alone(asked: Training) -> None:
+    """Each may read its own part of the files."""
+
+    def nothing(_: int) -> None:
+        pass
+
+    asked.loader = DataLoader(Noisy(), batch_size=1, num_workers=1, worker_init_fn=nothing)
+    asked.passes(2, 0.02, 0.008)
+    assert asked.loader.num_workers == 1
+    assert "data loading skipped: its worker_init_fn may depend" in asked.said
+
+
+def test_a_forked_process_starts_no_more_of_them(asked: Training) -> None:
+    asked.loader = DataLoader(Noisy(), batch_size=1, num_workers=1)
+    asked.passes(1, 0.02, 0.008)
+    asked.policy.stop()
+    asked.passes(1, 0.02, 0.008)
+    assert asked.loader.num_workers == 1
 
 
 @pytest.mark.parametrize("fit", [0, 1])

@@ -19,6 +19,8 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.tuner import Tuner
+from tests.harness.imitated_gpu import GpuModel
+from tests.harness.imitated_gpu.compiler import ImitatedCompiler
 from tests.harness.worker_process import run_alone, run_worker
 
 WORDS = 50
@@ -44,8 +46,19 @@ class ByLength(Words):
         return super().forward(words) * {n: 1 + n / 1000 for n in range(WORDS)}[words.shape[1]]
 
 
-def batch(length: int, rows: int = 8) -> torch.Tensor:
-    return torch.randint(1, WORDS, (rows, length))
+class Batch:
+    """Makes batches of words on a device."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __call__(self, length: int, rows: int = 8) -> torch.Tensor:
+        return torch.randint(1, WORDS, (rows, length)).to(self._device)
+
+
+@pytest.fixture
+def batch(device: str) -> Batch:
+    return Batch(device)
 
 
 def called(root: Root, *batches: torch.Tensor) -> RecordedCall:
@@ -55,9 +68,15 @@ def called(root: Root, *batches: torch.Tensor) -> RecordedCall:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """torch.compile traces for real and runs what it traced."""
+def graphs(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """torch.compile traces for real and runs what it traced, but not for the imitated GPU."""
     torch.compiler.reset()
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
+    if device == "cuda":
+        monkeypatch.setattr(compiling, "_has_triton", lambda: True)
+        compiler = ImitatedCompiler()
+        monkeypatch.setattr(torch, "compile", compiler)
+        return compiler.made
     found: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -65,7 +84,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
     return found
 
 
@@ -78,9 +96,9 @@ def compiled(root: Root, call: RecordedCall) -> tuple[Tuner, str]:
     return tuner, explanation.line("compile")
 
 
-def test_lengths_that_vary_are_compiled_once(graphs: list[Any]) -> None:
+def test_lengths_that_vary_are_compiled_once(graphs: list[Any], batch: Batch, device: str) -> None:
     torch.manual_seed(1)
-    module, plain = Words(), Words()
+    module, plain = Words().to(device), Words().to(device)
     plain.load_state_dict(module.state_dict())
     root = Root(module, lambda _: None)
     tuner, said = compiled(root, called(root, batch(7), batch(12), batch(9)))
@@ -99,8 +117,8 @@ def test_lengths_that_vary_are_compiled_once(graphs: list[Any]) -> None:
     root.remove()
 
 
-def test_a_smaller_last_batch_runs_as_written(graphs: list[Any]) -> None:
-    module = Words()
+def test_a_smaller_last_batch_runs_as_written(graphs: list[Any], batch: Batch, device: str) -> None:
+    module = Words().to(device)
     root = Root(module, lambda _: None)
     tuner, said = compiled(root, called(root, batch(9), batch(9), batch(9, rows=3), batch(9)))
     assert tuner.tuned() == TunedSettings(compile=True), said
@@ -110,8 +128,10 @@ def test_a_smaller_last_batch_runs_as_written(graphs: list[Any]) -> None:
     root.remove()
 
 
-def test_numbers_of_rows_that_vary_are_compiled_once(graphs: list[Any]) -> None:
-    module = Words()
+def test_numbers_of_rows_that_vary_are_compiled_once(
+    graphs: list[Any], batch: Batch, device: str
+) -> None:
+    module = Words().to(device)
     root = Root(module, lambda _: None)
     tuner, said = compiled(root, called(root, *(batch(9, rows) for rows in (3, 4, 8, 6, 5))))
     assert tuner.tuned().dynamic_shapes, said
@@ -121,24 +141,28 @@ def test_numbers_of_rows_that_vary_are_compiled_once(graphs: list[Any]) -> None:
     root.remove()
 
 
-def test_what_is_wrong_on_another_length_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_on_another_length_is_not_kept(
+    graphs: list[Any], batch: Batch, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trial is made on the largest batch, and on one as small as those seen."""
+    del graphs
 
     def wrong(call: Any, *, dynamic: bool, options: Any = None) -> Any:
         del dynamic, options
         return lambda words: call(words) * (1.0 if words.shape[1] == 9 else 1.2)  # pyright: ignore
 
     monkeypatch.setattr(torch, "compile", wrong)
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
-    root = Root(Words(), lambda _: None)
+    root = Root(Words().to(device), lambda _: None)
     tuner, said = compiled(root, called(root, batch(7), batch(5), batch(9)))
     assert not tuner.tuned().compile
     assert "numbers disagree on a smaller batch: outputs differ by 20 %" in said
     root.remove()
 
 
-def test_what_an_earlier_run_found_is_compiled_once_for_all(graphs: list[Any]) -> None:
-    module, explanation = Words(), DecisionLog()
+def test_what_an_earlier_run_found_is_compiled_once_for_all(
+    graphs: list[Any], batch: Batch, device: str
+) -> None:
+    module, explanation = Words().to(device), DecisionLog()
     root = Root(module, lambda _: None)
     known = TunedSettings(compile=True, dynamic_shapes=True)
     tuner = Tuner(Settings(), Features(), explanation, 60.0)
@@ -152,8 +176,8 @@ def test_what_an_earlier_run_found_is_compiled_once_for_all(graphs: list[Any]) -
     root.remove()
 
 
-def test_shapes_are_looked_at_for_some_calls_only() -> None:
-    module = Words()
+def test_shapes_are_looked_at_for_some_calls_only(batch: Batch, device: str) -> None:
+    module = Words().to(device)
     root = Root(module, lambda _: None)
     root.asks, root.settled = False, True
     root.install()
@@ -164,7 +188,7 @@ def test_shapes_are_looked_at_for_some_calls_only() -> None:
     root.remove()
 
 
-def test_calls_of_another_kind_are_no_other_size() -> None:
+def test_calls_of_another_kind_are_no_other_size(batch: Batch) -> None:
     shapes = SeenShapes()
     own = CallInputs.of((batch(9),), {})
     for other in ((batch(9).float(),), (batch(9), batch(4)), (batch(9)[0],)):
@@ -176,18 +200,23 @@ def test_calls_of_another_kind_are_no_other_size() -> None:
 
 SCRIPT = """
 import functools, json, os, sys, torch; from torch import nn; from torch.nn import functional as F
+kind, at = sys.argv[1:]
 torch.manual_seed(0); os.environ["CXX"] = "sh"; GRAPHS = []
 BY_LENGTH = {n: 1 + n / 1000 for n in range(99)}
 def backend(graph, inputs): GRAPHS.append(1); return graph.forward
-torch.compile = functools.partial(torch.compile, backend=backend)
+if at == "cpu": torch.compile = functools.partial(torch.compile, backend=backend)
+else:
+    from tests.harness.imitated_gpu.compiler import ImitatedCompiler
+    torch.utils._triton.has_triton = lambda: True; os.environ["CC"] = "sh"
+    torch.compile = ImitatedCompiler(by_value=kind == "by-length"); GRAPHS = torch.compile.made
 class Words(nn.Module):
     def __init__(s): super().__init__(); s.e, s.l = nn.Embedding(50, 32), nn.Linear(32, 4)
     def forward(s, w):
         y = s.l(torch.tanh(s.e(w).mean(1)))
-        return y * BY_LENGTH[w.shape[1]] if "by-length" in sys.argv else y
-m = Words(); opt = torch.optim.SGD(m.parameters(), 0.1)
+        return y * BY_LENGTH[w.shape[1]] if kind == "by-length" else y
+m = Words().to(at); opt = torch.optim.SGD(m.parameters(), 0.1)
 for i in range(40):
-    w = torch.randint(1, 50, (16, 5 + i * 7 % 31)); y = w[:, 0] % 4
+    w = torch.randint(1, 50, (16, 5 + i * 7 % 31)).to(at); y = w[:, 0] % 4
     opt.zero_grad(); loss = F.cross_entropy(m(w), y); loss.backward(); opt.step()
 print(json.dumps([loss.item(), len(GRAPHS)]))
 """
@@ -197,17 +226,17 @@ OPTIONS = ("--explain", "--tuning-seconds", "1", "--no-optimizer")
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["any", "by-length"])
+@pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 def test_a_padded_script_is_compiled_once_or_the_code_is_taken_back(
-    kind: str, tmp_path: Path
+    gpu: GpuModel | None, kind: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    code, run = run_worker(
-        tmp_path / "run", ["python", str(path), kind], settings=ASKED, options=OPTIONS
-    )
+    command = ["python", str(path), kind, "cpu" if gpu is None else "cuda"]
+    code, run = run_worker(tmp_path / "run", command, settings=ASKED, options=OPTIONS, gpu=gpu)
     assert code == 0, run.errors
     loss, graphs = json.loads(run.output)
-    _, alone = run_alone(tmp_path / "alone", [str(path), kind])
+    _, alone = run_alone(tmp_path / "alone", [str(path), kind, "cpu"])
     assert loss == pytest.approx(json.loads(alone.output)[0], rel=1e-4), run.errors
     kept = kind == "any"
     assert run.report["tuned"].get("compile", False) is kept, run.errors

@@ -12,16 +12,18 @@ from torch import nn
 from gpujob_worker.inject.attention import candidates
 from gpujob_worker.inject.process_flags import Tf32, float32_products, tf32_refusal
 from gpujob_worker.probe.side_effects import no_trace
+from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import run_worker
 
 pytestmark = pytest.mark.timeout(240)
+ON_BOTH = pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 
 HEAD = """
-import collections, json, torch; from torch import nn; from torch.nn import functional as F
+import collections, json, sys, torch; from torch import nn; from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel, SDPBackend
-torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
-x = torch.randn(32, 16); y = torch.randint(4, (32,))
+torch.manual_seed(0); at = sys.argv[1]
+net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).to(at)
+x = torch.randn(32, 16).to(at); y = torch.randint(4, (32,)).to(at)
 """
 CONTEXTS = (
     HEAD
@@ -34,11 +36,11 @@ class Net(nn.Module):
         SEEN[f"{script[0]} {a.dtype} {torch.backends.cuda.flash_sdp_enabled()}"] += 1
         q, k, v = a.chunk(3, -1)
         return s.h(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0].mean(1))
-net = Net(); x = torch.randn(32, 8, 16)
+net = Net().to(at); x = torch.randn(32, 8, 16).to(at)
 o = torch.optim.AdamW(net.parameters())
 for _ in range(12):
     o.zero_grad(); script[0] = True
-    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel([SDPBackend.MATH]):
+    with torch.autocast(at, torch.bfloat16), sdpa_kernel([SDPBackend.MATH]):
         l = F.cross_entropy(net(x), y)
     script[0] = False; l.backward()
     with torch.inference_mode():
@@ -48,18 +50,20 @@ print(json.dumps(SEEN))
 )
 
 
-def ran(tmp_path: Path, text: str, **settings: Any) -> Any:
+def ran(tmp_path: Path, gpu: GpuModel | None, text: str, **settings: Any) -> Any:
     script = tmp_path / "train.py"
     script.write_text(text)
+    command = ["python", str(script), "cpu" if gpu is None else "cuda"]
     found = {"compile": "Off", **settings}
-    code, run = run_worker(tmp_path / "run", ["python", str(script)], settings=found)
+    code, run = run_worker(tmp_path / "run", command, settings=found, gpu=gpu)
     assert code == 0, run.errors
     return run
 
 
-def test_tries_run_in_the_contexts_of_the_call(tmp_path: Path) -> None:
+@ON_BOTH
+def test_tries_run_in_the_contexts_of_the_call(gpu: GpuModel | None, tmp_path: Path) -> None:
     """They ran in float32 and with the kernels that the script forbids."""
-    run = ran(tmp_path, CONTEXTS)
+    run = ran(tmp_path, gpu, CONTEXTS)
     seen = json.loads(run.output)
     assert set(seen) == {f"{who} torch.bfloat16 False" for who in ("True", "False")}, seen
     assert "the script chooses its kernels itself" in run.errors
@@ -76,6 +80,10 @@ LOOP = """
 for _ in range(12):
     o.zero_grad(); l = F.cross_entropy(net(x), y); l.backward(); o.step()
 """
+# Of the imitated GPU torch's compiler knows nothing: what is compiled runs as written.
+AS_WRITTEN = """
+if at == "cuda": torch.compiler.set_stance("force_eager")
+"""
 MADE = "\no = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])\n"
 BESIDE = {
     "parameter hooks": (
@@ -84,7 +92,7 @@ BESIDE = {
     ),
     "evaluation mode": ("net.eval()", ""),
     "unfrozen teacher": (
-        "teacher = nn.Linear(16, 4).eval(); plain = F.cross_entropy\n"
+        "teacher = nn.Linear(16, 4).eval().to(at); plain = F.cross_entropy\n"
         "F.cross_entropy = lambda out, y: plain(out, y) + 0.1 * (out - teacher(x)).square().mean()",
         "",
     ),
@@ -95,10 +103,13 @@ BESIDE = {
 }
 
 
+@ON_BOTH
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_is_beside_the_model_keeps_nobody_from_the_gain(name: str, tmp_path: Path) -> None:
+def test_what_is_beside_the_model_keeps_nobody_from_the_gain(
+    name: str, gpu: GpuModel | None, tmp_path: Path
+) -> None:
     before, after = BESIDE[name]
-    run = ran(tmp_path, HEAD + before + MADE + LOOP + after, precision="bfloat16")
+    run = ran(tmp_path, gpu, HEAD + AS_WRITTEN + before + MADE + LOOP + after, precision="bfloat16")
     assert run.report["tuned"]["precision"] == "bfloat16", run.errors
     assert "measuring failed" not in run.errors
 
@@ -109,9 +120,12 @@ COMPILED = {
 }
 
 
+@ON_BOTH
 @pytest.mark.parametrize("name", COMPILED)
-def test_what_the_script_compiles_in_its_model_is_left_as_it_is(name: str, tmp_path: Path) -> None:
-    run = ran(tmp_path, HEAD + COMPILED[name] + MADE + LOOP, precision="bfloat16")
+def test_what_the_script_compiles_in_its_model_is_left_as_it_is(
+    name: str, gpu: GpuModel | None, tmp_path: Path
+) -> None:
+    run = ran(tmp_path, gpu, HEAD + AS_WRITTEN + COMPILED[name] + MADE + LOOP, precision="bfloat16")
     assert run.report["tuned"]["precision"] == "float32", run.errors
     assert "the script compiles its model itself" in run.errors
 
@@ -156,7 +170,7 @@ ACCUMULATES = (
     HEAD
     + MADE
     + """
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=SCALES)
+scaler = torch.amp.GradScaler(at, init_scale=1024.0, enabled=SCALES)
 for _ in range(12):
     o.zero_grad(); whole = 0.0
     for a, b in zip(x.chunk(4), y.chunk(4)):
@@ -168,10 +182,13 @@ print(whole)
 )
 
 
+@ON_BOTH
 @pytest.mark.parametrize("scales", [True, False])
-def test_a_loss_in_parts_and_scaled_is_reported_as_it_is(scales: bool, tmp_path: Path) -> None:
+def test_a_loss_in_parts_and_scaled_is_reported_as_it_is(
+    scales: bool, gpu: GpuModel | None, tmp_path: Path
+) -> None:
     """A quarter of it was, times the scale; and a quarter of the samples."""
-    run = ran(tmp_path, ACCUMULATES.replace("SCALES", str(scales)), precision="float32")
+    run = ran(tmp_path, gpu, ACCUMULATES.replace("SCALES", str(scales)), precision="float32")
     report = run.report
     assert report["loss"] == pytest.approx(float(run.output), rel=1e-5)
     baseline = report["baseline"]

@@ -1,4 +1,4 @@
-"""Scripts that train several modules side by side get what one module gets."""
+"""Scripts that train several modules side by side get what one module gets, on each device."""
 
 import json
 from pathlib import Path
@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
+from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
 pytestmark = pytest.mark.timeout(240)
 HEAD = """
 import collections, json, sys, torch; from torch import nn; from torch.nn import functional as F
-torch.manual_seed(0)
+torch.manual_seed(0); at = sys.argv[1]
 SEEN = collections.Counter()
 class Net(nn.Sequential):
     def forward(s, x):
         x = s[0](x); SEEN[f"{s.name} {str(x.dtype)[6:]}"] += 1
         return s[2](s[1](x))
 def net(name, *sizes):
-    a, b, c = sizes; m = Net(nn.Linear(a, b), nn.GELU(), nn.Linear(b, c)); m.name = name; return m
-x, y = torch.randn(64, 16), torch.randint(4, (64,)); loss = torch.zeros(())
+    a, b, c = sizes; m = Net(nn.Linear(a, b), nn.GELU(), nn.Linear(b, c)); m.name = name
+    return m.to(at)
+x, y = torch.randn(64, 16).to(at), torch.randint(4, (64,)).to(at)
 """
 ENCODER = """
 encoder, head = net("encoder", 16, 128, 64), net("head", 64, 32, 4)
@@ -29,20 +31,22 @@ for _ in range(STEPS):
 """
 TOWERS = """
 one, other = net("one", 16, 128, 8), net("other", 16, 64, 8)
+rows = torch.arange(64).to(at)
 opt = torch.optim.AdamW([*one.parameters(), *other.parameters()], 1e-3)
 for _ in range(STEPS):
     logits = F.normalize(one(x)) @ F.normalize(other(x + 0.1)).T / 0.1
-    opt.zero_grad(); loss = F.cross_entropy(logits, torch.arange(64)); loss.backward(); opt.step()
+    opt.zero_grad(); loss = F.cross_entropy(logits, rows); loss.backward(); opt.step()
 """
 ADVERSARIES = """
 g, d = net("g", 4, 64, 16), net("d", 16, 64, 1)
 go, do = torch.optim.Adam(g.parameters(), 1e-3), torch.optim.Adam(d.parameters(), 1e-3)
 bce = F.binary_cross_entropy_with_logits
+ones, zeros = torch.ones(64, 1).to(at), torch.zeros(64, 1).to(at)
 for _ in range(STEPS):
-    do.zero_grad(); fake = g(torch.randn(64, 4))
-    ld = bce(d(x), torch.ones(64, 1)) + bce(d(fake.detach()), torch.zeros(64, 1)); ld.backward()
+    do.zero_grad(); fake = g(torch.randn(64, 4).to(at))
+    ld = bce(d(x), ones) + bce(d(fake.detach()), zeros); ld.backward()
     do.step()
-    go.zero_grad(); loss = bce(d(fake), torch.ones(64, 1)); loss.backward(); go.step()
+    go.zero_grad(); loss = bce(d(fake), ones); loss.backward(); go.step()
 """
 MARGIN = """
 class Margin(nn.Module):
@@ -50,8 +54,9 @@ class Margin(nn.Module):
     def forward(s, x, y):
         cosine = F.linear(F.normalize(x), F.normalize(s.weight))
         SEEN[f"margin {str(cosine.dtype)[6:]}"] += 1
-        return F.cross_entropy(8 * (cosine - 0.1 * F.one_hot(y, 4)), y)
-model, margin = net("model", 16, 128, 64), Margin()
+        return F.cross_entropy(8 * (cosine - 0.1 * rows[y]), y)
+model, margin = net("model", 16, 128, 64), Margin().to(at)
+rows = torch.eye(4).to(at)
 opt = torch.optim.AdamW([*model.parameters(), *margin.parameters()], 1e-3)
 for _ in range(STEPS):
     opt.zero_grad(); loss = margin(model(x), y); loss.backward(); opt.step()
@@ -59,6 +64,7 @@ for _ in range(STEPS):
 END = "\nprint(json.dumps([loss.item(), SEEN]))\n"
 SCRIPTS = {"encoder": ENCODER, "towers": TOWERS, "adversaries": ADVERSARIES, "margin": MARGIN}
 BFLOAT16 = {"compile": "Off", "precision": "bfloat16"}
+ON_BOTH = pytest.mark.parametrize("gpu", [None, GpuModel()], ids=["cpu", "cuda"])
 
 
 def written(folder: Path, text: str, steps: int = 16) -> str:
@@ -68,48 +74,60 @@ def written(folder: Path, text: str, steps: int = 16) -> str:
     return str(path)
 
 
-def ran(folder: Path, text: str, settings: dict[str, Any]) -> WorkerRun:
-    code, run = run_worker(folder, ["python", written(folder, text)], settings=settings)
+def ran(folder: Path, gpu: GpuModel | None, text: str, settings: dict[str, Any]) -> WorkerRun:
+    command = ["python", written(folder, text), "cpu" if gpu is None else "cuda"]
+    code, run = run_worker(folder, command, settings=settings, gpu=gpu)
     assert code == 0, run.errors
     return run
 
 
+def loss_alone(folder: Path, text: str) -> float:
+    code, alone = run_alone(folder, [written(folder, text), "cpu"])
+    assert code == 0, alone.errors
+    return json.loads(alone.output)[0]
+
+
+@ON_BOTH
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_module_gets_the_precision(name: str, tmp_path: Path) -> None:
-    run = ran(tmp_path / "run", SCRIPTS[name], BFLOAT16)
+def test_each_module_gets_the_precision(name: str, gpu: GpuModel | None, tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", gpu, SCRIPTS[name], BFLOAT16)
     loss, seen = json.loads(run.output)
     assert run.report["tuned"]["precision"] == "bfloat16", run.errors
     lower = {key.split()[0] for key in seen if key.endswith("bfloat16")}
     assert lower == {key.split()[0] for key in seen}, run.errors
     assert "batch split skipped: 2 modules are trained from outside" in run.errors
     assert run.report["efficiency"]["stepFlop"] > 0
-    code, alone = run_alone(tmp_path / "alone", [written(tmp_path / "alone", SCRIPTS[name])])
-    assert code == 0, alone.errors
-    assert loss == pytest.approx(json.loads(alone.output)[0], rel=0.01)
+    assert loss == pytest.approx(loss_alone(tmp_path / "alone", SCRIPTS[name]), rel=0.01)
 
 
-def test_a_model_whose_forward_is_called_directly_is_tuned_by_its_parts(tmp_path: Path) -> None:
+@ON_BOTH
+def test_a_model_whose_forward_is_called_directly_is_tuned_by_its_parts(
+    gpu: GpuModel | None, tmp_path: Path
+) -> None:
     """No hook sees the call of the whole."""
     text = ENCODER.replace("head(encoder(x))", "head.forward(encoder.forward(x))")
-    run = ran(tmp_path / "run", text, BFLOAT16)
+    run = ran(tmp_path / "run", gpu, text, BFLOAT16)
     assert run.report["tuned"]["precision"] == "bfloat16", run.errors
     assert run.errors.count("applied: bfloat16 from Linear") == 3, run.errors
-    code, alone = run_alone(tmp_path / "alone", [written(tmp_path / "alone", text)])
-    assert code == 0, alone.errors
-    assert json.loads(run.output)[0] == pytest.approx(json.loads(alone.output)[0], rel=0.01)
+    expected = loss_alone(tmp_path / "alone", text)
+    assert json.loads(run.output)[0] == pytest.approx(expected, rel=0.01)
 
 
-def test_what_an_earlier_run_found_is_for_each_module(tmp_path: Path) -> None:
+@ON_BOTH
+def test_what_an_earlier_run_found_is_for_each_module(gpu: GpuModel | None, tmp_path: Path) -> None:
     settings = {**BFLOAT16, "tuned": {"precision": "bfloat16"}}
-    run = ran(tmp_path / "run", ENCODER, settings)
+    run = ran(tmp_path / "run", gpu, ENCODER, settings)
     _, seen = json.loads(run.output)
     for name in ("encoder", "head"):
         assert seen[f"{name} bfloat16"] >= 16, run.errors
 
 
-def test_a_module_that_cannot_be_tried_keeps_the_other_from_nothing(tmp_path: Path) -> None:
+@ON_BOTH
+def test_a_module_that_cannot_be_tried_keeps_the_other_from_nothing(
+    gpu: GpuModel | None, tmp_path: Path
+) -> None:
     hooked = ENCODER.replace("opt =", "head[0].register_forward_hook(lambda *_: None)\nopt =", 1)
-    run = ran(tmp_path / "run", hooked, BFLOAT16)
+    run = ran(tmp_path / "run", gpu, hooked, BFLOAT16)
     _, seen = json.loads(run.output)
     assert seen.get("encoder bfloat16"), run.errors
     assert "head bfloat16" not in seen

@@ -5,10 +5,8 @@ in the next run. A command that comes twice in one run names no process; from th
 in the folder is used. Where none is, the next run's first process gets the folder.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import NamedTuple
 
 from gpujob_worker.checkpoint.errors import CorruptError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
+from gpujob_worker.process_lock import ProcessLock
 
 # For so long the holder of a folder's lock may take to write whose the folder is.
 LOCK_SECONDS_MAX = 10.0
@@ -41,10 +40,9 @@ class FolderClaim:
     def __init__(self, folder: Path, command: Sequence[str], run: str, attempt: int) -> None:
         self._folder = folder
         self._run, self._attempt = run, attempt
-        self._lock_path = folder / f"CLAIM-{attempt}.lock"
+        self._lock = ProcessLock(folder / f"CLAIM-{attempt}.lock")
         # A command line may hold what is not for everybody's eyes.
         self._command = hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
-        self._descriptor: int | None = None
 
     def is_known(self) -> bool:
         """Whether the folder is of a process with this command, of another run."""
@@ -58,7 +56,7 @@ class FolderClaim:
         """Notes that the process is there: one that ends before it trains takes nothing, and in the
         next run may be the first. Raises `OSError` and `CorruptError`.
         """
-        if self._descriptor is None:
+        if not self._lock.held:
             self._note_if_twice(self._known())
 
     def take(self) -> str | None:
@@ -66,11 +64,11 @@ class FolderClaim:
 
         Raises `OSError` where nothing can be written.
         """
-        if self._descriptor is not None:
+        if self._lock.held:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + LOCK_SECONDS_MAX
-        while not self._lock():
+        while not self._lock.take():
             # The holder may not have written yet whose the folder is, and may not get it itself.
             known = self._known()
             if known is not None and known.run == self._run:
@@ -81,23 +79,8 @@ class FolderClaim:
             time.sleep(_LOOK_SECONDS)
         refusal = self._compare()
         if refusal is not None:
-            self._release()
+            self._lock.release()
         return refusal
-
-    def _lock(self) -> bool:
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except OSError:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
-        # A forked child has the same open file, and may live longer: a loader's process does.
-        os.register_at_fork(after_in_child=self._release)
-        return True
 
     def _compare(self) -> str | None:
         known = self._known()
@@ -133,8 +116,3 @@ class FolderClaim:
             return _Known(str(known["command"]), str(known["run"]), int(known["attempt"]))
         except (ValueError, KeyError, TypeError):
             raise CorruptError(f"{_CLAIM} cannot be read") from None
-
-    def _release(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)

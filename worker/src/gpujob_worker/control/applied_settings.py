@@ -16,6 +16,7 @@ from gpujob_worker.control.consensus import (
 from gpujob_worker.control.frozen_roots import FrozenRoots
 from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
 from gpujob_worker.control.tuned_optimizers import TunedOptimizers
+from gpujob_worker.inject.compiled_parts import has_compiled_part
 from gpujob_worker.inject.ddp import number_of
 from gpujob_worker.inject.frozen import FrozenRoot
 from gpujob_worker.inject.grad_scaling import LossScale
@@ -74,8 +75,9 @@ class AppliedSettings:
 
     @property
     def script_compiles(self) -> bool:
-        """True if the script compiles its model, or functions and no model was called outside."""
-        return self.facts.compiles or (self.facts.compiles_functions and not self.roots)
+        """True if the script compiles its model or a part of it, or functions around all models."""
+        known = self.facts.compiles or (self.facts.compiles_functions and not self.roots)
+        return known or any(has_compiled_part(root.module) for root in self.roots)
 
     @property
     def first_number(self) -> int:

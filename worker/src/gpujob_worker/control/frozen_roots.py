@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from gpujob_worker.control.secondary_modules import name_beside
+from gpujob_worker.inject.compiled_parts import has_compiled_part
 from gpujob_worker.inject.frozen import FrozenRoot
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
@@ -37,7 +38,7 @@ class FrozenRoots:
 
     def met(self, module: torch.nn.Module) -> FrozenRoot | None:
         """One is called; None where it runs as written."""
-        if len(self.roots) >= FROZEN_MAX:
+        if len(self.roots) >= FROZEN_MAX or has_compiled_part(module):
             return None
         root = FrozenRoot(module, self._nested)
         said = self._session.explanation.about(f"frozen {name_beside(root, [*self.roots])}")

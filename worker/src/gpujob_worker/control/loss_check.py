@@ -71,6 +71,8 @@ class _Looks:
     # The call of the next look is made as written.
     as_written: bool = False
     refused: bool = False
+    # Of a part of the batch there is nothing to be seen.
+    whole_only: bool = False
 
 
 class LossCheck:
@@ -236,7 +238,8 @@ class LossCheck:
     def _differences(self, root: Root, tried: Root, inputs: CallInputs) -> Look | None:
         """`tried`: the root, or a root of its copy."""
         call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
-        total = None if call.whole_only or batch_statistics(root.module) else inputs.rows
+        whole_only = call.whole_only or self._of(root).whole_only or batch_statistics(root.module)
+        total = None if whole_only else inputs.rows
         if total is None:
             return self._compared(root, tried, call, None, None)
         most = root.plan.rows_per_step or total
@@ -275,10 +278,15 @@ class LossCheck:
         look.forget_hooks()
         self._due = since + BETWEEN_STEPS
         loss, self._loss = look.loss, None
+        looks = self._of(root)
+        if look.part < 1.0 and not look.seen and look.failure is None:
+            # Autograd sees no way from the loss of compiled code to its logits: of those a part
+            # would tell, and the loss is of the whole.
+            looks.whole_only, self._due = True, since
+            return
         if loss is None or not look.seen:
             self._skip(root, look.failure or "no backward from a single loss was seen")
             return
-        looks = self._of(root)
         with self._session.meter.paused():
             looks.sizes.append(abs(float(loss)))
             # A loss that passes through zero has the size of the losses near it.

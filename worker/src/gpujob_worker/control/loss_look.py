@@ -63,8 +63,11 @@ class Look:
 
     def _hook(
         self, index: int, loss_now: Callable[[], torch.Tensor | None]
-    ) -> Callable[[torch.Tensor], None]:
-        def add(gradient: torch.Tensor) -> None:
+    ) -> Callable[[torch.Tensor | None], None]:
+        def add(gradient: torch.Tensor | None) -> None:
+            # None comes from compiled code, for an output from which nothing goes back.
+            if gradient is None:
+                return
             try:
                 with torch.no_grad():
                     self._add(gradient.detach(), index)

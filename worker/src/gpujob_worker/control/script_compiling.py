@@ -1,4 +1,4 @@
-"""What the script compiles itself: its model, whose graph is left alone, or a helper beside it."""
+"""What the script compiles itself: its model, whose graph is left alone, or something beside it."""
 
 from collections.abc import Callable
 
@@ -21,14 +21,15 @@ class ScriptCompiling:
         self._is_ours = is_ours
 
     def module(self) -> None:
-        """The script asks for a compiled module."""
+        """The script asks for a compiled module that is trained."""
         if not self._is_ours():
             self._in_force.facts.compiles = True
             self._discovery().finish()
 
     def starts(self) -> None:
-        """A function that the script compiles is called: what it computes may be the model's call,
-        or a part of it. Before models are known, only the calls that follow tell.
+        """A function that the script compiles, or a module that is not trained, is called: what it
+        computes may be the model's call, or a part of it. Before models are known, only the calls
+        that follow tell.
         """
         facts, roots = self._in_force.facts, self._in_force.roots
         compiles_ours = any(root.plan.compiles for root in roots)

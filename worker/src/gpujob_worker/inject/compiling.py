@@ -3,6 +3,7 @@
 Compiled code is kept in a directory beside the checkpoints, where the next attempt finds it.
 """
 
+import shlex
 import shutil
 import sys
 import warnings
@@ -150,7 +151,8 @@ def keep_compiled_in(folder: Path | None) -> str | None:
 
     The directory contains code and is private to this user. Returns the directory, or None.
     """
-    if folder is None or ENV_CACHE in environ:
+    # Torch gives the path to the C++ compiler as it is, in the text of a command.
+    if folder is None or ENV_CACHE in environ or shlex.quote(str(folder)) != str(folder):
         return None
     place = folder / CACHE_FOLDER
     try:

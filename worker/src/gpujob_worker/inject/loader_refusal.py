@@ -53,6 +53,16 @@ def loader_refusal(loader: Any) -> str | None:
     return _sample_refusal(loader)
 
 
+def own_draws_refusal(loader: Any) -> str:
+    """Why nobody but the user gives a loader more workers where each of its own draws for itself:
+    what is learned then is as good, and not the same.
+    """
+    return (
+        f"its {loader.num_workers} workers draw random numbers,"
+        " each of which would be another one with more workers"
+    )
+
+
 def _chosen_start_method(loader: Any) -> str | None:
     """None where the script chose none: `worker_batches` forks whatever the default is.
 
@@ -130,10 +140,7 @@ def _sample_refusal(loader: Any) -> str | None:
     if apart:
         return "the dataset draws from a random generator of its own, which no other process shares"
     if drew and loader.num_workers > 0:
-        return (
-            f"its {loader.num_workers} workers draw random numbers,"
-            " each of which would be another one with more workers"
-        )
+        return own_draws_refusal(loader)
     opened = open_file(dataset)
     if change is not None or opened is not None:
         changes = f"reading a sample changes the dataset: {change}"

@@ -26,12 +26,14 @@ class ScriptFacts:
     # Number of processes that must come to the same decision separately; 1 if they decide together.
     processes: int = 1
     memory_limited: bool = False
-    # A module, or a function that is called in the model or has it inside.
+    # A module that is trained, or what is called in the model or has it inside.
     compiles: bool = False
-    # Any function.
+    # Anything else.
     compiles_functions: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
+    # Keeps a graph for another backward pass.
+    goes_back_twice: bool = False
     # The model is called inside the optimizer's step, as LBFGS and Lightning do.
     steps_with_closure: bool = False
 
@@ -98,8 +100,9 @@ def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tens
 def watch_compile(
     on_compile: Callable[[], None], on_start: Callable[[], None], on_end: Callable[[], None]
 ) -> None:
-    """Calls `on_compile` when the script asks for a compiled module, and `on_start` and `on_end`
-    around each compilation of a function that the script asked for, in the function's call.
+    """Calls `on_compile` when the script asks for a compiled module that is to be trained, and
+    `on_start` and `on_end` around each compilation of anything else that the script asked for: of a
+    function, a loss or a teacher, in its call.
     """
     starts: list[object] = []
 
@@ -123,14 +126,22 @@ def watch_compile(
         @functools.wraps(plain)
         def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
             compiled = args[0] if args else kwargs.get("model")
-            if isinstance(compiled, torch.nn.Module):
+            trained = isinstance(compiled, torch.nn.Module) and _is_trained(compiled)
+            if trained:
                 on_compile()
             made = _plain(*args, **kwargs)
-            if compiled is not None and not isinstance(compiled, torch.nn.Module):
+            if compiled is not None and not trained:
                 listen()
             return made
 
         owner.compile = compile_  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    """As far as is to be seen: one that is trained later, or in evaluation mode, shows it by its
+    calls.
+    """
+    return module.training and any(parameter.requires_grad for parameter in module.parameters())
 
 
 def watch_scaler(facts: ScriptFacts) -> None:
@@ -146,7 +157,9 @@ def watch_scaler(facts: ScriptFacts) -> None:
 
 
 def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
-    """Records `create_graph=True`, which a split or scaled call cannot support."""
+    """Records `create_graph=True`, which a split, scaled or compiled call cannot support, and
+    `retain_graph=True`, which a compiled call cannot.
+    """
     for name in ("backward", "grad"):
         plain = getattr(torch.autograd, name)
 
@@ -154,10 +167,13 @@ def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
         def call(*args: Any, _plain: Any = plain, _at: int = _CREATE_GRAPH[name], **kw: Any) -> Any:
             asked = kw.get("create_graph", args[_at] if len(args) > _at else False)
             facts.differentiates_gradients = facts.differentiates_gradients or bool(asked)
+            kept = kw.get("retain_graph", args[_at - 1] if len(args) >= _at else False)
+            facts.goes_back_twice = facts.goes_back_twice or bool(kept)
             return _plain(*args, **kw)
 
         setattr(torch.autograd, name, call)
 
 
-# Position of the argument in torch.autograd.backward and torch.autograd.grad.
+# Position of the argument in torch.autograd.backward and torch.autograd.grad; before it is
+# `retain_graph`.
 _CREATE_GRAPH = {"backward": 3, "grad": 4}

@@ -62,7 +62,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
     contents = [pair for _, values in attributes for pair in _contents(values)]
     tensors = [*module.buffers(), *_plain_tensors([values for _, values in attributes])]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in tensors]
+    buffers = _Tensors(tensors)
     hooks = [(found, dict(found)) for found in map(_hooks, module.parameters()) if found]
     silence, logged = io.StringIO(), logging.root.manager.disable
     # A handler writes to the stream that it was made with, past any redirection.
@@ -75,8 +75,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
     finally:
         for found, before in hooks:
             found.update(before)
-        for buffer, value in buffers:
-            put_back(buffer, value)
+        buffers.restore()
         for layer, values in attributes:
             _restore_attributes(layer, values)
         for container, before in contents:
@@ -89,6 +88,22 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
 def _hooks(parameter: torch.Tensor) -> dict[int, Any] | None:
     """Called with each gradient, if only asked for too; the very dict that torch reads."""
     return parameter._backward_hooks
+
+
+class _Tensors:
+    """Tensors as they are now, and how often autograd has seen them change: a call whose backward
+    pass is still to come may need them. The critic's step of a GAN is in the middle of another one.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
+        self._versions = preserve(tuple(tensors))
+
+    def restore(self) -> None:
+        with torch.no_grad(), self._versions:
+            for tensor, value in self._values:
+                tensor.copy_(value)
 
 
 def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:

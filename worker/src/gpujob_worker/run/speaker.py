@@ -4,48 +4,29 @@ The claim is a lock on the file, held for as long as the process lives, so that 
 leaves it to the next. Who speaks in place of whom says `lineage`.
 """
 
-import contextlib
-import fcntl
-import os
 from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.report import Report
+from gpujob_worker.process_lock import ProcessLock
 
 
 class Claim:
     """A claim on one file; without a file everybody may speak."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._descriptor: int | None = None
+        self._lock = ProcessLock(path) if path is not None else None
 
     def take(self) -> bool:
         """Whether this process speaks; it does where nothing can be locked."""
-        if self._path is None or self._descriptor is not None:
-            return True
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return self._lock is None or self._lock.take()
         except OSError:
             return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except OSError:
-            os.close(descriptor)
-            return True
-        self._descriptor = descriptor
-        # A child holds it too, by the same open file, and may live longer: a loader's process does.
-        os.register_at_fork(after_in_child=self.release)
-        return True
 
     def release(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def written(path: Path | None) -> Report | None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_worker.inject.loader_refusal import loader_refusal
+from gpujob_worker.inject.loader_refusal import loader_refusal, own_draws_refusal
 from gpujob_worker.inject.loader_workers import (
     UNMEASURED_MAX,
     busy_cores,
@@ -42,8 +42,11 @@ class LoaderPolicy:
         # Of each loader: a script may make one for each pass.
         self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
         self._sources: weakref.WeakSet[WorkerBatches] = weakref.WeakSet()
-        # Whose persistent workers are gone, so that the next pass makes others, with a seed.
-        self._renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Whose persistent workers are gone, so that the next pass makes others, with a seed: that
+        # of those that are gone.
+        self._renewed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # Workers that draw random numbers can be more from the start of a pass on only.
+        self._next_workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._trial: LoaderTrial | None = None
         self._latest: LoaderFacts | None = None
         self._generator: torch.Generator | None = None
@@ -75,15 +78,25 @@ class LoaderPolicy:
         more = more and loader.num_workers > 0
         if more and facts is not None and facts.compared and facts.refusal is None:
             loader.num_workers = max(loader.num_workers, self._workers or 0)
+        asked = self._next_workers.pop(loader, None)
+        if asked is not None and not self._stopped:
+            loader.num_workers = asked
+            if loader._iterator is not None:
+                self._renew(loader, loader._iterator)
         if loader in self._renewed and loader._iterator is None:
             self._generator = loader.generator
-            loader.generator = torch.Generator()
+            loader.generator = torch.Generator().manual_seed(self._renewed[loader])
+
+    def _renew(self, loader: Any, iterator: Any) -> None:
+        """Other persistent workers begin the next pass."""
+        loader._iterator = None
+        self._renewed[loader] = int(iterator._base_seed)
 
     def begun(self, loader: Any, iterator: Any) -> None:
         """A pass over the loader starts."""
         if loader in self._renewed and loader._iterator is iterator:
             # The seed of workers that the script would still have is not of its generator.
-            self._renewed.discard(loader)
+            del self._renewed[loader]
             loader.generator = self._generator
         setattr(iterator, _LOADER, loader)
 
@@ -107,7 +120,7 @@ class LoaderPolicy:
         facts = self._facts.get(loader)
         if facts is None:
             facts = self._facts[loader] = LoaderFacts(refusal=loader_refusal(loader))
-            if facts.refusal is not None:
+            if facts.refusal is not None and not self._is_given_more(loader, facts.refusal):
                 self._session.explanation.skipped(_ITEM, facts.refusal)
         workers = self._workers or 0
         if facts.refusal is not None:
@@ -123,8 +136,7 @@ class LoaderPolicy:
         source = WorkerBatches(iterator, loader, workers, facts, self._session.meter.paused)
         iterator._next_data = source
         if iterator._num_workers > 0 and loader.persistent_workers:
-            loader._iterator = None
-            self._renewed.add(loader)
+            self._renew(loader, iterator)
         self._sources.add(source)
         self._latest = facts
         if self._trial is not None:
@@ -133,6 +145,23 @@ class LoaderPolicy:
             own = f", after {iterator._num_workers} of its own" if iterator._num_workers else ""
             text = f"{_named(workers)}{own}, new for each pass"
             self._session.explanation.applied(_ITEM, text)
+
+    def _is_given_more(self, loader: Any, refusal: str) -> bool:
+        """Only what the user asks for may give a sample other random numbers."""
+        asked = self._session.environment.settings.data_loading is Toggle.ON
+        if not asked or refusal != own_draws_refusal(loader):
+            return False
+        own, fit = loader.num_workers, workers_that_fit(self._batch_bytes, loader.prefetch_factor)
+        workers = min(self._workers or 0, fit)
+        if workers <= own:
+            return False
+        self._next_workers[loader] = workers
+        text = (
+            f"asked for, {_named(workers)} instead of {own} of its own, from the next pass on; what"
+            " they draw at random is other numbers, of the same distribution"
+        )
+        self._session.explanation.applied(_ITEM, text)
+        return True
 
     def _end_trial_with(self, refusal: str, own: int) -> None:
         """Unless the workers of another loader are on trial."""

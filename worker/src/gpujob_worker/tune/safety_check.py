@@ -94,6 +94,9 @@ class _Parameters:
         self._gradients = [(name, parameter, parameter.grad) for name, parameter in named]
         for _, parameter in named:
             parameter.grad = None
+        preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
+        # As autograd counts changes: a call whose backward pass is still to come needs them.
+        self._versions = preserve(tuple(parameter for _, parameter in named))
 
     def put_back(self) -> str | None:
         """One that was changed, if any was."""
@@ -102,11 +105,12 @@ class _Parameters:
             if parameter.grad is not None:
                 changed = changed or f"the gradient of {name}"
             parameter.grad = gradient
-        for name, parameter, data, value in self._kept:
-            now, parameter.data = parameter.data, data
-            if now.shape != value.shape or not _same(now, value):
-                changed = changed or f"parameter {name}"
-                data.copy_(value)
+        with self._versions:
+            for name, parameter, data, value in self._kept:
+                now, parameter.data = parameter.data, data
+                if now.shape != value.shape or not _same(now, value):
+                    changed = changed or f"parameter {name}"
+                    data.copy_(value)
         return changed
 
 

@@ -18,6 +18,11 @@ class CompileSetting(Setting):
     def refusal(self, context: Context) -> str | None:
         if self.switched_off(context):
             return "switched off"
+        # Torch raises in the backward pass of compiled code then, which nobody can make again.
+        if context.facts.differentiates_gradients:
+            return "the script differentiates gradients (create_graph)"
+        if context.facts.goes_back_twice:
+            return "the script goes back twice through one call (retain_graph)"
         return compile_refusal(context.root.module, context.root.device)
 
     def tuned(self, applied: Applied) -> dict[str, Any]:
