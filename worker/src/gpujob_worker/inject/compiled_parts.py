@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.activation_checkpointing import BlockCheckpoint
 from gpujob_worker.inject.wrapped_module import Root
 
 
@@ -20,6 +21,8 @@ def has_compiled_part(module: torch.nn.Module) -> bool:
 
 
 def _is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """By its method `compile`; a root of ours takes its calls in the same way."""
+    """By its method `compile`. A root of ours and a block that is computed again take the calls in
+    the same way.
+    """
     call = vars(module).get("_compiled_call_impl")
-    return call is not None and not isinstance(call, Root)
+    return call is not None and not isinstance(call, (Root, BlockCheckpoint))
