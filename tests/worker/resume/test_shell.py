@@ -240,8 +240,9 @@ def test_a_stop_by_the_operator_saves(forwards: bool, operator: Operator, tmp_pa
     assert ("after 143" in run.output) is not forwards
     report = run.report
     assert report["phase"] == "draining"
-    # One more step was made for its loss.
-    assert run.saved[-1] == report["checkpoint"]["step"] == report["step"] - 1
+    assert run.saved[-1] == report["checkpoint"]["step"]
+    # One more step was made for its loss, and at most one before its process ended.
+    assert 1 <= report["step"] - run.saved[-1] <= 2
 
 
 def test_a_stop_without_a_safe_point_ends_the_run_too(operator: Operator, tmp_path: Path) -> None:
