@@ -11,7 +11,9 @@ from gpujob_api.gpuqueue import GPUQueue, Quota
 from gpujob_api.manifest import gpuqueue_from_manifest
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.observe.cache import Kind
+from tests.harness.builders import T0
 from tests.simulation.api_server import ApiServer, Revision
+from tests.simulation.room import CLOCK_SLACK_SECONDS
 
 # The UID of a job, and one of its attempts.
 Attempt = tuple[str, int]
@@ -45,8 +47,8 @@ class QueueRules:
         self._jobs = findings
         self._fail = findings.fail
         self._preemptions_max = preemptions_max
-        # The attempts that hold GPUs.
-        self._holding: set[Attempt] = set()
+        # The attempts that hold GPUs: since when they have reserved how many bytes.
+        self._holding: dict[Attempt, list[tuple[float, int]]] = {}
         api.recorders.append(self.observe)
         api.restored.append(self._restored)
 
@@ -54,8 +56,8 @@ class QueueRules:
         if revision.kind not in (Kind.JOB, Kind.POD):
             return
         holders = self._holders()
-        new = holders.keys() - self._holding
-        self._holding = set(holders)
+        new = holders.keys() - self._holding.keys()
+        self._note(holders)
         if self._jobs.may_not_know(revision.at):
             return
         queues = self._queues() if new else {}
@@ -63,7 +65,20 @@ class QueueRules:
             self._check(holders[attempt], holders.values(), queues)
 
     def _restored(self) -> None:
-        self._holding = set(self._holders())
+        self._note(self._holders())
+
+    def _note(self, holders: Mapping[Attempt, GPUJob]) -> None:
+        before, self._holding = self._holding, {}
+        for attempt, job in holders.items():
+            known = self._holding[attempt] = before.get(attempt, [])
+            if not known or known[-1][1] != _memory_bytes(job):
+                known.append((self._api.now, _memory_bytes(job)))
+
+    def _least_bytes(self, job: GPUJob, since: float) -> int:
+        """The least that the job has reserved since then, or since it came."""
+        known = self._holding[job.metadata.uid, job.status.attempt]
+        first = max((at for at, _ in known if at <= since), default=known[0][0])
+        return min(reserved for at, reserved in known if at >= first)
 
     def _holders(self) -> dict[Attempt, GPUJob]:
         all_uids = [manifest["metadata"]["uid"] for manifest in self._api.list(Kind.JOB)]
@@ -91,14 +106,19 @@ class QueueRules:
                 for one in holders
                 if name in (one.spec.queue, queues[one.spec.queue].spec.parent)
             ]
-            self._check_quota(key, queues[name], members)
+            self._check_quota(job, queues[name], members)
 
-    def _check_quota(self, key: str, queue: GPUQueue, members: list[GPUJob]) -> None:
-        name = queue.metadata.name
+    def _check_quota(self, job: GPUJob, queue: GPUQueue, members: list[GPUJob]) -> None:
+        """A queue may grow beyond its quota by what is measured. Of growth that was written after
+        the job's placement was decided, the decision knew nothing: its own write may come late."""
+        key, name = job.metadata.key, queue.metadata.name
         gpus, limit = sum(map(_gpus, members)), gpu_limit(queue)
         if limit is not None and gpus > limit:
             self._fail("I11", f"queue {name} has {gpus} of {limit} GPUs with {key}")
-        memory_bytes, limit_bytes = sum(map(_memory_bytes, members)), memory_limit(queue)
+        decided_at = job.status.attempt_started_at or T0
+        since = (decided_at - T0).total_seconds() - CLOCK_SLACK_SECONDS
+        memory_bytes = sum(self._least_bytes(one, since) for one in members)
+        limit_bytes = memory_limit(queue)
         if limit_bytes is not None and memory_bytes > limit_bytes:
             self._fail("I11", f"queue {name} has {memory_bytes} of {limit_bytes} bytes with {key}")
 

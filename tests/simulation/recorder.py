@@ -50,6 +50,8 @@ class Recorder:
         self.stories: dict[str, Story] = {}
         # The pods that an operator created, by UID, with the job and the attempt they are of.
         self._ours: dict[str, tuple[str, int]] = {}
+        # The nodes that pods of ours were bound to.
+        self._node_of: dict[str, str] = {}
         # When an attempt was over, by job UID and attempt.
         self._over_at: dict[tuple[str, int], float] = {}
         # When pods came whose attempt was over, or the request for them given up.
@@ -148,8 +150,9 @@ class Recorder:
     # -- GPUs
 
     def read_gpus(self, node: str, gpus: list[Manifest]) -> None:
-        """What an agent writes, or sends to an operator."""
-        self._room.read(self._api.now, node, gpus, self._ours)
+        """What an agent writes, or sends to an operator. It can say nothing of pods elsewhere."""
+        here = {uid: one for uid, one in self._ours.items() if self._node_of.get(uid, node) == node}
+        self._room.read(self._api.now, node, gpus, here)
 
     # -- jobs
 
@@ -297,6 +300,8 @@ class Recorder:
                 self._fail("I15", revision, f"{_name(revision)} is no pod of ours: {revision.type}")
             return
         job_uid, attempt = self._ours[uid]
+        if (node := revision.object["spec"].get("nodeName")) is not None:
+            self._node_of[uid] = node
         job = self._jobs.get(job_uid)
         self._ends.note(revision, self._ours[uid], job)
         if revision.type == "DELETED":
