@@ -5,7 +5,6 @@ It reads only what was committed and what the machines really did, never what an
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
-from gpujob_operator.act.item_runner import LATE_SECONDS
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
@@ -17,13 +16,13 @@ from tests.simulation.job_facts import (
     attempt_key,
     deleted,
     held,
-    leads,
     may_not_share,
     now_text,
     reason,
     still_holds_gpus,
     wants_all,
 )
+from tests.simulation.pod_requests import PodRequests
 from tests.simulation.pods import attempt_of, is_live, told_grace
 from tests.simulation.room import Room
 
@@ -59,6 +58,7 @@ class Recorder:
         # Since when the present holder of the Lease has had it.
         self._led_since: tuple[str | None, float] = None, 0.0
         self._ends = Ends(operators, sees_all=sees_all)
+        self._requests = PodRequests(api)
         self._api = api
         self._operators = operators
         # As their pods record them, until their statuses do; and as they were before the newest
@@ -182,6 +182,8 @@ class Recorder:
             self._over_at[uid, before.status.attempt] = revision.at
         if before is None or not ours:
             return
+        if revision.kind is Kind.JOB:
+            self._requests.written(revision, job)
         self._check_life(revision, before, job)
         if held(job) != held(before) and holds_gpus(job) and not self.may_not_know(revision.at):
             self._check_gpus(revision, before, job)
@@ -338,11 +340,7 @@ class Recorder:
         name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
         is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
         is_late = is_over or revision.at - revision.sent_at > REQUEST_SECONDS_MAX
-        # Its process still asks for it, perhaps once more, and holds the GPUs until then. One that
-        # is frozen gives nothing up.
-        waited = self._api.seconds_since_asked(revision.object, revision.by)
-        asks = waited < REQUEST_SECONDS_MAX + LATE_SECONDS
-        given_up = is_over or (is_late and not (asks and leads(revision.by, self._api)))
+        given_up = is_over or (is_late and self._requests.are_given_up(revision, job_uid))
         recorded = None if given_up else self._recorded.created(revision.object, job)
         if recorded is not None:
             job = recorded

@@ -80,6 +80,34 @@ def test_a_pod_that_comes_while_it_is_asked_for_once_more_places_its_job() -> No
     assert result.attempts == {"team/job": 1}
 
 
+@pytest.mark.parametrize("late_seconds", [22.0, 26.0])
+def test_a_pod_that_comes_after_its_leader_wrote_that_the_job_waits_does_not_begin(
+    late_seconds: float,
+) -> None:
+    """I13: nobody is told to stop, because nobody began. The last request for the pod is refused.
+    Its leader looks for the pod, waits a moment and looks again; and does not write the placement
+    either, because the user has suspended the job."""
+    workload = Workload(steps=10)
+    job = Submission("job", 1.0, make_spec("job"), workload, suspend_at=12.0, resume_at=60.0)
+    scenario = Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), (job,))
+    away = [Incident(0.5, "late-pods", "n0", late_seconds)]
+    faults = Faults()
+    simulation = Simulation(3, scenario=scenario, faults=faults, incidents=away, operators=1)
+    simulation.clock.after(16.0, lambda: setattr(faults, "write_error", 1.0))
+    simulation.clock.after(18.0, lambda: setattr(faults, "write_error", 0.0))
+    written: list[tuple[str, str]] = []
+
+    def note(revision: Revision) -> None:
+        if revision.by == "operator-0" and revision.kind in (Kind.POD, Kind.JOB):
+            written.append((revision.type, revision.object["metadata"]["name"]))
+
+    simulation.api.recorders.append(note)
+    result = simulation.run()
+    assert written[:3] == [("MODIFIED", "job"), ("ADDED", "job-1-0"), ("DELETED", "job-1-0")]
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.ends == {"team/job": "Succeeded"}
+
+
 def test_a_pod_that_comes_while_its_leader_is_frozen_places_its_job() -> None:
     """Nobody else leads meanwhile. The leader has given nothing up, and finds the pod there as it
     goes on."""
