@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
 from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound, Range, Text, shown
 from gpujob_api.field_types import bare_and_bounds, bounded_fields, camel_case
 from gpujob_api.json_values import ANY_INTEGER, FieldError, clean_text, is_text, read_plain
+from gpujob_api.shared_texts import shared_text
 from gpujob_api.times import parse_time
 
 # Larger ones are beyond what any field may hold; so is what is not a number.
@@ -102,7 +103,7 @@ def _text_reader(bound: Text, thorough: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         plain = type(value) is str and value.isascii() and value.isprintable()
         if plain and least <= len(value) <= most and (matches is None or matches(value)):
-            return value
+            return shared_text(value)
         return thorough(value)
 
     return read
@@ -184,7 +185,7 @@ def _scalar_reader(hint: Any) -> _Reader:
 
 def _read_scalar(hint: Any, value: object) -> Any:
     if hint is str and isinstance(value, str):
-        return clean_text(value)
+        return shared_text(clean_text(value))
     if type(value) is hint and hint is not float:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -68,6 +68,17 @@ def read_plain(value: object, path: str) -> object:
     return value
 
 
+def json_copy(value: Any) -> Any:
+    """A copy of parsed JSON to be changed: each object and list in it is one of its own, also where
+    the same one stood in several places."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: json_copy(entry) for name, entry in fields.items()}
+    if isinstance(value, list):
+        return [json_copy(entry) for entry in cast("list[Any]", value)]
+    return value
+
+
 def _is_plain_scalar(value: object) -> bool:
     if isinstance(value, int):
         return _INTEGER_MIN <= value <= _INTEGER_MAX

@@ -5,7 +5,7 @@ line, the simulator and the replay read files. A `FieldError` names the field by
 object, such as `spec.gpu.memory` or `metadata.name`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -54,9 +54,21 @@ _PARTS: Mapping[type, tuple[type, type]] = {
 }
 
 
-def gpujob_from_manifest(data: object) -> GPUJob:
+def read_spec(data: object) -> GPUJobSpec:
+    """Reads a GPUJob's `spec`. Raises `FieldError` with a path below `spec`."""
+    return decode(GPUJobSpec, data, "spec")
+
+
+def gpujob_from_manifest(
+    data: object, read_spec: Callable[[object], GPUJobSpec] = read_spec
+) -> GPUJob:
     """Reads a GPUJob object. Raises `FieldError`."""
-    return from_manifest(GPUJob, data)
+    manifest = _of_kind(GPUJOB, data)
+    return GPUJob(
+        metadata=metadata_from_manifest(manifest.get("metadata") or {}),
+        spec=read_spec(manifest.get("spec") or {}),
+        status=decode(GPUJobStatus, manifest.get("status") or {}, "status"),
+    )
 
 
 def gpunode_from_manifest(data: object) -> GPUNode:
@@ -76,18 +88,22 @@ def gpuprofile_from_manifest(data: object) -> GPUProfile:
 
 def from_manifest(kind: type[NounT], data: object) -> NounT:
     """Reads an object of one of our kinds. An absent `kind` is trusted: lists leave it out."""
-    resource = RESOURCES[kind]
-    if not isinstance(data, Mapping):
-        raise FieldError(resource.kind, "must be an object")
-    manifest = cast("Mapping[str, object]", data)
-    _expect(manifest, "apiVersion", API_VERSION)
-    _expect(manifest, "kind", resource.kind)
+    manifest = _of_kind(RESOURCES[kind], data)
     spec_kind, status_kind = cast("tuple[type[Any], type[Any]]", _PARTS[kind])
     return kind(
         metadata=metadata_from_manifest(manifest.get("metadata") or {}),
         spec=decode(spec_kind, manifest.get("spec") or {}, "spec"),
         status=decode(status_kind, manifest.get("status") or {}, "status"),
     )
+
+
+def _of_kind(resource: Resource, data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise FieldError(resource.kind, "must be an object")
+    manifest = cast("Mapping[str, object]", data)
+    _expect(manifest, "apiVersion", API_VERSION)
+    _expect(manifest, "kind", resource.kind)
+    return manifest
 
 
 def to_manifest(noun: Noun) -> dict[str, Any]:

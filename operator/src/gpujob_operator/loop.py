@@ -60,7 +60,7 @@ class SchedulingLoop:
         self._executor = executor
         self._dirty = dirty
         self._metrics = metrics
-        self._gauges = Gauges(metrics, monotonic)
+        self._gauges = Gauges(metrics)
         self._clock = clock
         self._may_act = may_act
         self._dumps = dumps

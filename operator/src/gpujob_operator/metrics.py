@@ -139,36 +139,6 @@ class Metrics:
             "Agents that send their readings directly.",
             registry=registry,
         )
-        self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
-        self.gpu_reserved = Gauge(
-            "gpujob_gpu_memory_reserved_bytes",
-            "GPU memory reserved by attempts that are not proven finished.",
-            ["node", "gpu"],
-            registry=registry,
-        )
-        self.gpu_used = Gauge(
-            "gpujob_gpu_memory_used_bytes",
-            "GPU memory in use by all processes, as the agent measured it.",
-            ["node", "gpu"],
-            registry=registry,
-        )
-        self.spot_node_hours = Gauge(
-            "gpujob_spot_node_hours",
-            "Node-hours of observed spot nodes, by instance type and zone.",
-            ["pool"],
-            registry=registry,
-        )
-        self.spot_interruptions = Gauge(
-            "gpujob_spot_interruptions",
-            "Reclaimed spot nodes, by instance type and zone.",
-            ["pool"],
-            registry=registry,
-        )
-        self.stale_nodes = Gauge(
-            "gpujob_stale_nodes",
-            "Nodes whose readings are too old for new placements.",
-            registry=registry,
-        )
         self.leader = Gauge(
             "gpujob_leader", "1 while this process is the leader.", registry=registry
         )

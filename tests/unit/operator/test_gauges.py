@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.model.snapshot import SpotPool
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.gauges import PERIOD_SECONDS, Gauges
+from gpujob_operator.observe.gauges import Gauges
 from tests.harness.builders import (
     after,
     make_gpu,
@@ -14,14 +15,13 @@ from tests.harness.builders import (
     reserve,
     running,
 )
-from tests.harness.clocks import FakeClock
 
 GPU = {"node": "n0", "gpu": "GPU-0"}
 
 
 def test_gpus_jobs_and_stale_nodes() -> None:
-    metrics, clock = Metrics(), FakeClock()
-    gauges = Gauges(metrics, clock.monotonic)
+    metrics = Metrics()
+    gauges = Gauges(metrics)
     value = metrics.registry.get_sample_value
     jobs = [running(make_job(name), held=reserve(3 * GIB)) for name in ("a", "b")]
     node = make_gpu_node("n0", make_gpu(unmanaged=GIB), at=0)
@@ -35,22 +35,36 @@ def test_gpus_jobs_and_stale_nodes() -> None:
     other = make_snapshot(gpu_nodes=[make_gpu_node("n1", at=0)])
     gauges.update(other, after(100))
     assert value("gpujob_jobs", {"phase": "Running"}) == 0
-    assert value("gpujob_gpu_memory_used_bytes", GPU) == GIB, "GPUs wait for their turn"
-    clock.advance(PERIOD_SECONDS)
-    gauges.update(other, after(100))
     assert value("gpujob_gpu_memory_used_bytes", GPU) is None
     assert value("gpujob_stale_nodes") == 1
 
 
+def test_before_the_first_cycle_there_is_nothing() -> None:
+    metrics = Metrics()
+    Gauges(metrics)
+    value = metrics.registry.get_sample_value
+    assert value("gpujob_jobs", {"phase": "Running"}) == 0
+    assert value("gpujob_stale_nodes") == 0
+    assert b"\ngpujob_gpu_memory_used_bytes{" not in metrics.text()
+
+
+def test_spot_pools() -> None:
+    metrics = Metrics()
+    pool = SpotPool("p4d.24xlarge/zone-a", node_hours=12, interruptions=3)
+    Gauges(metrics).update(make_snapshot(spot_pools=(pool,)), after(0))
+    value, labels = metrics.registry.get_sample_value, {"pool": pool.name}
+    assert value("gpujob_spot_node_hours", labels) == 12
+    assert value("gpujob_spot_interruptions", labels) == 3
+
+
 def test_a_node_that_is_gone_is_not_stale() -> None:
     """Its GPUNode stays until somebody deletes it; an alert would never end."""
-    metrics, clock = Metrics(), FakeClock()
+    metrics = Metrics()
     value = metrics.registry.get_sample_value
     snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_gpu(unmanaged=GIB), at=0)])
-    gauges = Gauges(metrics, clock.monotonic)
+    gauges = Gauges(metrics)
     gauges.update(snapshot, after(100))
     assert value("gpujob_stale_nodes") == 1
-    clock.advance(PERIOD_SECONDS)
     gauges.update(replace(snapshot, nodes=()), after(100))
     assert value("gpujob_stale_nodes") == 0
     assert value("gpujob_gpu_memory_used_bytes", GPU) is None

@@ -19,6 +19,7 @@ from gpujob_api.codec import encode
 from gpujob_api.field_types import json_fields
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.gauges import Gauges
 from kubectl_gpujob.__main__ import build
 from kubectl_gpujob.cluster import connect
 from tests.harness.repository import ROOT, relative, tracked
@@ -157,7 +158,9 @@ def told_value(text: str) -> object:
 
 
 def test_every_series_is_in_the_reference() -> None:
-    families = [f for f in Metrics().registry.collect() if f.name.startswith("gpujob_")]
+    metrics = Metrics()
+    Gauges(metrics)
+    families = [f for f in metrics.registry.collect() if f.name.startswith("gpujob_")]
     exported = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in families}
     table = dict(ROW.findall((REFERENCE / "metrics.md").read_text(encoding="utf-8")))
     told = {name: kind.strip() for name, kind in table.items() if name.startswith("gpujob_")}

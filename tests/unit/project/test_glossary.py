@@ -9,6 +9,7 @@ import yaml
 
 from gpujob_api import meta
 from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.gauges import Gauges
 from tests.harness.repository import ROOT, tracked
 from tests.unit.project.test_documents_and_code import code, paths
 
@@ -41,7 +42,9 @@ def fields() -> set[str]:
 
 
 def series() -> set[str]:
-    families = Metrics().registry.collect()
+    metrics = Metrics()
+    Gauges(metrics)
+    families = metrics.registry.collect()
     return {one.name + ("_total" if one.type == "counter" else "") for one in families}
 
 

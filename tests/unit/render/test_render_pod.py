@@ -1,5 +1,6 @@
 """The pod of one worker: what it is called, where it goes, what it knows, what it may not do."""
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.read.job_specs import JobSpecs
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.service import gang_service
 from tests.harness.builders import capped, make_job, make_template, placed, reserve
@@ -256,6 +258,25 @@ def test_the_users_template_is_not_changed() -> None:
     before = repr(job.spec.template)
     pod_of(job)
     assert repr(job.spec.template) == before
+
+
+def test_parts_that_a_template_has_twice_are_completed_each_for_itself() -> None:
+    """Equal parts of the templates that were read are one object."""
+    both = {"image": "image:1", "resources": {"limits": {"cpu": "1"}}, "securityContext": {}}
+    template = make_template(
+        containers=[{"name": "worker", **both}, {"name": "logs", **both}], securityContext={}
+    )
+    read = JobSpecs().read({"template": template}).template
+    worker, logs = read["spec"]["containers"]
+    assert worker["resources"]["limits"] is logs["resources"]["limits"], "nothing is shared"
+    plugin = replace(CONFIGURATION, device_access=DeviceAccess.DEVICE_PLUGIN)
+    pods = [
+        pod_of(placed(make_job(template=dict(one))), configuration=plugin)
+        for one in (read, json.loads(json.dumps(template)))
+    ]
+    assert pods[0] == pods[1]
+    _, logs = pods[0]["spec"]["containers"]
+    assert logs["resources"] == {"limits": {"cpu": "1"}}
 
 
 def gang() -> GPUJob:

@@ -37,6 +37,7 @@ from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unknown_fields import UnknownFields
 from gpujob_operator.observe.unreadable import Unreadable
+from gpujob_operator.read.job_specs import JobSpecs
 from gpujob_operator.read.nodes import CachedNode, cached_node
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
@@ -89,7 +90,6 @@ class Cache:
         self._restored = restored
         self.unreadable = Unreadable(metrics, clock)
         self._dirty = dirty
-        self._metrics = metrics
         self._clock = clock
         self._readings = NodeReadings(
             self._worker, clock, lambda reason: metrics.readings_dropped.labels(reason).inc()
@@ -106,6 +106,7 @@ class Cache:
             Kind.PROFILE: UnknownFields(GPUProfileStatus),
         }
         self.placements = PlacementRecords(self._show_job)
+        self._specs = JobSpecs()
         self.jobs = self._nouns(Kind.JOB, self._read_job)
         self.gpu_nodes = Store(
             self._readings.read,
@@ -317,7 +318,7 @@ class Cache:
         )
 
     def _read_job(self, manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
-        job = read_job(manifest)
+        job = read_job(manifest, self._specs.read)
         return self.placements.seen(job) if isinstance(job, GPUJob) else job
 
     def begin_to_lead(self, *, in_doubt: bool) -> None:
@@ -344,10 +345,9 @@ class Cache:
         """A reading that the node's agent sent itself. `taken_at` is on this cache's clock. Returns
         False, and keeps nothing, while there is no such GPUNode."""
         node = self.gpu_nodes.by_name(name)
-        if node is None:
-            return False
-        self._put_gpu_node(self._readings.take(node, status, taken_at))
-        return True
+        if node is not None:
+            self._put_gpu_node(self._readings.take(node, status, taken_at))
+        return node is not None
 
     def close_readings(self, name: str) -> None:
         """The agent sends nothing any more; a status that is as new counts again."""

@@ -1,58 +1,95 @@
-"""Gauges of the snapshot: jobs by phase, memory reserved and used by GPU."""
+"""Series of the last cycle's snapshot: jobs by phase, memory reserved and used by GPU.
+
+They are made when somebody asks. Thousands of gauges that are set in between would take a part of
+each second and tens of megabytes.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator
 from datetime import datetime
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 
-# Setting thousands of gauges in every cycle is wasteful, because scrapes are less frequent.
-PERIOD_SECONDS = 10.0
 
+class Gauges(Collector):
+    """Adds its series to those of `metrics`. Before the first cycle there are no jobs or nodes."""
 
-class Gauges:
-    def __init__(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
-        self._metrics = metrics
-        self._monotonic = monotonic
-        self._updated_at = float("-inf")
+    def __init__(self, metrics: Metrics) -> None:
+        self._snapshot, self._at = Snapshot(), datetime.min
+        metrics.registry.register(self)
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Updates jobs at once and GPUs at most every ten seconds. Series of GPUs that are gone are
-        removed; a GPUNode without a node has none.
-        """
-        phases = Counter(job.status.phase for job in snapshot.jobs)
-        for phase in JobPhase:
-            self._metrics.jobs.labels(phase.value).set(phases[phase])
-        moment = self._monotonic()
-        if moment - self._updated_at < PERIOD_SECONDS:
-            return
-        self._updated_at = moment
-        there = {node.name for node in snapshot.nodes}
-        gpu_nodes = [node for node in snapshot.gpu_nodes if node.metadata.name in there]
-        self._update_gpus(gpu_nodes, reserved_by_gpu(snapshot.jobs))
-        for pool in snapshot.spot_pools:
-            self._metrics.spot_node_hours.labels(pool.name).set(pool.node_hours)
-            self._metrics.spot_interruptions.labels(pool.name).set(pool.interruptions)
-        limit = snapshot.configuration.telemetry_stale_seconds
-        seen = [node.status.observed_at for node in gpu_nodes]
-        stale = [at for at in seen if at is None or (now - at).total_seconds() > limit]
-        self._metrics.stale_nodes.set(len(stale))
+        """Call it after each cycle."""
+        self._snapshot, self._at = snapshot, now
 
-    def _update_gpus(
-        self, gpu_nodes: Iterable[GPUNode], reserved: Mapping[tuple[str, str], int]
-    ) -> None:
-        self._metrics.gpu_reserved.clear()
-        self._metrics.gpu_used.clear()
-        for node in gpu_nodes:
-            name = node.metadata.name
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The series. A GPUNode without a node has none: it stays until somebody deletes it, and an
+        alert would never end."""
+        yield self._jobs()
+        yield from self._gpus()
+        yield from self._spot_pools()
+        yield self._stale_nodes()
+
+    def _jobs(self) -> GaugeMetricFamily:
+        found = GaugeMetricFamily("gpujob_jobs", "Jobs by phase.", labels=["phase"])
+        phases = Counter(job.status.phase for job in self._snapshot.jobs)
+        for phase in JobPhase:
+            found.add_metric([phase.value], phases[phase])
+        return found
+
+    def _gpus(self) -> Iterator[GaugeMetricFamily]:
+        reserved = GaugeMetricFamily(
+            "gpujob_gpu_memory_reserved_bytes",
+            "GPU memory reserved by attempts that are not proven finished.",
+            labels=["node", "gpu"],
+        )
+        used = GaugeMetricFamily(
+            "gpujob_gpu_memory_used_bytes",
+            "GPU memory in use by all processes, as the agent measured it.",
+            labels=["node", "gpu"],
+        )
+        reserved_bytes = reserved_by_gpu(self._snapshot.jobs)
+        for node in self._gpu_nodes():
             for gpu in node.status.gpus:
-                self._metrics.gpu_reserved.labels(name, gpu.uuid).set(
-                    reserved.get((name, gpu.uuid), 0)
-                )
-                self._metrics.gpu_used.labels(name, gpu.uuid).set(gpu.memory_used_bytes)
+                place = node.metadata.name, gpu.uuid
+                reserved.add_metric(place, reserved_bytes.get(place, 0))
+                used.add_metric(place, gpu.memory_used_bytes)
+        yield reserved
+        yield used
+
+    def _spot_pools(self) -> Iterator[GaugeMetricFamily]:
+        hours = GaugeMetricFamily(
+            "gpujob_spot_node_hours",
+            "Node-hours of observed spot nodes, by instance type and zone.",
+            labels=["pool"],
+        )
+        interruptions = GaugeMetricFamily(
+            "gpujob_spot_interruptions",
+            "Reclaimed spot nodes, by instance type and zone.",
+            labels=["pool"],
+        )
+        for pool in self._snapshot.spot_pools:
+            hours.add_metric([pool.name], pool.node_hours)
+            interruptions.add_metric([pool.name], pool.interruptions)
+        yield hours
+        yield interruptions
+
+    def _stale_nodes(self) -> GaugeMetricFamily:
+        limit = self._snapshot.configuration.telemetry_stale_seconds
+        seen = [node.status.observed_at for node in self._gpu_nodes()]
+        stale = [at for at in seen if at is None or (self._at - at).total_seconds() > limit]
+        what = "Nodes whose readings are too old for new placements."
+        return GaugeMetricFamily("gpujob_stale_nodes", what, value=len(stale))
+
+    def _gpu_nodes(self) -> list[GPUNode]:
+        there = {node.name for node in self._snapshot.nodes}
+        return [node for node in self._snapshot.gpu_nodes if node.metadata.name in there]
 
 
 def reserved_by_gpu(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:

@@ -7,9 +7,14 @@ from typing import Any, cast
 
 from gpujob_api.bounds import INTEGER_MAX
 from gpujob_api.codec import FieldError, decode, parse_time
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobSpec
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUNodeStatus, GPUProcess
-from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
+from gpujob_api.manifest import (
+    gpujob_from_manifest,
+    gpunode_from_manifest,
+    metadata_from_manifest,
+    read_spec,
+)
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.read.shapes import mapping, mappings, text
@@ -18,10 +23,12 @@ from gpujob_operator.read.shapes import mapping, mappings, text
 Dropped = Callable[[str], None]
 
 
-def read_job(manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
+def read_job(
+    manifest: Mapping[str, Any], read_spec: Callable[[object], GPUJobSpec] = read_spec
+) -> GPUJob | InvalidJob:
     """A job, or the problem with it: the API server may have accepted what the API types reject."""
     try:
-        return gpujob_from_manifest(manifest)
+        return gpujob_from_manifest(manifest, read_spec)
     except FieldError as error:
         observed = mapping(manifest.get("status")).get("observedGeneration")
         return InvalidJob(

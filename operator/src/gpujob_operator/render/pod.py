@@ -1,6 +1,5 @@
 """Renders the pod of a worker: the user's template plus what the operator adds for one worker."""
 
-import copy
 import json
 import zlib
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from gpujob_api.gpujob import (
     GPUJob,
     WorkerPlacement,
 )
+from gpujob_api.json_values import json_copy
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
     ANNOTATION_PLACEMENT,
@@ -63,7 +63,7 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     placement = job.status.placement
     assert placement is not None, "a pod is created only for a placed job"
     worker = next(worker for worker in placement.workers if worker.rank == create.rank)
-    template = copy.deepcopy(dict(job.spec.template))
+    template: dict[str, Any] = json_copy(job.spec.template)
     spec: dict[str, Any] = template.get("spec") or {}
     _complete_spec(spec, create, worker, configuration)
     if len(spec["containers"]) == 1:

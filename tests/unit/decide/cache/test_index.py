@@ -1,6 +1,10 @@
 """Jobs in groups."""
 
+from collections import defaultdict
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpujob_operator.decide.cache.index import Groups
 
@@ -21,3 +25,16 @@ def test_a_group_of_nobody_does_not_stay() -> None:
     assert groups == Groups[str]()
     with pytest.raises(KeyError):
         groups.discard("a", "one")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.sampled_from("123"))))
+def test_groups_of_one_are_like_others(changes: list[tuple[bool, str, str]]) -> None:
+    groups, sets = Groups[str](), defaultdict[str, set[str]](set)
+    for adds, key, uid in changes:
+        if adds:
+            groups.add(key, uid)
+            sets[key].add(uid)
+        elif sets[key]:
+            groups.discard(key, uid)
+            sets[key].discard(uid)
+        assert {key: groups.of(key) for key in "ab"} == {key: sets[key] for key in "ab"}

@@ -116,12 +116,7 @@ class Admission:
             now=self.now,
             view=self.view,
         )
-        self._status = PendingStatusWriter(
-            self.configuration,
-            self.now,
-            signature_of=lambda job: self._requirements_of(job).scheduling_signature,
-            nominate=lambda job: self._nomination(self._requirements_of(job)),
-        )
+        self._status = PendingStatusWriter(self.configuration, self.now)
 
     def admit(self, lines: OrderedQueues) -> None:
         """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed that can be written.
@@ -231,7 +226,7 @@ class Admission:
         if wait is None and refused is not None and refused.next_seconds:
             wait = refused
         if wait is not None:
-            return self._status.step(entry.job, wait)
+            return self._status.step(entry.job, wait, self)
         requirements = self._requirements_of(entry.job)
         found = self._place(requirements)
         if isinstance(found, Assignment):
@@ -242,11 +237,11 @@ class Admission:
             return step
         if refused is not None:
             # Nobody is preempted and nothing is nominated for pods that may be refused again.
-            return self._status.step(entry.job, refused)
+            return self._status.step(entry.job, refused, self)
         self._position += 1
         wait = self._without_capacity(requirements, found)
         self._remember_refusal(entry, requirements, wait)
-        return self._status.step(entry.job, wait)
+        return self._status.step(entry.job, wait, self)
 
     def _next_attempt(self, job: GPUJob) -> int:
         """The first number is passed over where another process may have given it to a pod that
@@ -353,6 +348,12 @@ class Admission:
             return None
         self._nominations += 1
         return self._nomination(requirements)
+
+    def signature_of(self, job: GPUJob) -> Hashable:
+        return self._requirements_of(job).scheduling_signature
+
+    def nominate(self, job: GPUJob) -> Nomination | None:
+        return self._nomination(self._requirements_of(job))
 
     def _nomination(self, requirements: JobRequirements) -> Nomination | None:
         """The nomination of the job's class, computed at most once a cycle and for a bounded number

@@ -1,8 +1,9 @@
 """The Scheduled condition of a pending job: reason, message, position and estimated start."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
@@ -86,48 +87,59 @@ def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextS
     return NextStep(placed_status(job, record, attempt), events=(note,), next_seconds=0.0)
 
 
+class PendingJobs(Protocol):
+    """What is asked of a job whose wait is put in words.
+
+    It is given with each job and not kept: who keeps the writer would otherwise be kept by it, and
+    all that a cycle has made would stay until garbage is collected.
+    """
+
+    def signature_of(self, job: GPUJob) -> Hashable:
+        """Jobs of one signature wait for the same reason."""
+        ...
+
+    def nominate(self, job: GPUJob) -> Nomination | None:
+        """The earliest start of a job, if it is known or may still be computed."""
+        ...
+
+
 @dataclass(slots=True)
 class PendingStatusWriter:
     """Writes the status of pending jobs, in one cycle."""
 
     configuration: Configuration
     now: datetime
-    # Jobs of one signature wait for the same reason.
-    signature_of: Callable[[GPUJob], Hashable]
-    # The earliest start of a job, if it is known or may still be computed.
-    nominate: Callable[[GPUJob], Nomination | None]
     _explained: set[Hashable] = field(default_factory=set[Hashable])
 
-    def step(self, job: GPUJob, wait: Wait) -> NextStep:
+    def step(self, job: GPUJob, wait: Wait, jobs: PendingJobs) -> NextStep:
         """The job's step: its condition says why it waits, written at a bounded rate."""
         before = conditions.find(job.status, conditions.SCHEDULED)
         is_new = before is None or before.reason != wait.reason
         if not is_new and written_recently(job, self.configuration, self.now):
             # Thousands of pending jobs with an unchanged reason cost next to nothing.
             return NextStep(job.status, next_seconds=wait.next_seconds)
-        if not is_new and not self._may_explain(job):
+        if not is_new and not self._may_explain(jobs.signature_of(job)):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.message
         if wait.position:
             message += f"; position {wait.position} of the jobs waiting for GPUs"
-        message += self._estimate(job, wait)
+        message += self._estimate(job, wait, jobs)
         writer = ConditionWriter(job, job.status, self.now)
         writer.set(conditions.SCHEDULED, False, wait.reason.value, message)
         status = writer.status(phase=JobPhase.PENDING)
         events = (EventNote(wait.reason.value, message),) if is_new else ()
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
-    def _may_explain(self, job: GPUJob) -> bool:
-        """True if the reason of the job's class is renewed in this cycle."""
-        signature = self.signature_of(job)
+    def _may_explain(self, signature: Hashable) -> bool:
+        """True if the reason of the class is renewed in this cycle."""
         if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
             self._explained.add(signature)
         return signature in self._explained
 
-    def _estimate(self, job: GPUJob, wait: Wait) -> str:
+    def _estimate(self, job: GPUJob, wait: Wait, jobs: PendingJobs) -> str:
         """The estimated start of a job that waits for GPUs."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
-        nomination = wait.nomination or self.nominate(job)
+        nomination = wait.nomination or jobs.nominate(job)
         text = describe_start(nomination) if nomination is not None else ""
         return f"; {text}" if text else ""

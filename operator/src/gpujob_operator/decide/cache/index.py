@@ -10,23 +10,28 @@ _NOBODY: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class Groups(Generic[K]):
-    """UIDs by key. A group of nobody does not stay: keys come and go."""
+    """UIDs by key. A group of nobody does not stay: keys come and go. Most groups are of one, which
+    is kept without a set around it."""
 
-    _members: dict[K, set[str]] = field(default_factory=lambda: dict[K, set[str]]())
+    _members: dict[K, str | set[str]] = field(default_factory=lambda: dict[K, str | set[str]]())
 
     def add(self, key: K, uid: str) -> None:
-        members = self._members.get(key)
-        if members is None:
-            self._members[key] = {uid}
-        else:
+        members = self._members.setdefault(key, uid)
+        if isinstance(members, set):
             members.add(uid)
+        elif members != uid:
+            self._members[key] = {members, uid}
 
     def discard(self, key: K, uid: str) -> None:
         """Raises KeyError for a group of nobody."""
         members = self._members[key]
-        members.discard(uid)
-        if not members:
+        if isinstance(members, set):
+            members.discard(uid)
+            if len(members) == 1:
+                (self._members[key],) = members
+        elif members == uid:
             del self._members[key]
 
     def of(self, key: K) -> Set[str]:
-        return self._members.get(key, _NOBODY)
+        members = self._members.get(key, _NOBODY)
+        return frozenset((members,)) if isinstance(members, str) else members

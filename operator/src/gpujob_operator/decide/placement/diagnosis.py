@@ -73,11 +73,12 @@ def diagnose(
     """The diagnosis on GPUs of one model. `placed` workers of the gang found a place, which
     `capacity` assumes.
     """
-    # The state at the refusal: the job's own nomination does not count.
-    nominated_on = assumed.nominated_on
+    # The state at the refusal: the job's own nomination does not count. Not `assumed` itself, which
+    # keeps the diagnosis: neither would be freed without a collection.
+    nominated_on, memo = assumed.nominated_on, assumed.memo
     return Diagnosis(
         _could_ever_fit(request, assumed),
-        lambda: _explain(request, capacity, nominated_on, assumed.memo, placed),
+        lambda: _explain(request, capacity, nominated_on, memo, placed),
     )
 
 
