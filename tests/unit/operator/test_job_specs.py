@@ -44,6 +44,26 @@ def test_specs_that_differ_in_an_argument_have_the_rest_in_common() -> None:
     assert [*map(id, one)] == [*map(id, other)]
 
 
+def test_specs_that_differ_in_their_template_have_the_other_fields_in_common() -> None:
+    specs = JobSpecs()
+    one, other = (specs.read(spec_with(argument, retry={"limit": 5})) for argument in "12")
+    assert one.retry is other.retry
+    assert (one.retry.limit, one.template == other.template) == (5, False)
+    assert specs.read(spec_with("1", retry={"limit": 6})).retry.limit == 6
+
+
+@pytest.mark.parametrize("template", [None, 3, {}, {"spec": {"containers": []}}])
+def test_a_bad_template_is_an_error_although_the_rest_was_read(template: object) -> None:
+    specs = JobSpecs()
+    specs.read(spec_with())
+    bad = {**spec_with(), "template": template}
+    with pytest.raises(FieldError) as alone:
+        read_spec(bad)
+    with pytest.raises(FieldError) as found:
+        specs.read(bad)
+    assert str(found.value) == str(alone.value)
+
+
 @pytest.mark.parametrize(("value", "twin"), [(True, 1), (1, 1.0), (0, False), ("1", 1)])
 def test_what_python_takes_for_equal_is_not_the_same_spec(value: object, twin: object) -> None:
     specs = JobSpecs()
@@ -67,7 +87,7 @@ JSON = st.recursive(
 def test_every_spec_is_as_it_would_be_read_alone(parts: list[object]) -> None:
     specs = JobSpecs()
     for part in parts * 2:
-        spec = spec_with(priority=3)
+        spec = spec_with(priority=len(str(part)) % 3)
         spec["template"]["metadata"] = part
         assert specs.read(spec) == read_spec(spec)
 
@@ -96,15 +116,15 @@ def test_a_job_whose_spec_cannot_be_read_is_an_invalid_one() -> None:
     assert isinstance(read_job(job_manifest(make_job()), JobSpecs().read), GPUJob)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_specs, "SPECS_MAX", 3)
+@given(st.lists(st.sampled_from(["1", "2", "3"]), max_size=8), st.integers(1, 4))
+def test_what_is_kept_is_bounded(arguments: list[str], most: int) -> None:
     specs = JobSpecs()
-    for number in range(10):
-        read = specs.read(spec_with(str(number)))
-        assert read == read_spec(spec_with(str(number)))
-        assert len(specs._specs) <= 3
-    monkeypatch.setattr(job_specs, "PARTS_MAX", 4)
-    for number in range(10):
-        specs.read(spec_with(str(number)))
-        # Those of one spec at most are added to full ones.
-        assert len(specs._parts) <= 4 + 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_specs, "KEPT_MAX", most)
+        for argument in arguments:
+            spec = spec_with(argument, priority=int(argument))
+            assert specs.read(spec) == read_spec(spec)
+            # Those of one spec at most are added to full ones.
+            assert len(specs._specs) <= most
+            assert len(specs._others) <= most + 1
+            assert len(specs._parts) <= most + 2

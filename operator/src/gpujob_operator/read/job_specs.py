@@ -5,26 +5,30 @@ that was read lately is not read again. Of others, equal texts and lists are the
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, cast
+from typing import cast
 
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
 from gpujob_api.shared_texts import shared_text
 
-SPECS_MAX = 20_000
-PARTS_MAX = 20_000
+# Of specs and of parts.
+KEPT_MAX = 20_000
 _DIGEST_BYTES = 16
+_ONLY_TEXTS = frozenset((str,))
 
 
 class JobSpecs:
     """The specs and parts that were read lately."""
 
     def __init__(self) -> None:
-        # By digest.
+        # By digest: of whole specs, and of specs without their template.
         self._specs: dict[bytes, GPUJobSpec] = {}
-        self._parts: dict[bytes, Any] = {}
+        self._others: dict[bytes, GPUJobSpec] = {}
+        # Of templates, by the texts in them.
+        self._parts: dict[tuple[object, ...], object] = {}
 
     def read(self, data: object) -> GPUJobSpec:
         """The spec. Nobody may change what is in it. Raises `FieldError`."""
@@ -35,33 +39,47 @@ class JobSpecs:
             return read_spec(data)
         spec = self._specs.get(key)
         if spec is None:
-            spec = read_spec(self._shared(data))
-            if len(self._specs) >= SPECS_MAX or len(self._parts) >= PARTS_MAX:
+            spec = self._with_equal_parts(data)
+            if max(map(len, (self._specs, self._others, self._parts))) >= KEPT_MAX:
                 # What was read lately is soon here again.
                 self._specs.clear()
+                self._others.clear()
                 self._parts.clear()
             self._specs[key] = spec
         return spec
 
+    def _with_equal_parts(self, data: object) -> GPUJobSpec:
+        """The spec, which was not read lately; its fields are those of another one that differs
+        only in its template."""
+        fields = cast("Mapping[str, object]", data if isinstance(data, dict) else {})
+        if "template" not in fields:
+            return read_spec(data)
+        template = self._shared(fields["template"])
+        key = _digest({name: one for name, one in fields.items() if name != "template"})
+        other = self._others.get(key)
+        if other is None:
+            spec = self._others[key] = read_spec({**fields, "template": template})
+            return spec
+        return replace(other, template=read_spec({"template": template}).template)
+
     def _shared(self, value: object) -> object:
-        """An equal value."""
-        if isinstance(value, str):
-            return shared_text(value)
-        if isinstance(value, dict):
+        """An equal value, whose texts, and objects and lists of nothing but texts, are those of
+        others. What is around them differs where one of them does."""
+        kind = type(value)
+        if kind is str:
+            return shared_text(cast("str", value))
+        if kind is dict:
             fields = cast("dict[str, object]", value)
             shared = {self._shared(name): self._shared(one) for name, one in fields.items()}
-            return self._part(shared, shared.values())
-        if isinstance(value, list):
+            if _ONLY_TEXTS.issuperset(map(type, shared.values())):
+                return self._parts.setdefault((tuple(shared), tuple(shared.values())), shared)
+            return shared
+        if kind is list:
             entries = [self._shared(one) for one in cast("list[object]", value)]
-            return self._part(entries, entries)
+            if _ONLY_TEXTS.issuperset(map(type, entries)):
+                return self._parts.setdefault(tuple(entries), entries)
+            return entries
         return value
-
-    def _part(self, part: object, within: Iterable[object]) -> object:
-        """One for all that are equal. Only the innermost are looked up: those around them differ
-        where one of them does."""
-        if any(isinstance(one, dict | list) for one in within):
-            return part
-        return self._parts.setdefault(_digest(part), part)
 
 
 def _digest(value: object) -> bytes:
