@@ -1,5 +1,6 @@
 """A spec is read once, and what is equal in specs is held once."""
 
+import json
 from typing import Any
 
 import pytest
@@ -116,15 +117,31 @@ def test_a_job_whose_spec_cannot_be_read_is_an_invalid_one() -> None:
     assert isinstance(read_job(job_manifest(make_job()), JobSpecs().read), GPUJob)
 
 
-@given(st.lists(st.sampled_from(["1", "2", "3"]), max_size=8), st.integers(1, 4))
-def test_what_is_kept_is_bounded(arguments: list[str], most: int) -> None:
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = len(json.dumps(spec_with("1")))
+    monkeypatch.setattr(job_specs, "KEPT_CHARACTERS_MAX", 3 * one)
+    specs = JobSpecs()
+    for number in range(10):
+        spec = spec_with(str(number))
+        assert specs.read(spec) == read_spec(spec)
+        assert len(specs._specs) == (number + 1) % 4
+        assert len(specs._others) <= 1
+        assert len(specs._parts) <= 4
+
+
+def test_a_large_spec_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_specs, "KEPT_CHARACTERS_MAX", 1000)
+    specs = JobSpecs()
+    large = spec_with("x" * 1000)
+    assert specs.read(large) == specs.read(large) == read_spec(large)
+    assert (specs._specs, specs._others, specs._parts) == ({}, {}, {})
+
+
+@given(st.lists(st.sampled_from(["1", "2", "3"]), max_size=8), st.integers(0, 1000))
+def test_specs_are_read_right_however_much_is_kept(arguments: list[str], most: int) -> None:
     specs = JobSpecs()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_specs, "KEPT_MAX", most)
+        patch.setattr(job_specs, "KEPT_CHARACTERS_MAX", most)
         for argument in arguments:
             spec = spec_with(argument, priority=int(argument))
             assert specs.read(spec) == read_spec(spec)
-            # Those of one spec at most are added to full ones.
-            assert len(specs._specs) <= most
-            assert len(specs._others) <= most + 1
-            assert len(specs._parts) <= most + 2

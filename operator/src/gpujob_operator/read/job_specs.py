@@ -14,8 +14,8 @@ from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
 from gpujob_api.shared_texts import shared_text
 
-# Of specs and of parts.
-KEPT_MAX = 20_000
+# Of the JSON of all specs that are kept, also of jobs that are gone: some thousands as a rule.
+KEPT_CHARACTERS_MAX = 4 * 2**20
 _DIGEST_BYTES = 16
 _ONLY_TEXTS = frozenset((str,))
 
@@ -29,24 +29,32 @@ class JobSpecs:
         self._others: dict[bytes, GPUJobSpec] = {}
         # Of templates, by the texts in them.
         self._parts: dict[tuple[object, ...], object] = {}
+        self._kept_characters = 0
 
     def read(self, data: object) -> GPUJobSpec:
         """The spec. Nobody may change what is in it. Raises `FieldError`."""
         try:
-            key = _digest(data)
+            text = json.dumps(data)
         except (RecursionError, TypeError, ValueError):
             # What no JSON holds, which has an error with its field.
             return read_spec(data)
+        key = _digest(text)
         spec = self._specs.get(key)
         if spec is None:
             spec = self._with_equal_parts(data)
-            if max(map(len, (self._specs, self._others, self._parts))) >= KEPT_MAX:
-                # What was read lately is soon here again.
-                self._specs.clear()
-                self._others.clear()
-                self._parts.clear()
-            self._specs[key] = spec
+            self._keep(key, spec, len(text))
         return spec
+
+    def _keep(self, key: bytes, spec: GPUJobSpec, characters: int) -> None:
+        self._kept_characters += characters
+        if self._kept_characters > KEPT_CHARACTERS_MAX:
+            # What is read often is soon here again.
+            self._specs.clear()
+            self._others.clear()
+            self._parts.clear()
+            self._kept_characters = 0
+            return
+        self._specs[key] = spec
 
     def _with_equal_parts(self, data: object) -> GPUJobSpec:
         """The spec, which was not read lately; its fields are those of another one that differs
@@ -55,7 +63,7 @@ class JobSpecs:
         if "template" not in fields:
             return read_spec(data)
         template = self._shared(fields["template"])
-        key = _digest({name: one for name, one in fields.items() if name != "template"})
+        key = _digest(json.dumps({**fields, "template": None}))
         other = self._others.get(key)
         if other is None:
             spec = self._others[key] = read_spec({**fields, "template": template})
@@ -82,6 +90,5 @@ class JobSpecs:
         return value
 
 
-def _digest(value: object) -> bytes:
-    """Equal for what is the same JSON."""
-    return blake2b(json.dumps(value).encode(), digest_size=_DIGEST_BYTES).digest()
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
