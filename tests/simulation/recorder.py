@@ -10,6 +10,7 @@ from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.awaited_pods import AwaitedPods
 from tests.simulation.ends import Ends
 from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
@@ -22,7 +23,6 @@ from tests.simulation.job_facts import (
     still_holds_gpus,
     wants_all,
 )
-from tests.simulation.pod_requests import PodRequests
 from tests.simulation.pods import attempt_of, is_live, told_grace
 from tests.simulation.room import Room
 
@@ -58,7 +58,7 @@ class Recorder:
         # Since when the present holder of the Lease has had it.
         self._led_since: tuple[str | None, float] = None, 0.0
         self._ends = Ends(operators, sees_all=sees_all)
-        self._requests = PodRequests(api)
+        self._awaited = AwaitedPods(api)
         self._api = api
         self._operators = operators
         # As their pods record them, until their statuses do; and as they were before the newest
@@ -183,7 +183,7 @@ class Recorder:
         if before is None or not ours:
             return
         if revision.kind is Kind.JOB:
-            self._requests.written(revision, job)
+            self._awaited.written(revision, job)
         self._check_life(revision, before, job)
         if held(job) != held(before) and holds_gpus(job) and not self.may_not_know(revision.at):
             self._check_gpus(revision, before, job)
@@ -340,7 +340,7 @@ class Recorder:
         name, uid = (revision.object["metadata"][key] for key in ("name", "uid"))
         is_over = revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0)
         is_late = is_over or revision.at - revision.sent_at > REQUEST_SECONDS_MAX
-        given_up = is_over or (is_late and self._requests.are_given_up(revision, job_uid))
+        given_up = is_over or (is_late and self._awaited.are_given_up(revision, job_uid))
         recorded = None if given_up else self._recorded.created(revision.object, job)
         if recorded is not None:
             job = recorded

@@ -60,13 +60,13 @@ def read_spec(data: object) -> GPUJobSpec:
 
 
 def gpujob_from_manifest(
-    data: object, read_spec: Callable[[object], GPUJobSpec] = read_spec
+    data: object, spec_reader: Callable[[object], GPUJobSpec] = read_spec
 ) -> GPUJob:
     """Reads a GPUJob object. Raises `FieldError`."""
     manifest = _of_kind(GPUJOB, data)
     return GPUJob(
         metadata=metadata_from_manifest(manifest.get("metadata") or {}),
-        spec=read_spec(manifest.get("spec") or {}),
+        spec=spec_reader(manifest.get("spec") or {}),
         status=decode(GPUJobStatus, manifest.get("status") or {}, "status"),
     )
 

@@ -108,6 +108,18 @@ def test_what_no_json_holds_is_an_error_with_its_field(odd: object) -> None:
         JobSpecs().read(spec)
 
 
+@pytest.mark.parametrize("depth", [101, 300, 600, 900, 1100])
+def test_so_is_what_is_nested_too_deeply(depth: int) -> None:
+    """More deeply than this code can walk, and than what reads JSON can."""
+    odd: object = "end"
+    for _ in range(depth):
+        odd = [odd]
+    spec = spec_with()
+    spec["template"]["spec"]["odd"] = odd
+    with pytest.raises(FieldError, match="nested deeper than 100 levels"):
+        JobSpecs().read(spec)
+
+
 def test_a_job_whose_spec_cannot_be_read_is_an_invalid_one() -> None:
     manifest = job_manifest(make_job())
     manifest["spec"]["workers"] = 0
@@ -124,17 +136,27 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         spec = spec_with(str(number))
         assert specs.read(spec) == read_spec(spec)
-        assert len(specs._specs) == (number + 1) % 4
-        assert len(specs._others) <= 1
+        assert len(specs._specs) == number % 3 + 1
+        assert len(specs._by_other_fields) == 1
         assert len(specs._parts) <= 4
 
 
-def test_a_large_spec_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_what_is_kept_of_specs_with_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_specs, "KEPT_CHARACTERS_MAX", 1000)
     specs = JobSpecs()
-    large = spec_with("x" * 1000)
-    assert specs.read(large) == specs.read(large) == read_spec(large)
-    assert (specs._specs, specs._others, specs._parts) == ({}, {}, {})
+    for number in range(30):
+        with pytest.raises(FieldError, match="workers"):
+            specs.read(spec_with(str(number), workers=0))
+        assert len(specs._parts) < 30
+    assert specs._specs == {}
+
+
+def test_a_large_spec_is_forgotten_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_specs, "KEPT_CHARACTERS_MAX", 1000)
+    specs = JobSpecs()
+    large = specs.read(spec_with("x" * 1000))
+    specs.read(spec_with())
+    assert large not in specs._specs.values()
 
 
 @given(st.lists(st.sampled_from(["1", "2", "3"]), max_size=8), st.integers(0, 1000))

@@ -18,15 +18,22 @@ from gpujob_operator.metrics import Metrics
 
 
 class Gauges(Collector):
-    """Adds its series to those of `metrics`. Before the first cycle there are no jobs or nodes."""
+    """Adds its series to those of `metrics`. Before the first cycle, as in a process that waits to
+    lead, no node is stale and other series have no value: a zero would say that there are no jobs.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._snapshot, self._at = Snapshot(), datetime.min
+        self._phases: tuple[JobPhase, ...] = ()
         metrics.registry.register(self)
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The names, which nothing else may register."""
+        return self.collect()
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
         """Call it after each cycle."""
-        self._snapshot, self._at = snapshot, now
+        self._snapshot, self._at, self._phases = snapshot, now, tuple(JobPhase)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The series. A GPUNode without a node has none: it stays until somebody deletes it, and an
@@ -39,7 +46,7 @@ class Gauges(Collector):
     def _jobs(self) -> GaugeMetricFamily:
         found = GaugeMetricFamily("gpujob_jobs", "Jobs by phase.", labels=["phase"])
         phases = Counter(job.status.phase for job in self._snapshot.jobs)
-        for phase in JobPhase:
+        for phase in self._phases:
             found.add_metric([phase.value], phases[phase])
         return found
 

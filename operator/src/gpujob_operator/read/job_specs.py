@@ -1,4 +1,4 @@
-"""Reads each spec of a job once, and holds what is equal in them once.
+"""Reads a spec of a job that was read lately no second time, and holds what is equal in specs once.
 
 Every event of a job brings its spec again, and the jobs of a sweep differ in an argument. A spec
 that was read lately is not read again. Of others, equal texts and lists are the same objects.
@@ -14,8 +14,9 @@ from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
 from gpujob_api.shared_texts import shared_text
 
-# Of the JSON of all specs that are kept, also of jobs that are gone: some thousands as a rule.
-KEPT_CHARACTERS_MAX = 4 * 2**20
+# Of the JSON of what is kept, also of jobs that are gone: about 3,000 specs. In memory a spec takes
+# some four times its JSON, and twenty times at worst.
+KEPT_CHARACTERS_MAX = 2 * 2**20
 _DIGEST_BYTES = 16
 _ONLY_TEXTS = frozenset((str,))
 
@@ -26,10 +27,10 @@ class JobSpecs:
     def __init__(self) -> None:
         # By digest: of whole specs, and of specs without their template.
         self._specs: dict[bytes, GPUJobSpec] = {}
-        self._others: dict[bytes, GPUJobSpec] = {}
+        self._by_other_fields: dict[bytes, GPUJobSpec] = {}
         # Of templates, by the texts in them.
         self._parts: dict[tuple[object, ...], object] = {}
-        self._kept_characters = 0
+        self._characters = 0
 
     def read(self, data: object) -> GPUJobSpec:
         """The spec. Nobody may change what is in it. Raises `FieldError`."""
@@ -41,20 +42,24 @@ class JobSpecs:
         key = _digest(text)
         spec = self._specs.get(key)
         if spec is None:
-            spec = self._with_equal_parts(data)
-            self._keep(key, spec, len(text))
+            self._count(len(text))
+            try:
+                spec = self._with_equal_parts(data)
+            except RecursionError:
+                # Deeper than a template may be, which has an error with its field, too.
+                return read_spec(data)
+            self._specs[key] = spec
         return spec
 
-    def _keep(self, key: bytes, spec: GPUJobSpec, characters: int) -> None:
-        self._kept_characters += characters
-        if self._kept_characters > KEPT_CHARACTERS_MAX:
-            # What is read often is soon here again.
+    def _count(self, characters: int) -> None:
+        """What is read now, also of a spec that has an error. Once it is too much, all from before
+        is forgotten: what is read often is soon here again."""
+        self._characters += characters
+        if self._characters > KEPT_CHARACTERS_MAX:
             self._specs.clear()
-            self._others.clear()
+            self._by_other_fields.clear()
             self._parts.clear()
-            self._kept_characters = 0
-            return
-        self._specs[key] = spec
+            self._characters = characters
 
     def _with_equal_parts(self, data: object) -> GPUJobSpec:
         """The spec, which was not read lately; its fields are those of another one that differs
@@ -64,9 +69,9 @@ class JobSpecs:
             return read_spec(data)
         template = self._shared(fields["template"])
         key = _digest(json.dumps({**fields, "template": None}))
-        other = self._others.get(key)
+        other = self._by_other_fields.get(key)
         if other is None:
-            spec = self._others[key] = read_spec({**fields, "template": template})
+            spec = self._by_other_fields[key] = read_spec({**fields, "template": template})
             return spec
         return replace(other, template=read_spec({"template": template}).template)
 

@@ -24,11 +24,11 @@ Dropped = Callable[[str], None]
 
 
 def read_job(
-    manifest: Mapping[str, Any], read_spec: Callable[[object], GPUJobSpec] = read_spec
+    manifest: Mapping[str, Any], spec_reader: Callable[[object], GPUJobSpec] = read_spec
 ) -> GPUJob | InvalidJob:
     """A job, or the problem with it: the API server may have accepted what the API types reject."""
     try:
-        return gpujob_from_manifest(manifest, read_spec)
+        return gpujob_from_manifest(manifest, spec_reader)
     except FieldError as error:
         observed = mapping(manifest.get("status")).get("observedGeneration")
         return InvalidJob(
