@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import SpotPool
 from gpujob_operator.metrics import Metrics
@@ -48,13 +46,6 @@ def test_before_the_first_cycle_there_is_nothing() -> None:
     assert value("gpujob_stale_nodes") == 0
     assert b"\ngpujob_jobs{" not in metrics.text()
     assert b"\ngpujob_gpu_memory_used_bytes{" not in metrics.text()
-
-
-def test_series_are_there_once() -> None:
-    metrics = Metrics()
-    Gauges(metrics)
-    with pytest.raises(ValueError, match="Duplicated"):
-        Gauges(metrics)
 
 
 def test_spot_pools() -> None:

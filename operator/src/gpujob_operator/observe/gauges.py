@@ -27,10 +27,6 @@ class Gauges(Collector):
         self._phases: tuple[JobPhase, ...] = ()
         metrics.registry.register(self)
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """The names, which nothing else may register."""
-        return self.collect()
-
     def update(self, snapshot: Snapshot, now: datetime) -> None:
         """Call it after each cycle."""
         self._snapshot, self._at, self._phases = snapshot, now, tuple(JobPhase)
