@@ -10,6 +10,7 @@ import yaml
 from gpujob_operator.metrics import Metrics
 from tests.harness.chart import CHART, named, render
 from tests.harness.repository import ROOT
+from tests.harness.series import families, labels_of_gauges
 
 pytestmark = pytest.mark.cluster
 SERIES = re.compile(r"\bgpujob_[a-z_]+\b")
@@ -20,13 +21,13 @@ BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 
 
 def exported() -> set[str]:
-    families = [one.name for one in Metrics().registry.collect() if one.name.startswith("gpujob_")]
-    return {name + suffix for name in families for suffix in SUFFIXES}
+    ours = [one.name for one in families() if one.name.startswith("gpujob_")]
+    return {name + suffix for name in ours for suffix in SUFFIXES}
 
 
 def labels_of() -> dict[str, set[str]]:
     """The labels of each series, as the operator declares them."""
-    found: dict[str, set[str]] = {}
+    found = labels_of_gauges()
     for one in vars(Metrics()).values():
         names = getattr(one, "_labelnames", None)
         if names is not None:

@@ -18,11 +18,10 @@ from gpujob_api import meta
 from gpujob_api.codec import encode
 from gpujob_api.field_types import json_fields
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.gauges import Gauges
 from kubectl_gpujob.__main__ import build
 from kubectl_gpujob.cluster import connect
 from tests.harness.repository import ROOT, relative, tracked
+from tests.harness.series import families
 
 REFERENCE = ROOT / "docs" / "reference"
 # Of the platform, and not fields of ours.
@@ -158,10 +157,8 @@ def told_value(text: str) -> object:
 
 
 def test_every_series_is_in_the_reference() -> None:
-    metrics = Metrics()
-    Gauges(metrics)
-    families = [f for f in metrics.registry.collect() if f.name.startswith("gpujob_")]
-    exported = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in families}
+    ours = [f for f in families() if f.name.startswith("gpujob_")]
+    exported = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in ours}
     table = dict(ROW.findall((REFERENCE / "metrics.md").read_text(encoding="utf-8")))
     told = {name: kind.strip() for name, kind in table.items() if name.startswith("gpujob_")}
     assert told == exported

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from gpujob_api import meta
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.gauges import Gauges
 from tests.harness.repository import ROOT, tracked
+from tests.harness.series import families
 from tests.unit.project.test_documents_and_code import code, paths
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
@@ -42,10 +41,7 @@ def fields() -> set[str]:
 
 
 def series() -> set[str]:
-    metrics = Metrics()
-    Gauges(metrics)
-    families = metrics.registry.collect()
-    return {one.name + ("_total" if one.type == "counter" else "") for one in families}
+    return {one.name + ("_total" if one.type == "counter" else "") for one in families()}
 
 
 def exists(token: str) -> bool:
