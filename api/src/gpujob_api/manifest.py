@@ -63,12 +63,7 @@ def gpujob_from_manifest(
     data: object, spec_reader: Callable[[object], GPUJobSpec] = read_spec
 ) -> GPUJob:
     """Reads a GPUJob object. Raises `FieldError`."""
-    manifest = _of_kind(GPUJOB, data)
-    return GPUJob(
-        metadata=metadata_from_manifest(manifest.get("metadata") or {}),
-        spec=spec_reader(manifest.get("spec") or {}),
-        status=decode(GPUJobStatus, manifest.get("status") or {}, "status"),
-    )
+    return from_manifest(GPUJob, data, spec_reader)
 
 
 def gpunode_from_manifest(data: object) -> GPUNode:
@@ -86,24 +81,23 @@ def gpuprofile_from_manifest(data: object) -> GPUProfile:
     return from_manifest(GPUProfile, data)
 
 
-def from_manifest(kind: type[NounT], data: object) -> NounT:
+def from_manifest(
+    kind: type[NounT], data: object, spec_reader: Callable[[object], Any] | None = None
+) -> NounT:
     """Reads an object of one of our kinds. An absent `kind` is trusted: lists leave it out."""
-    manifest = _of_kind(RESOURCES[kind], data)
-    spec_kind, status_kind = cast("tuple[type[Any], type[Any]]", _PARTS[kind])
-    return kind(
-        metadata=metadata_from_manifest(manifest.get("metadata") or {}),
-        spec=decode(spec_kind, manifest.get("spec") or {}, "spec"),
-        status=decode(status_kind, manifest.get("status") or {}, "status"),
-    )
-
-
-def _of_kind(resource: Resource, data: object) -> Mapping[str, object]:
+    resource = RESOURCES[kind]
     if not isinstance(data, Mapping):
         raise FieldError(resource.kind, "must be an object")
     manifest = cast("Mapping[str, object]", data)
     _expect(manifest, "apiVersion", API_VERSION)
     _expect(manifest, "kind", resource.kind)
-    return manifest
+    spec_kind, status_kind = cast("tuple[type[Any], type[Any]]", _PARTS[kind])
+    spec = manifest.get("spec") or {}
+    return kind(
+        metadata=metadata_from_manifest(manifest.get("metadata") or {}),
+        spec=decode(spec_kind, spec, "spec") if spec_reader is None else spec_reader(spec),
+        status=decode(status_kind, manifest.get("status") or {}, "status"),
+    )
 
 
 def to_manifest(noun: Noun) -> dict[str, Any]:
