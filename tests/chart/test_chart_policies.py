@@ -80,6 +80,19 @@ def test_only_what_a_rule_is_about_is_looked_at() -> None:
     assert (jobs["resources"], jobs["operations"]) == (["gpujobs"], ["CREATE"])
 
 
+@pytest.mark.parametrize(("policy", "file", "value"), ALL)
+def test_a_policy_is_left_alone_where_none_of_its_rules_applies(
+    policy: str, file: str, value: str
+) -> None:
+    """The API server converts each object once then, and not once for each kind of answer."""
+    rule = yaml.safe_load((POLICIES_FOLDER / policy / f"{file}.yaml").read_text())
+    (whole,) = policies()[policy]["spec"]["matchConditions"]
+    left = policies({"admissionPolicies": {value: False}})[policy]["spec"]["matchConditions"]
+    applies = f"({rule['applies']})".replace("OPERATOR_ACCOUNT", ACCOUNT)
+    assert applies in whole["expression"]
+    assert applies not in left[0]["expression"]
+
+
 def test_without_an_operator_there_is_nothing_to_protect() -> None:
     assert policies({"operator": {"enabled": False}}) == {}
 

@@ -35,9 +35,11 @@ def policy_spec(folder: Path, operator_account: str) -> Json:
     rules: list[Json] = []
     for part in parts:
         rules += [one for one in part["matchConstraints"]["resourceRules"] if one not in rules]
+    applies = " || ".join(f"({part['applies']})" for part in parts)
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": rules},
+        "matchConditions": [{"name": "a-rule-applies", "expression": applies}],
         "variables": [one for part in parts for one in part.get("variables", ())],
         "validations": [one for part in parts for one in part["validations"]],
     }
