@@ -78,7 +78,13 @@ class ExecutorBench:
 
     def job(self, name: str = "job", namespace: str = "team") -> Any:
         """A placed job as the API server has it now."""
-        job = placed(make_job(name, namespace=namespace))
+        return self._stored(placed(make_job(name, namespace=namespace)))
+
+    def new_job(self) -> Any:
+        """A job that waits, as the API server has it now."""
+        return self._stored(make_job("job", namespace="team"))
+
+    def _stored(self, job: Any) -> Any:
         stored = self.kube.put(JOBS, job_manifest(job))
         version = stored["metadata"]["resourceVersion"]
         return at_version(job, version)

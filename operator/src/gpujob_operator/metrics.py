@@ -49,7 +49,8 @@ class Metrics:
     def _add_counters(self, registry: CollectorRegistry) -> None:
         self.writes = Counter(
             "gpujob_writes",
-            "Writes by plan item and result (done, conflict, gone, refused, failed, not_leader).",
+            "Writes by plan item and result (done, conflict, gone, refused, failed, not_leader,"
+            " overtaken).",
             ["kind", "result"],
             registry=registry,
         )

@@ -11,7 +11,7 @@ from gpujob_operator.act.kube import JOBS, Manifest
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
-from tests.harness.builders import after, with_status
+from tests.harness.builders import after, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item
 
 
@@ -149,3 +149,49 @@ async def test_a_conflict_of_the_newer_one_is_a_conflict(slow: _Bench) -> None:
     slow.bench.submit(slow.ended(job))
     slow.bench.kube.put(JOBS, slow.bench.kube.stored(JOBS, "job", "team"))
     assert await slow.let_go() == {WriteResult.DONE: 1, WriteResult.CONFLICT: 1}
+
+
+def _waits(job: GPUJob) -> WriteStatus:
+    status = with_status(job, phase=JobPhase.PENDING, observed_at=after(1)).status
+    return WriteStatus(job, status, (EventNote("NoRoom", "all GPUs are taken"),))
+
+
+async def test_why_a_job_waits_is_not_written_once_it_is_placed(slow: _Bench) -> None:
+    """In a burst, the write would cost as much as the pod that comes next."""
+    job = slow.bench.new_job()
+    await slow.occupy()
+    slow.bench.submit(_waits(job))
+    await asyncio.sleep(0)
+    start = placed(slow.assumed(job)).status
+    assert slow.bench.submit(WriteStatus(slow.assumed(job), start)).held_back == 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert slow.assumed(job) == job, "what was not written does not count"
+    assert slow.bench.submit(WriteStatus(job, placed(job).status)).started == 1
+    results = await slow.let_go()
+    assert results == {WriteResult.OVERTAKEN: 1, WriteResult.DONE: 2}
+    assert [name for _, name in slow.bench.verbs()] == ["first", "job-1-0", "job"], (
+        "a placement comes after a dry run of its pod"
+    )
+    assert slow.bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Starting"
+    assert (slow.overtaken(), slow.bench.notes) == (1, [])
+
+
+async def test_why_a_job_waits_was_sent_and_the_placement_comes_after_it(slow: _Bench) -> None:
+    job = slow.bench.new_job()
+    slow.bench.submit(_waits(job))
+    await asyncio.sleep(0)
+    newer = WriteStatus(slow.assumed(job), placed(slow.assumed(job)).status)
+    assert slow.bench.submit(newer).held_back == 1
+    assert await slow.let_go() == {WriteResult.DONE: 1}
+    assert (slow.overtaken(), slow.bench.notes) == (0, ["job: NoRoom"])
+
+
+async def test_what_comes_after_why_a_job_waits_is_not_given_up(slow: _Bench) -> None:
+    job = slow.bench.new_job()
+    await slow.occupy()
+    slow.bench.submit(_waits(job), create_item(placed(job)))
+    await asyncio.sleep(0)
+    newer = WriteStatus(slow.assumed(job), placed(slow.assumed(job)).status)
+    assert slow.bench.submit(newer).held_back == 1
+    assert await slow.let_go() == {WriteResult.DONE: 3}

@@ -10,7 +10,7 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
-from gpujob_operator.act.urgency import in_place_of, only_tells
+from gpujob_operator.act.urgency import in_place_of, is_outdated_by, only_tells
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
@@ -123,3 +123,20 @@ def test_what_something_waits_for_is_not_overtaken(name: str) -> None:
     older = CANNOT_WAIT[name]
     assert isinstance(older, WriteStatus)
     assert overtaken(decided_on(older, observed_at=after(99)), older) is None
+
+
+@pytest.mark.parametrize("name", ["it is placed", "a pod is created", "a pod is deleted"])
+def test_why_a_job_waits_is_outdated_once_something_is_done(name: str) -> None:
+    assert is_outdated_by(CAN_WAIT["it still waits"], [CANNOT_WAIT[name]])
+    assert is_outdated_by(CAN_WAIT["it still waits"], [CAN_WAIT["a profile"], CANNOT_WAIT[name]])
+
+
+def test_why_a_job_waits_is_not_outdated_by_what_only_tells() -> None:
+    """Else a reason that changes all the time would never be read."""
+    assert not is_outdated_by(CAN_WAIT["it still waits"], list(CAN_WAIT.values()))
+
+
+@pytest.mark.parametrize("name", [*(CAN_WAIT.keys() - {"it still waits"}), *CANNOT_WAIT])
+def test_nothing_but_why_a_job_waits_is_outdated(name: str) -> None:
+    older = {**CAN_WAIT, **CANNOT_WAIT}[name]
+    assert not is_outdated_by(older, [CANNOT_WAIT["it ended"]])

@@ -16,6 +16,7 @@ from gpujob_operator.act.slots import (
     PATIENT_SECONDS,
     SLOW_SECONDS,
     Deferral,
+    WithdrawnError,
     WriteSlots,
 )
 from tests.harness.clocks import FakeClock
@@ -330,6 +331,32 @@ async def test_a_patient_write_over_the_limit_that_becomes_urgent_is_served_at_o
     await bench.settle()
     assert bench.served[-1] == "next"
     await bench.end()
+
+
+async def test_a_patient_write_is_given_up_while_it_waits() -> None:
+    bench = _Bench(total=1)
+    await bench.start("busy", 1)
+    await bench.start_patient("patient")
+    assert bench.deferral.withdraw()
+    with pytest.raises(WithdrawnError):
+        await bench.tasks.pop()
+    await bench.let_go("busy")
+    assert bench.served == ["busy"]
+
+
+@pytest.mark.parametrize("state", ["served", "urgent", "cancelled"])
+async def test_a_write_that_does_not_wait_patiently_is_not_given_up(state: str) -> None:
+    bench = _Bench(total=1)
+    if state != "served":
+        await bench.start("busy", 1)
+    await bench.start_patient("patient")
+    if state == "urgent":
+        bench.deferral.hurry()
+    if state == "cancelled":
+        bench.tasks.pop().cancel()
+    assert not bench.deferral.withdraw()
+    await bench.end()
+    assert ("patient" in bench.served) is (state != "cancelled")
 
 
 @pytest.mark.parametrize("patient", [True, False])

@@ -22,7 +22,7 @@ from math import ceil
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
 from gpujob_operator.act.targets import namespace_of
-from gpujob_operator.act.urgency import in_place_of, only_tells
+from gpujob_operator.act.urgency import in_place_of, is_outdated_by, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
@@ -105,6 +105,10 @@ class _Lane:
         if self.sending is not None:
             self.sending.hurry()
 
+    def withdraw(self) -> bool:
+        """Ends the lane without its only item. False if that cannot be any more."""
+        return len(self.items) == 1 and self.sending is not None and self.sending.withdraw()
+
 
 class Executor:
     def __init__(
@@ -149,7 +153,7 @@ class Executor:
                 overtaking += overtakes
                 if not overtakes:
                     held_back += len(items)
-                    self._lanes[key].hurry()
+                    self._make_way(self._lanes[key], items)
                 continue
             ready = self._ready(items, waits)
             backing_off += len(items) - len(ready)
@@ -270,6 +274,13 @@ class Executor:
         lane.items, lane.assumed = [item], _assumed(item)
         self._metrics.overtaken_writes.inc()
         return True
+
+    def _make_way(self, lane: _Lane, items: Sequence[PlanItem]) -> None:
+        """The lane ends soon, for items of a later plan: they are decided again then."""
+        if is_outdated_by(lane.items[0], items) and lane.withdraw():
+            self._metrics.overtaken_writes.inc()
+        else:
+            lane.hurry()
 
     def _start(self, key: str, items: list[PlanItem]) -> None:
         first = items[0]

@@ -24,7 +24,7 @@ from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
 from gpujob_operator.act.placements import Placements
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.slots import Deferral, WriteSlots
+from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
 from gpujob_operator.act.targets import namespace_of, service_target, target_of
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.urgency import only_tells
@@ -75,6 +75,10 @@ class Sending:
         self._awaited = True
         if self._deferral is not None:
             self._deferral.hurry()
+
+    def withdraw(self) -> bool:
+        """The item is not sent any more. False if it is too late for that, or too early."""
+        return not self.sent and self._deferral is not None and self._deferral.withdraw()
 
 
 class ItemRunner:
@@ -279,6 +283,8 @@ class ItemRunner:
             return WriteResult.GONE
         except NotLeader:
             return WriteResult.NOT_LEADER
+        except WithdrawnError:
+            return WriteResult.OVERTAKEN
         except Throttled as error:
             log.warning("write postponed", object=name, error=str(error))
             return WriteResult.FAILED

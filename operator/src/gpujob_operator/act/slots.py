@@ -9,7 +9,8 @@ A patient write only tells what may be read a little later. Patient writes are s
 others. While the API server is busy they are few in proportion to the others: the processor that a
 status takes from the API server is missing for pods then, and mostly the next status overtakes one
 that waits. Those that have waited for `PATIENT_SECONDS` are served by turns with the others, so
-that none waits for ever. A patient write may become urgent while it waits (`Deferral.hurry`).
+that none waits for ever. A patient write may become urgent while it waits (`Deferral.hurry`), or be
+given up (`Deferral.withdraw`).
 
 The API server counts as busy while other writes are many a second, or many at a time because each
 takes long.
@@ -58,13 +59,20 @@ class _Turn:
     urgent: bool = False
 
 
+class WithdrawnError(Exception):
+    """The write was given up while it waited for its slot."""
+
+
 @dataclass(slots=True)
 class Deferral:
     """That of one write, for `WriteSlots.held`, which says how to end it: `hurry` makes the write
-    urgent from then on. Without effect once the write has its slot.
+    urgent from then on, and `withdraw` gives it up: `held` raises `WithdrawnError`. Neither has an
+    effect once the write has its slot. `withdraw` has none on an urgent write; it returns whether
+    it had one.
     """
 
     hurry: Callable[[], None] = lambda: None
+    withdraw: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True)
@@ -154,6 +162,7 @@ class WriteSlots:
         else:
             entry.patient.append(turn)
             deferral.hurry = lambda: self._hurry(entry, turn)
+            deferral.withdraw = lambda: self._withdraw(entry, turn)
         self._grant()
         try:
             await turn.granted
@@ -173,6 +182,14 @@ class WriteSlots:
             entry.patient.remove(turn)
             entry.urgent.append(turn)
             self._grant()
+
+    @staticmethod
+    def _withdraw(entry: _Namespace, turn: _Turn) -> bool:
+        if turn not in entry.patient or turn.granted.done():
+            return False
+        entry.patient.remove(turn)
+        turn.granted.set_exception(WithdrawnError())
+        return True
 
     def _release(self, namespace: str, entry: _Namespace, turn: _Turn) -> None:
         self._give_back(entry, turn)

@@ -4,6 +4,8 @@ A placement, a stop, an end and all that creates or deletes goes first, because 
 for it. A status that waits and is older than the next one need not be written at all.
 """
 
+from collections.abc import Sequence
+
 from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_operator.decide.model.assumption import places
 from gpujob_operator.decide.model.plan import (
@@ -40,6 +42,12 @@ def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> W
     if newer.status.attempt != older.status.attempt:
         return None
     return WriteStatus(older.job, newer.status, older.events + newer.events)
+
+
+def is_outdated_by(older: PlanItem, newer: Sequence[PlanItem]) -> bool:
+    """True for the status that says why a job waits, where the job does not wait any longer."""
+    says_why = isinstance(older, WriteStatus) and older.status.phase is JobPhase.PENDING
+    return says_why and only_tells(older) and not all(map(only_tells, newer))
 
 
 def _only_tells(before: GPUJobStatus, after: GPUJobStatus) -> bool:

@@ -72,6 +72,7 @@ class WriteResult(Enum):
     REFUSED = "refused"
     FAILED = "failed"
     NOT_LEADER = "not_leader"
+    OVERTAKEN = "overtaken"
 
 
 @dataclass(frozen=True, slots=True)
