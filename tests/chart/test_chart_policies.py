@@ -81,10 +81,10 @@ def test_only_what_a_rule_is_about_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("policy", "file", "value"), ALL)
-def test_a_policy_is_left_alone_where_none_of_its_rules_applies(
+def test_each_rule_says_in_its_policys_condition_where_it_applies(
     policy: str, file: str, value: str
 ) -> None:
-    """The API server converts each object once then, and not once for each kind of answer."""
+    """A rule that is switched off is no reason to look at an object."""
     rule = yaml.safe_load((POLICIES_FOLDER / policy / f"{file}.yaml").read_text())
     (whole,) = policies()[policy]["spec"]["matchConditions"]
     left = policies({"admissionPolicies": {value: False}})[policy]["spec"]["matchConditions"]
