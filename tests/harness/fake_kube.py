@@ -24,6 +24,7 @@ from gpujob_operator.act.kube import (
     Unavailable,
     as_read,
 )
+from gpujob_operator.act.list_pages import PAGE_OBJECTS
 from gpujob_operator.act.streams import without_bulk
 
 Key = tuple[str, str, str]
@@ -70,6 +71,8 @@ class FakeKube(Kube):
         self._streams: list[_Stream] = []
         self.version = 0
         self.calls: list[Call] = []
+        # Of the last list of each kind: how many objects a page may have.
+        self.pages_of: dict[str, int] = {}
         self.faults: list[Fault] = []
         self.before: Callable[[Call], None] = lambda call: None
 
@@ -147,7 +150,9 @@ class FakeKube(Kube):
         field_selector: str = "",
         whole: bool = False,
         condense: Callable[[object], object] = as_read,
+        page_objects: int = PAGE_OBJECTS,
     ) -> Listing:
+        self.pages_of[kind.plural] = page_objects
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
         chosen = copy.deepcopy([one for one in items if _has_fields(one, field_selector)])

@@ -22,6 +22,7 @@ from tests.mutants.sharded import SHARDED
 from tests.mutants.shell import ACTS, OBSERVES
 from tests.mutants.slots import SLOTS
 from tests.mutants.statuses import STATUSES
+from tests.mutants.stores import STORES
 from tests.mutants.tree import Tree, Verdict
 from tests.mutants.worker import COMMITS
 
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ACTS,
     *SLOTS,
     *STATUSES,
+    *STORES,
     *OBSERVES,
     *RESTORES,
     *LEASES,

@@ -28,7 +28,7 @@ def _object(uid: str, version: int) -> dict[str, Any]:
 
 
 def _store() -> Store[str]:
-    return Store(lambda manifest: str(manifest["text"]))
+    return Store(FakeClock().now, lambda manifest: str(manifest["text"]))
 
 
 def test_of_a_first_list_nothing_is_held_but_who_is_in_it() -> None:
@@ -65,7 +65,7 @@ def test_later_only_what_is_not_stored_is_held_whole() -> None:
 def test_an_unreadable_object_is_held_as_it_is() -> None:
     """So that it is noted, once the list is whole."""
     ignored: list[str] = []
-    store = Store(str, ignored=lambda name, error: ignored.append(str(error)))
+    store = Store(FakeClock().now, str, ignored=lambda name, error: ignored.append(str(error)))
     held, changed = store.condense({"metadata": {}}, store.mark)
     assert (held, changed) == ({"metadata": {}}, False)
     store.resync([held], "3")

@@ -18,6 +18,7 @@ class _Server:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
+        self.limits: list[str] = []
         self.happened: list[str] = []
         self.answers: dict[int, Exception] = {}
         self.hangs_at: int | None = None
@@ -26,6 +27,7 @@ class _Server:
     async def fetch(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         number = int(query.get("continue", "0"))
         self.happened.append(f"asked for {number}")
+        self.limits.append(query["limit"])
         if number == self.hangs_at:
             try:
                 await asyncio.Event().wait()
@@ -117,3 +119,9 @@ async def test_an_object_that_cannot_be_taken_in_leaves_no_request_behind() -> N
         await _list(server).read(fail)
     await asyncio.sleep(0)
     assert server.given_up == 1
+
+
+async def test_a_page_has_as_many_objects_as_the_reader_asks_for() -> None:
+    server = _Server(2)
+    await ListPages(server.fetch, FakeClock().sleep, {}, "pods", 50).read(server.condense)
+    assert server.limits == ["50", "50"]

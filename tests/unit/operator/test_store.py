@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.observe.store import TOMBSTONES_MAX, Store
+from gpujob_operator.observe.store import Store
+from gpujob_operator.observe.tombstones import REMEMBERED_MAX, REMEMBERED_SECONDS, Tombstones
 from gpujob_operator.read.shapes import version_number
+from tests.harness.clocks import FakeClock
 
 
 def _parse(manifest: Mapping[str, Any]) -> str:
@@ -22,8 +24,8 @@ def _object(uid: str, version: int, text: str = "", name: str = "") -> dict[str,
     return {"metadata": metadata, "text": text or f"{uid}@{version}"}
 
 
-def _store() -> Store[str]:
-    return Store(_parse)
+def _store(clock: FakeClock | None = None) -> Store[str]:
+    return Store((clock or FakeClock()).now, _parse)
 
 
 def test_an_older_event_does_not_undo_a_write() -> None:
@@ -166,12 +168,57 @@ def test_views_are_one_tuple_until_something_changes() -> None:
     assert store.views is not first
 
 
-def test_memory_of_the_dead_is_bounded() -> None:
+def test_a_limited_number_of_objects_that_are_gone_is_remembered() -> None:
     store = _store()
-    for number in range(TOMBSTONES_MAX + 10):
+    for number in range(REMEMBERED_MAX + 10):
         store.remove(str(number), 1)
     assert store.upsert(_object("0", 1)), "the oldest was forgotten"
-    assert not store.upsert(_object(str(TOMBSTONES_MAX), 1))
+    assert not store.upsert(_object(str(REMEMBERED_MAX), 1))
+
+
+def test_an_object_that_is_gone_is_remembered_for_a_limited_time() -> None:
+    clock = FakeClock()
+    store = _store(clock)
+    store.remove("a", 5)
+    clock.advance(REMEMBERED_SECONDS - 1)
+    assert not store.upsert(_object("a", 5))
+    assert store.lacks([_object("a", 6)], "9")
+    clock.advance(1)
+    assert store.upsert(_object("a", 5))
+
+
+def test_what_is_remembered_of_objects_that_come_and_go_does_not_grow() -> None:
+    clock = FakeClock()
+    tombstones, sizes = Tombstones(clock.now), list[int]()
+    for second in range(3 * int(REMEMBERED_SECONDS)):
+        tombstones.bury(str(second), second)
+        clock.advance(1)
+        sizes.append(len(tombstones))
+    assert set(sizes[int(REMEMBERED_SECONDS) :]) <= {REMEMBERED_SECONDS - 1, REMEMBERED_SECONDS}
+
+
+def test_an_older_deletion_does_not_let_an_older_state_back() -> None:
+    tombstones = Tombstones(FakeClock().now)
+    tombstones.bury("a", 7)
+    tombstones.bury("a", 3)
+    assert (tombstones.version("a"), tombstones.version("b")) == (7, 0)
+
+
+def test_a_state_that_cannot_be_read_is_no_change_however_long_ago_it_was_seen() -> None:
+    clock = FakeClock()
+    store = _store(clock)
+    assert not store.upsert(_object("a", 5, "bad"))
+    clock.advance(2 * REMEMBERED_SECONDS)
+    assert not store.lacks([_object("a", 5, "bad")], "9"), "its watch works"
+    assert store.lacks([_object("a", 6, "bad")], "9")
+    assert store.upsert(_object("a", 6, "good"))
+
+
+def test_an_older_deletion_does_not_make_a_state_new_that_could_not_be_read() -> None:
+    store = _store()
+    store.upsert(_object("a", 5, "bad"))
+    store.remove("a", 3)
+    assert not store.lacks([_object("a", 5, "bad")], "9")
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), (None, 0), ("abc", 0)])

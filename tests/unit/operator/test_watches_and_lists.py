@@ -18,8 +18,9 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.list_pages import PAGE_OBJECTS
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.handlers.relist import OUR_KINDS, Relist
+from gpujob_operator.handlers.relist import CHECK_PAGE_OBJECTS, OUR_KINDS, Relist
 from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
@@ -377,8 +378,10 @@ async def test_an_event_that_comes_a_little_late_is_no_silence(bench: _Bench) ->
 async def test_all_quiet_is_all_well(bench: _Bench) -> None:
     bench.kube.put(JOBS, job_manifest(JOB))
     await bench.relist.refresh()
+    assert set(bench.kube.pages_of.values()) == {PAGE_OBJECTS}
     await _check_all(bench)
     assert (bench.silences, bench.clock.slept) == (0, [])
+    assert bench.kube.pages_of[JOBS.plural] == CHECK_PAGE_OBJECTS, "nobody waits for it"
 
 
 async def test_the_safety_net_survives_an_api_server_that_is_away(bench: _Bench) -> None:

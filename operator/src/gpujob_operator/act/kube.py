@@ -27,7 +27,7 @@ from gpujob_operator.act.api_errors import Silent as Silent
 from gpujob_operator.act.api_errors import Throttled as Throttled
 from gpujob_operator.act.api_errors import TooLarge as TooLarge
 from gpujob_operator.act.api_errors import Unavailable as Unavailable
-from gpujob_operator.act.list_pages import ListPages
+from gpujob_operator.act.list_pages import PAGE_OBJECTS, ListPages
 from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
 Manifest = dict[str, Any]
@@ -134,6 +134,7 @@ class Kube:
         field_selector: str = "",
         whole: bool = False,
         condense: Callable[[object], object] = as_read,
+        page_objects: int = PAGE_OBJECTS,
     ) -> Listing:
         """Returns all objects as of one resourceVersion, read in pages (`ListPages`). The objects
         are unchecked JSON. Unless `whole`, they lack what makes them large and is seldom read
@@ -148,7 +149,7 @@ class Kube:
             return condense(manifest if whole else without_bulk(manifest))
 
         selectors = _selectors(label_selector, field_selector)
-        pages = ListPages(fetch, self._sleep, selectors, kind.plural)
+        pages = ListPages(fetch, self._sleep, selectors, kind.plural, page_objects)
         items, metadata = await pages.read(held)
         return Listing(items, _version_of_list(kind, metadata))
 

@@ -29,12 +29,13 @@ class ListPages:
         sleep: Callable[[float], Awaitable[None]],
         selectors: Mapping[str, str],
         what: str,
+        page_objects: int = PAGE_OBJECTS,
     ) -> None:
         self._fetch = fetch
         self._sleep = sleep
         self._selectors = selectors
         self._what = what
-        self._limit = PAGE_OBJECTS
+        self._limit = page_objects
         self._repeats = 0
 
     async def read(

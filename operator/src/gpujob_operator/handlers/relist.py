@@ -42,6 +42,9 @@ OUR_KINDS: dict[Kind, ResourceType] = {
 RELIST_SECONDS = 300.0
 GRACE_SECONDS = 10.0
 BACKOFF_SECONDS_MAX = 30.0
+# Of a list that nobody waits for. What a process has held at a time, it mostly keeps from the
+# system, so pages are small.
+CHECK_PAGE_OBJECTS = 50
 _NOT_DEFINED = (
     "is its CRD missing? crds.install of the chart, or kubectl apply --server-side -f crds/"
 )
@@ -122,7 +125,9 @@ class Relist:
         """Finds changes in a list that no event has brought by the end of the grace period."""
         mark = self._cache.mark(kind)
         condense = partial(self._cache.condense, kind, mark)
-        listing = await self._kube.list(resource, condense=condense)
+        listing = await self._kube.list(
+            resource, condense=condense, page_objects=CHECK_PAGE_OBJECTS
+        )
         if self._cache.lacks(kind, listing.items, listing.resource_version, mark):
             await self._retry.sleep(self._grace_seconds)
         if self._take(kind, listing, mark):

@@ -18,12 +18,7 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import (
-    InvalidJob,
-    PodView,
-    ReceivedReport,
-    Snapshot,
-)
+from gpujob_operator.decide.model.snapshot import InvalidJob, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
@@ -109,23 +104,25 @@ class Cache:
         self._specs = JobSpecs()
         self.jobs = self._nouns(Kind.JOB, self._read_job)
         self.gpu_nodes = Store(
+            clock,
             self._readings.read,
             same_noun,
             self._gpu_node_changed,
-            ignored=self._ignored(Kind.GPU_NODE),
+            self._ignored(Kind.GPU_NODE),
         )
         self.queues = self._nouns(Kind.QUEUE, gpuqueue_from_manifest)
         self.profiles = self._nouns(Kind.PROFILE, gpuprofile_from_manifest)
         self.pods = Store(
+            clock,
             self._read_pod,
             changed=self._pod_changed,
             ignored=self._ignored(Kind.POD),
             opaque=opaque_pod,
         )
         self.nodes = Store(
-            cached_node, changed=self._node_changed, ignored=self._ignored(Kind.NODE)
+            clock, cached_node, changed=self._node_changed, ignored=self._ignored(Kind.NODE)
         )
-        self.volumes = Store(bound_volume, ignored=self._ignored(Kind.VOLUME))
+        self.volumes = Store(clock, bound_volume, ignored=self._ignored(Kind.VOLUME))
         self._stores: Mapping[Kind, Store[Any]] = {
             Kind.JOB: self.jobs,
             Kind.GPU_NODE: self.gpu_nodes,
@@ -178,7 +175,7 @@ class Cache:
                 unknown.forget(before.metadata.uid)
                 self.placements.forget(before.metadata.uid)
 
-        return Store(unknown.noting(parse), same_noun, changed, self._ignored(kind))
+        return Store(self._clock, unknown.noting(parse), same_noun, changed, self._ignored(kind))
 
     def _ignored(self, kind: Kind) -> Callable[[str, Exception], None]:
         return lambda name, error: self.unreadable.note(kind.value, name, error)

@@ -9,12 +9,15 @@ given to `condense` first: of a state that is stored already, only the identity 
 list is whole.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from cachetools import LRUCache
+
 from gpujob_api.codec import FieldError
+from gpujob_operator.observe.tombstones import Tombstones
 from gpujob_operator.read.shapes import (
     Identity,
     identity,
@@ -25,7 +28,8 @@ from gpujob_operator.read.shapes import (
 
 ViewT = TypeVar("ViewT")
 
-TOMBSTONES_MAX = 20_000
+# Objects of which no state could be read yet.
+UNREADABLE_MAX = 20_000
 # Above every resourceVersion.
 FOR_EVER = 2**64
 
@@ -58,6 +62,7 @@ class Store(Generic[ViewT]):
 
     def __init__(
         self,
+        clock: Callable[[], datetime],
         parse: Callable[[Mapping[str, Any]], ViewT],
         same: Callable[[ViewT, ViewT], bool] = lambda one, other: one == other,
         changed: Callable[[ViewT | None, ViewT | None], None] = lambda before, after: None,
@@ -71,7 +76,9 @@ class Store(Generic[ViewT]):
         self._changed = changed
         self._entries: dict[str, _Entry[ViewT]] = {}
         self._uids: dict[str, str] = {}
-        self._tombstones: OrderedDict[str, int] = OrderedDict()
+        self._tombstones = Tombstones(clock)
+        # Up to which version the states of an object were seen in vain.
+        self._unread: LRUCache[str, int] = LRUCache(UNREADABLE_MAX)
         self._mark = NOTHING_SEEN
         # Whether a whole list of this history was stored.
         self._listed = False
@@ -131,6 +138,7 @@ class Store(Generic[ViewT]):
         if replaced is not None:
             self.remove(replaced)
         self._entries[uid] = _Entry(version, found.key, view)
+        self._unread.pop(uid, None)
         self._uids[found.key] = uid
         self._views = None
         self._changed(None if known is None else known.view, view)
@@ -139,7 +147,9 @@ class Store(Generic[ViewT]):
     def _newest(self, uid: str) -> int:
         """The newest version of the object that was seen; 0 if it was not."""
         entry = self._entries.get(uid)
-        return self._tombstones.get(uid, 0) if entry is None else entry.version
+        if entry is not None:
+            return entry.version
+        return max(self._tombstones.version(uid), self._unread.get(uid, 0))
 
     def amend(self, uid: str, view: ViewT) -> bool:
         """Puts another view in the place of a known object's. Returns True if decisions could
@@ -175,7 +185,7 @@ class Store(Generic[ViewT]):
         if entry is not None:
             entry.version = max(entry.version, found.version)
         else:
-            self._bury(found.uid, found.version)
+            self._unread[found.uid] = found.version
         return None
 
     def remove(self, uid: str, version: int = FOR_EVER) -> bool:
@@ -185,7 +195,7 @@ class Store(Generic[ViewT]):
         entry = self._entries.get(uid)
         if entry is not None and entry.version > version:
             return False
-        self._bury(uid, version)
+        self._tombstones.bury(uid, max(version, self._unread.pop(uid, 0)))
         if entry is None:
             return False
         del self._entries[uid]
@@ -250,7 +260,8 @@ class Store(Generic[ViewT]):
 
     def begin_another_history(self) -> None:
         """Whatever comes next replaces what is stored, and whatever the next list lacks is gone."""
-        self._tombstones.clear()
+        self._tombstones.forget_all()
+        self._unread.clear()
         for entry in self._entries.values():
             entry.version = 0
         self._mark = Mark(self._mark.history + 1, 0)
@@ -281,9 +292,3 @@ class Store(Generic[ViewT]):
         return any(
             uid not in listed and entry.version <= limit for uid, entry in self._entries.items()
         )
-
-    def _bury(self, uid: str, version: int) -> None:
-        """Ignores states of this object up to `version` from now on."""
-        self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
-        if len(self._tombstones) > TOMBSTONES_MAX:
-            self._tombstones.popitem(last=False)

@@ -1,0 +1,56 @@
+"""Mutants of what is remembered of objects, and of those that are gone."""
+
+from tests.mutants.shell import of_operator
+
+STORES = (
+    of_operator(
+        "an old event undoes a newer state",
+        "observe/store.py",
+        "        if 0 < version <= self._newest(uid):\n            return False\n",
+        "",
+        "test_store.py",
+    ),
+    of_operator(
+        "a list forgets what was written since",
+        "observe/store.py",
+        "            changed |= self.remove(uid, limit)\n",
+        "            changed |= self.remove(uid)\n",
+        "test_store.py",
+    ),
+    of_operator(
+        "an old deletion removes a newer object",
+        "observe/store.py",
+        "        if entry is not None and entry.version > version:\n            return False\n",
+        "",
+        "test_store.py",
+    ),
+    of_operator(
+        "a deleted object comes back with a late event",
+        "observe/tombstones.py",
+        "        self._versions[uid] = max(version, self.version(uid))\n",
+        "        self._versions[uid] = 0\n",
+        "test_store.py",
+    ),
+    of_operator(
+        "an old deletion lets an older state back",
+        "observe/tombstones.py",
+        "        self._versions[uid] = max(version, self.version(uid))\n",
+        "        self._versions[uid] = version\n",
+        "test_store.py",
+    ),
+    of_operator(
+        "an object that cannot be read looks like a change after some minutes",
+        "observe/store.py",
+        "            self._unread[found.uid] = found.version\n",
+        "            self._tombstones.bury(found.uid, found.version)\n",
+        "test_store.py",
+    ),
+    of_operator(
+        "one unreadable object ends the process",
+        "observe/store.py",
+        "            self._ignored(found.key, error)\n        if self._opaque",
+        "            raise\n        if self._opaque",
+        "test_store.py",
+        "test_cache.py",
+    ),
+)
