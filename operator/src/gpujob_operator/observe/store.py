@@ -53,7 +53,7 @@ NOTHING_SEEN = Mark(0, 0)
 
 class Store(Generic[ViewT]):
     """A store of views. `parse` turns a manifest into a view; `same` tells whether two views lead
-    to the same decisions.
+    to the same decisions. Objects that went are forgotten after some minutes of the `clock`.
 
     No content of a manifest makes a method raise. If `parse` fails, `ignored` is called with the
     object's name and the last readable state stays; if `opaque` is given, its result from the
