@@ -17,7 +17,8 @@ torch.set_num_threads(1)
 class First(nn.Linear):
     def forward(self, x):
         out = super().forward(x)
-        if step == steps - 1: print("dtype", out.dtype, flush=True)
+        # One write, because two processes share the output.
+        if step == steps - 1: print(f"dtype {out.dtype}\\n", end="", flush=True)
         return out
 def main():
     global step
