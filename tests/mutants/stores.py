@@ -1,4 +1,4 @@
-"""Mutants of what is remembered of objects, and of those that are gone."""
+"""Mutants of what is remembered of objects, of those that are gone, and of what memory is for."""
 
 from tests.mutants.shell import of_operator
 
@@ -52,5 +52,26 @@ STORES = (
         "            raise\n        if self._opaque",
         "test_store.py",
         "test_cache.py",
+    ),
+    of_operator(
+        "TLS connections have buffers as large as Python has them",
+        "act/tls_buffers.py",
+        "    sslproto.SSLProtocol.max_size = READ_BYTES\n",
+        "    sslproto.SSLProtocol.max_size = 4 * READ_BYTES\n",
+        "test_tls_buffers.py",
+    ),
+    of_operator(
+        "the operator leaves its TLS buffers as they are",
+        "run.py",
+        "        limit_read_buffers()\n",
+        "",
+        "test_tls_buffers.py",
+    ),
+    of_operator(
+        "old garbage stays",
+        "garbage.py",
+        " + [_OLD]",
+        " + [_YOUNG]",
+        "test_garbage.py",
     ),
 )

@@ -33,13 +33,14 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.tls_buffers import limit_read_buffers
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.garbage import collect_seldom, spare_from_collection
+from gpujob_operator.garbage import collect_regularly, collect_seldom, spare_from_collection
 from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
@@ -124,6 +125,7 @@ class Operator:
     async def run(self) -> None:
         """Runs until `stop`, SIGTERM or SIGINT. A part that fails is restarted."""
         collect_seldom()
+        limit_read_buffers()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
@@ -175,6 +177,7 @@ class Operator:
                     *(keep(f"watch {one.name}", one.run) for one in watches),
                     keep("relist", relist.run),
                     keep("event poster", poster.run),
+                    keep("garbage", collect_regularly),
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
