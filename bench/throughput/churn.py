@@ -8,6 +8,7 @@ as soon as they are bound, and are deleted by their `ttlSecondsAfterFinished`. W
 
 Memory is what is resident. `growth_mib` is the median of the last quarter of all samples less that
 of the second quarter; the first one fills caches. The same is given for 10,000 jobs that ended.
+`connections` are those of the operator to the API server, which take memory for as long as it runs.
 """
 
 import argparse
@@ -44,8 +45,8 @@ END_SECONDS_MAX = 120.0
 # Quarters need a few samples each.
 SAMPLES_MIN = 8
 COLUMNS = (
-    *("minute", "submitted", "succeeded", "present", "operator_mib", "kube-apiserver_mib"),
-    *("etcd_mib", "operator_percent", "kube-apiserver_percent"),
+    *("minute", "submitted", "succeeded", "present", "connections", "operator_mib"),
+    *("kube-apiserver_mib", "etcd_mib", "operator_percent", "kube-apiserver_percent"),
 )
 
 
@@ -92,6 +93,8 @@ class Sample:
     present: int
     resident_mib: dict[str, float]
     cpu_percent: dict[str, float]
+    # Of the operator to the API server. It keeps as many as it ever needed at once.
+    connections: int
 
     def row(self) -> dict[str, Any]:
         return {
@@ -99,6 +102,7 @@ class Sample:
             "submitted": self.submitted,
             "succeeded": self.succeeded,
             "present": self.present,
+            "connections": self.connections,
             **{f"{name}_mib": mib for name, mib in self.resident_mib.items()},
             **{f"{name}_percent": percent for name, percent in self.cpu_percent.items()},
         }
@@ -211,11 +215,13 @@ class Churn:
                 *(counts.submitted, counts.succeeded, counts.present),
                 self.stack.resident_mib(),
                 used,
+                self.stack.operator_connections(),
             )
             self.samples.append(sample)
             say(
                 f"{sample.minute:.1f} minutes: {counts.succeeded} of {counts.submitted} succeeded, "
-                f"{counts.present} there, operator {sample.resident_mib['operator']:.1f} MiB"
+                f"{counts.present} there, operator {sample.resident_mib['operator']:.1f} MiB, "
+                f"{sample.connections} connections"
             )
             then, before = now, after
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
 
 from bench.played_agents import AGENT_ARGUMENT, readings_url, write_token
 from bench.throughput.figures import Process, Series, read_series, total
@@ -162,6 +165,11 @@ class Stack:
         """What each process holds in memory now."""
         return {name: resident_bytes(pid) / _MIB for name, pid in self._pids().items()}
 
+    def operator_connections(self) -> int:
+        """To the API server, now."""
+        port = urlsplit(self.cluster.control_plane.server).port
+        return connections_to(port or 0, self.cluster.children["operator"].pid)
+
     def _pids(self) -> dict[str, int]:
         children: dict[str, Child] = {**self.cluster.control_plane.children}
         children |= {
@@ -256,6 +264,13 @@ def peak_bytes(pid: int) -> int:
 
 def resident_bytes(pid: int) -> int:
     return _memory_bytes(pid, "VmRSS:")
+
+
+def connections_to(port: int, pid: int) -> int:
+    """TCP connections of the process to this port that are established."""
+    found = psutil.Process(pid).net_connections(kind="tcp")
+    there = [one for one in found if one.raddr and one.status == psutil.CONN_ESTABLISHED]
+    return sum(one.raddr.port == port for one in there)
 
 
 def _memory_bytes(pid: int, name: str) -> int:

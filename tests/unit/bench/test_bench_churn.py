@@ -2,13 +2,16 @@
 
 import asyncio
 import itertools
+import os
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from bench.throughput import churn
 from bench.throughput.churn import GOING_MAX, Counts, Sample, growth
-from bench.throughput.stack import resident_bytes
+from bench.throughput.stack import connections_to, resident_bytes
 
 
 def manifest(name: str, phase: str = "") -> dict[str, Any]:
@@ -16,7 +19,8 @@ def manifest(name: str, phase: str = "") -> dict[str, Any]:
 
 
 def sample(number: int, mib: float) -> Sample:
-    return Sample(number / 2, 600 * number, 600 * number, 300, {"operator": mib}, {"operator": 9.0})
+    jobs = 600 * number
+    return Sample(number / 2, jobs, jobs, 300, {"operator": mib}, {"operator": 9.0}, 20)
 
 
 def test_a_job_ends_once_and_is_there_until_it_is_deleted() -> None:
@@ -68,6 +72,16 @@ def test_too_short_a_run_is_refused_before_it_starts(capsys: pytest.CaptureFixtu
 def test_what_is_resident_is_read_from_the_kernel() -> None:
     resident = resident_bytes(1)
     assert resident > 0
+
+
+def test_connections_to_one_port_are_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        port, pid = server.getsockname()[1], os.getpid()
+        assert connections_to(port, pid) == 0
+        for count in (1, 2):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stack.enter_context(server.accept()[0])
+            assert connections_to(port, pid) == count
 
 
 class Jobs:
