@@ -19,10 +19,11 @@ ALONE = "only "
 OPTIONAL = ("compiled", "hand", "alone")
 STEPS_MANY = 1_000_000
 # The first block comes after the worker's last trial. Of loader workers: 7 steps up to the tuning,
-# one that is not timed, 10 without workers, one until they start, 5 to settle, 20 with them, and
-# the one at whose batch they are judged; one more if a pass would begin with the trial. On a GPU a
-# step's time is known one later, and pinned memory is tried afterwards, for 10 + 5 + 20 steps.
-FREE_STEPS = {"cpu": 46, "cuda": 82}
+# one that is not timed, 10 without workers, one until they start, twice 5 to settle and 20 with
+# them, and the one at whose batch they are judged; one more if a pass would begin with the trial.
+# On a GPU a step's time is known one later, and pinned memory is tried afterwards, for 10 + 5 + 20
+# steps.
+FREE_STEPS = {"cpu": 71, "cuda": 107}
 # Without these trials: 7 up to the tuning, 10 to confirm.
 FREE_STEPS_NO_TRIAL = 20
 _LOADER_FEATURE, _LOADER_SETTING = "data_loader", "dataLoading"

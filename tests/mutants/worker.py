@@ -179,4 +179,18 @@ COMMITS = (
         "self.applied.fused_here_only = False",
         ("tests/worker/tune/test_several_optimizers.py",),
     ),
+    Mutant(
+        "loader workers that do not keep up are not made more",
+        f"{WORKER}/tune/loader_trial.py",
+        "TRIALS_MAX = 2\n",
+        "TRIALS_MAX = 1\n",
+        ("tests/worker/inject/test_loader_trials.py",),
+    ),
+    Mutant(
+        "the last number of loader workers that was tried stays, however slow",
+        f"{WORKER}/tune/loader_trial.py",
+        "return min(self._tried, key=lambda verdict: verdict.after.seconds)",
+        "return self._tried[-1]",
+        ("tests/worker/inject/test_loader_trials.py",),
+    ),
 )

@@ -107,17 +107,22 @@ TUNED_STEPS = WARM_UP_STEPS + BASELINE_STEPS
 
 
 def last_step_of_a_loader_trial() -> int:
-    """The step at whose batch the trial is judged, on a device whose times are known at once."""
+    """The step at whose batch the last number of workers is judged, on a device whose times are
+    known at once."""
     meter = Session(Environment(Settings())).meter
     trial: LoaderTrial | None = None
+    workers = 1
     for step in itertools.count(1):
         if trial is not None:
             # As the policy: workers start before a batch, and what was timed is read after it.
             if trial.may_start:
-                trial.starts()
+                trial.starts(workers)
             trial.before()
             if trial.verdict() is not None:
-                return step
+                if not trial.may_try_more:
+                    return step
+                workers += 1
+                trial.starts(workers)
         meter.step_done()
         if step == TUNED_STEPS:
             trial = LoaderTrial(meter)

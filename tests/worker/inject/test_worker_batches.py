@@ -100,15 +100,20 @@ def nothing(iterator: Any, loader: Any, number: int) -> None:
 
 
 class Attach:
-    """Worker processes from one batch of each pass on, and withdrawn after another."""
+    """Worker processes from one batch of each pass on, and after another so many as `then`; None
+    for none."""
 
-    def __init__(self, workers: int, at: int = 2, until: int = 1000) -> None:
+    def __init__(
+        self, workers: int, at: int = 2, until: int = 1000, then: int | None = None
+    ) -> None:
         self.facts = LoaderFacts()
-        self.workers, self.at, self.until = workers, at, until
+        self.workers, self.at, self.until, self.then = workers, at, until, then
 
     def __call__(self, iterator: Any, loader: Any, number: int) -> None:
         if number == self.at:
             iterator._next_data = WorkerBatches(iterator, loader, self.workers, self.facts)
+        elif number == self.until and self.then is not None:
+            iterator._next_data.resize(self.then)
         elif number == self.until:
             iterator._next_data.withdraw()
 
@@ -166,6 +171,22 @@ def test_they_can_be_taken_back_at_any_batch(until: int, workers: int) -> None:
 
     taken = Script().seen(new_loader, Attach(2, until=until))
     assert taken == Script().seen(new_loader, nothing)
+
+
+@pytest.mark.parametrize("until", [3, 5, 12, 17])
+@pytest.mark.parametrize("then", [1, 2])
+@pytest.mark.parametrize("make", [plain, flips_and_crops])
+def test_they_can_be_more_or_fewer_from_any_batch_on(
+    until: int, then: int, make: Callable[[int], torch.Tensor]
+) -> None:
+    def new_loader(**keywords: Any) -> Any:
+        return DataLoader(Samples(make), batch_size=4, **keywords)
+
+    attach = Attach(3 - then, until=until, then=then)
+    script = Script(own_generator=True)
+    assert script.seen(new_loader, attach) == script.seen(new_loader, nothing)
+    assert attach.facts.refusal is None
+    assert attach.facts.given > 20
 
 
 def test_a_script_that_draws_between_its_batches_is_left_alone_with_the_reason() -> None:

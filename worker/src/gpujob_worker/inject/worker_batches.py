@@ -218,11 +218,15 @@ class WorkerBatches:
         return state.change() if state is not None else None
 
     def withdraw(self) -> None:
-        """From the next batch on there are as many workers as the script asked for; what the others
-        have loaded ahead is dropped.
+        """From the next batch on there are as many workers as the script asked for."""
+        self.resize(self._asked_for)
+
+    def resize(self, workers: int) -> None:
+        """From the next batch on there are so many; what the others have loaded ahead is dropped.
+        Those that are gone for a reason stay away.
         """
-        if self._workers != self._asked_for:
-            self._workers = self._asked_for
+        if self._workers not in (workers, self._asked_for):
+            self._workers = workers
             self._end_processes()
 
     def _end_processes(self) -> None:

@@ -3,6 +3,7 @@
 Workers are requested, known from an earlier run, or tried if the loop waits for data once the other
 settings are in force: as many as are needed for the step not to wait. A trial begins in the middle
 of a pass, and so does its end. It is kept only if steps get shorter by the clock and wait less.
+Where they still wait, more workers are tried once.
 """
 
 import weakref
@@ -23,7 +24,7 @@ from gpujob_worker.inject.loader_workers import (
 from gpujob_worker.inject.worker_batches import PREFETCH_FACTOR, LoaderFacts, WorkerBatches
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.loader_trial import LoaderTrial, StepTimes
+from gpujob_worker.tune.loader_trial import LoaderTrial, StepTimes, TrialVerdict
 from gpujob_worker.tune.pinned_memory import PinnedMemory
 
 WAIT_PERCENT_NEEDED = 10.0
@@ -140,7 +141,7 @@ class LoaderPolicy:
         self._sources.add(source)
         self._latest = facts
         if self._trial is not None:
-            self._trial.starts()
+            self._trial.starts(workers)
         if not self._judged:
             own = f", after {iterator._num_workers} of its own" if iterator._num_workers else ""
             text = f"{_named(workers)}{own}, new for each pass"
@@ -201,23 +202,54 @@ class LoaderPolicy:
         if before is not None:
             self._begin_trial(iterator, before)
         verdict = trial.verdict()
-        if verdict is None:
-            return
-        self._trial, self._judged = None, True
+        if verdict is not None and not self._tries_more(trial, verdict):
+            self._trial, self._judged = None, True
+            self._judge(trial.best)
+
+    def _judge(self, verdict: TrialVerdict) -> None:
         if verdict.shorter:
-            one = self._latest is not None and self._latest.varies
-            alone = "; one process loads, for what a batch draws varies" if one else ""
-            self._session.explanation.note(_ITEM, f"{verdict}{alone}")
+            self._resize(verdict.workers)
+            one = "; one process loads, for what a batch draws varies" if self._varies else ""
+            self._session.explanation.note(_ITEM, f"{verdict}{one}")
         else:
             self._remove_workers(f"no gain: {verdict}")
         self._advise(verdict.after, self._workers or 0)
 
+    def _tries_more(self, trial: LoaderTrial, verdict: TrialVerdict) -> bool:
+        """Where steps still wait for the workers, as many as keep up by what was measured."""
+        waits = verdict.after.wait_percent
+        if waits < WAIT_PERCENT_NEEDED or self._varies or not trial.may_try_more:
+            return False
+        workers = self._that_can_be(verdict.after.workers_needed(verdict.workers))
+        if workers <= verdict.workers or busy_cores() is not None:
+            return False
+        with self._session.meter.paused():
+            self._resize(workers)
+        trial.starts(workers)
+        text = f"waiting takes {waits:.0f} % with {_named(verdict.workers)}: {workers} on trial"
+        self._session.explanation.note(_ITEM, text)
+        return True
+
+    @property
+    def _varies(self) -> bool:
+        """Only one process can load."""
+        return self._latest is not None and self._latest.varies
+
+    def _that_can_be(self, workers: int) -> int:
+        fit = workers_that_fit(self._batch_bytes, PREFETCH_FACTOR)
+        return min(workers, workers_wanted(), fit)
+
+    def _resize(self, workers: int) -> None:
+        if workers != self._workers:
+            self._workers = workers
+            for source in self._sources:
+                source.resize(workers)
+            self._settle(workers)
+
     def _begin_trial(self, iterator: Any, before: StepTimes) -> None:
         session, own = self._session, iterator._num_workers
         busy = busy_cores()
-        wanted = max(own + 1, before.workers_needed(own))
-        cores = workers_wanted()
-        workers = min(wanted, cores, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
+        workers = self._that_can_be(max(own + 1, before.workers_needed(own)))
         if before.wait_percent < WAIT_PERCENT_NEEDED:
             self._trial = None
             session.explanation.skipped(_ITEM, _too_little(before.wait_percent))

@@ -1,4 +1,9 @@
-"""Compares steps without worker processes of a data loader, or with fewer, and steps with them."""
+"""Compares steps without worker processes of a data loader, or with fewer, and steps with them.
+
+How many are needed is a guess before there are any: the training process loads with all its
+threads, a worker with one. Where steps still wait, what the workers take is known, and a second
+number is tried.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +16,8 @@ SETTLE_STEPS = 5
 TRIAL_STEPS = 20
 # Steps that a trial is compared with, after the other settings are in force.
 BEFORE_STEPS = 10
+# Numbers of workers that are tried.
+TRIALS_MAX = 2
 # Loading is to be faster than computing by so much, so that steps which vary do not wait.
 MARGIN = 1.25
 _COMPUTING_SECONDS_MIN = 1e-4
@@ -40,10 +47,11 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class TrialVerdict:
-    """The steps of a trial."""
+    """The steps of a trial with so many workers."""
 
     before: StepTimes
     after: StepTimes
+    workers: int
 
     @property
     def shorter(self) -> bool:
@@ -63,8 +71,10 @@ class LoaderTrial:
         self._meter = meter
         self._tuned_at = meter.timed
         self._before: StepTimes | None = None
+        self._workers = 0
         self._started: Timed | None = None
         self._settled: Timed | None = None
+        self._tried: list[TrialVerdict] = []
 
     @property
     def found_before(self) -> StepTimes | None:
@@ -90,12 +100,22 @@ class LoaderTrial:
         self._before = StepTimes(*self._meter.undisturbed(self._tuned_at))
         return self._before
 
-    def starts(self) -> None:
-        """More workers load from now on."""
-        self._started = self._started or self._meter.timed
+    def starts(self, workers: int) -> None:
+        """So many workers load from now on."""
+        if workers != self._workers:
+            self._workers, self._started, self._settled = workers, self._meter.timed, None
+
+    @property
+    def may_try_more(self) -> bool:
+        return len(self._tried) < TRIALS_MAX
+
+    @property
+    def best(self) -> TrialVerdict:
+        """That of the shortest steps; of two alike that of fewer workers."""
+        return min(self._tried, key=lambda verdict: verdict.after.seconds)
 
     def verdict(self) -> TrialVerdict | None:
-        """None until enough steps were observed."""
+        """On the workers of now; None until enough steps were observed."""
         if self._before is None or self._started is None:
             return None
         if self._settled is None:
@@ -104,7 +124,9 @@ class LoaderTrial:
             return None
         if self._steps_since(self._settled) < TRIAL_STEPS:
             return None
-        return TrialVerdict(self._before, StepTimes(*self._meter.undisturbed(self._settled)))
+        after = StepTimes(*self._meter.undisturbed(self._settled))
+        self._tried.append(TrialVerdict(self._before, after, self._workers))
+        return self._tried[-1]
 
     def _steps_since(self, then: Timed) -> int:
         return self._meter.timed.since(then).steps
