@@ -68,10 +68,31 @@ STORES = (
         "test_tls_buffers.py",
     ),
     of_operator(
+        "lists go over the connections of the writes",
+        "act/kube.py",
+        "(self._bulk if bulk else self._client).rest_client",
+        "self._client.rest_client",
+        "test_kube_client.py",
+    ),
+    of_operator(
         "old garbage stays",
         "garbage.py",
-        " + [_OLD]",
-        " + [_YOUNG]",
+        "gc.collect(_OLD)",
+        "gc.collect(_YOUNG)",
+        "test_garbage.py",
+    ),
+    of_operator(
+        "old objects are looked at every minute, however many there are",
+        "garbage.py",
+        "(clock() - began) / OLD_TIME_FRACTION",
+        "0.0",
+        "test_garbage.py",
+    ),
+    of_operator(
+        "what is free stays in the process",
+        "garbage.py",
+        "        trim(0)\n",
+        "        pass\n",
         "test_garbage.py",
     ),
 )

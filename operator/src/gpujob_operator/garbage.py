@@ -1,16 +1,20 @@
-"""When Python looks for garbage in a process that holds a million objects."""
+"""When Python looks for garbage in a process that holds a million objects, and when what is free
+goes back to the system.
+"""
 
 import asyncio
+import ctypes
 import gc
+import time
 from collections.abc import Awaitable, Callable
 
 # Made and not yet gone, before garbage is looked for.
 COLLECTION_OBJECTS = 50_000
 # A small cluster makes so many in half an hour, and their garbage would lie there as long.
 COLLECTION_SECONDS = 60.0
-# Every so many times, old objects are looked at, too. Everything else waits meanwhile, the longer
-# the more objects came since this process leads.
-COLLECTIONS_UNTIL_OLD = 30
+# Of the time, to look at old objects, too. Everything else waits meanwhile, the longer the more
+# objects came since this process leads.
+OLD_TIME_FRACTION = 1 / 2000
 _YOUNG, _OLD = 1, 2
 
 
@@ -29,9 +33,29 @@ def spare_from_collection() -> None:
     gc.freeze()
 
 
-async def collect_regularly(sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-    """Collects garbage every minute until cancelled, however few objects were made."""
+def give_back() -> None:
+    """Gives the system the pages in which nothing is used any more. By itself, glibc gives those at
+    the end of its heap only, and what is held there may be small. Other libraries have no such
+    function, and nothing is done.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+async def collect_regularly(
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Collects garbage every minute until cancelled, however few objects were made. `clock` is in
+    seconds."""
+    old_from = 0.0
     while True:
-        for generation in [_YOUNG] * (COLLECTIONS_UNTIL_OLD - 1) + [_OLD]:
-            await sleep(COLLECTION_SECONDS)
-            gc.collect(generation)
+        await sleep(COLLECTION_SECONDS)
+        began = clock()
+        if began < old_from:
+            gc.collect(_YOUNG)
+        else:
+            gc.collect(_OLD)
+            old_from = began + (clock() - began) / OLD_TIME_FRACTION
+        give_back()

@@ -1,17 +1,21 @@
 """Garbage of small clusters, which make too few objects for Python to look for any."""
 
 import asyncio
+import ctypes
 import gc
+import os
 import weakref
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from gpujob_operator.garbage import (
     COLLECTION_SECONDS,
-    COLLECTIONS_UNTIL_OLD,
+    OLD_TIME_FRACTION,
     collect_regularly,
     collect_seldom,
+    give_back,
 )
 
 
@@ -54,7 +58,7 @@ class _Minutes:
 
 async def test_young_garbage_goes_within_a_minute() -> None:
     minutes = _Minutes()
-    collecting = asyncio.create_task(collect_regularly(minutes.sleep))
+    collecting = asyncio.create_task(collect_regularly(minutes.sleep, lambda: -1.0))
     await minutes.begin()
     ring = weakref.ref(_Ring())
     assert ring() is not None
@@ -64,18 +68,62 @@ async def test_young_garbage_goes_within_a_minute() -> None:
     collecting.cancel()
 
 
-async def test_old_garbage_goes_within_half_an_hour() -> None:
+async def test_old_garbage_of_a_small_process_goes_within_minutes() -> None:
     minutes = _Minutes()
     collecting = asyncio.create_task(collect_regularly(minutes.sleep))
     await minutes.begin()
     old = _Ring()
     ring = weakref.ref(old)
-    for _ in range(2):
-        await minutes.pass_one()
+    gc.collect()
     del old
-    await minutes.pass_one()
+    gc.collect(1)
     assert ring() is not None, "the test's garbage is young"
-    for _ in range(COLLECTIONS_UNTIL_OLD):
-        await minutes.pass_one()
+    await minutes.pass_one()
     assert ring() is None
     collecting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.01, [*range(1, 41)]),  # every minute
+        (0.1, [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]),
+        (1.0, [1, 35]),  # a million objects
+    ],
+)
+async def test_old_objects_take_a_small_part_of_the_time(
+    seconds: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`expected`: the minutes in which they are looked at."""
+    minutes, now, found = _Minutes(), 0.0, list[int]()
+
+    def collect(generation: int) -> None:
+        nonlocal now
+        if generation == 2:
+            now += seconds
+            found.append(int(now // COLLECTION_SECONDS))
+
+    monkeypatch.setattr(gc, "collect", collect)
+    collecting = asyncio.create_task(collect_regularly(minutes.sleep, lambda: now))
+    await minutes.begin()
+    for _ in range(40):
+        now += COLLECTION_SECONDS
+        await minutes.pass_one()
+    assert found == expected
+    assert len(found) * seconds <= 2 * OLD_TIME_FRACTION * now
+    collecting.cancel()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
+def test_what_is_free_goes_back_to_the_system() -> None:
+    """Also below what is still held."""
+    blocks = [bytes(2000) for _ in range(32_000)]
+    full = _resident_bytes()
+    blocks = blocks[::1000]
+    give_back()
+    assert len(blocks) == 32
+    assert _resident_bytes() < full - 32_000_000
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -39,6 +39,8 @@ class _Server:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str, Any]] = []
+        # The client's port of each request.
+        self.ports: list[int] = []
         self.answers: list[web.Response] = []
         self.lines: list[bytes] = []
         # Set: a watch ends with its lines. Otherwise nothing more is said.
@@ -50,6 +52,8 @@ class _Server:
         content_type = request.headers.get("Content-Type", "")
         parsed = json.loads(body) if body else None
         self.requests.append((request.method, request.path_qs, content_type, parsed))
+        assert request.transport is not None
+        self.ports.append(request.transport.get_extra_info("peername")[1])
         assert request.headers["Authorization"] == "Bearer secret"
         if "watch=true" in request.path_qs and not self.answers:
             response = web.StreamResponse()
@@ -97,6 +101,24 @@ def _status(
 )
 def test_paths(kind: ResourceType, namespace: str, name: str, subresource: str, path: str) -> None:
     assert kind.path(namespace, name, subresource) == path
+
+
+async def test_lists_and_watches_have_connections_of_their_own(kube: Kube, server: _Server) -> None:
+    """One that has carried a large answer holds more memory for as long as it is open."""
+    listed = {"metadata": {"resourceVersion": "7"}, "items": [{"a": "b" * 100_000}]}
+    for number in range(3):
+        await asyncio.gather(*(kube.create(PODS, {"n": n}, "team") for n in range(number + 1)))
+        server.answers = [web.json_response(listed)]
+        await kube.list(JOBS)
+        assert [event async for event in kube.watch(JOBS, "7")] == []
+    bulk = [request[0] == "GET" for request in server.requests]
+    assert bulk.count(True) == bulk.count(False) == 6
+    of_bulk, of_writes = (
+        {port for port, is_bulk in zip(server.ports, bulk, strict=True) if is_bulk is wanted}
+        for wanted in (True, False)
+    )
+    assert not of_bulk & of_writes
+    assert len(of_writes) == 3
 
 
 async def test_a_status_patch(kube: Kube, server: _Server) -> None:

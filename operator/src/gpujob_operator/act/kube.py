@@ -1,7 +1,11 @@
 """The Kubernetes API as raw JSON objects, over the connection of the `kubernetes.aio` client.
 
-The client gives configuration, authentication and the connection pool. Its generated models take
+The client gives configuration, authentication and the connection pools. Its generated models take
 about four times the CPU time of the call itself: this module reads and writes plain objects.
+
+Lists and watches have connections of their own, which are closed when nobody needs them. A TLS
+connection holds 75 KiB more once it has carried a large answer, for as long as it is open, and
+those of the writes are used in turns and stay.
 """
 
 import asyncio
@@ -116,11 +120,13 @@ class Kube:
         self._sleep = sleep
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
+        self._bulk = client.ApiClient(configuration)
         self._after_write = after_write
         self._heard = heard
 
     async def close(self) -> None:
         await self._client.close()
+        await self._bulk.close()
 
     async def get(self, kind: ResourceType, name: str, namespace: str = "") -> Manifest:
         return await self._call("GET", kind.path(namespace, name))
@@ -143,7 +149,7 @@ class Kube:
         path = kind.path(namespace)
 
         def fetch(query: Mapping[str, str]) -> Awaitable[Manifest]:
-            return self._call("GET", path, query=query, seconds=LIST_SECONDS_MAX)
+            return self._call("GET", path, query=query, seconds=LIST_SECONDS_MAX, bulk=True)
 
         def held(manifest: object) -> object:
             return condense(manifest if whole else without_bulk(manifest))
@@ -231,7 +237,7 @@ class Kube:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=REQUEST_SECONDS_MAX, sock_read=WATCH_SILENCE_SECONDS_MAX
         )
-        response = await self._send("GET", kind.path(), query, None, "", timeout)
+        response = await self._send("GET", kind.path(), query, None, "", timeout, bulk=True)
         try:
             if response.status != 200:
                 raise _error(response.status, response.headers, await response.read())
@@ -265,9 +271,11 @@ class Kube:
         body: Manifest | None = None,
         content_type: str = "application/json",
         seconds: float = REQUEST_SECONDS_MAX,
+        bulk: bool = False,
     ) -> Manifest:
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        response = await self._send(method, path, query or {}, body, content_type, timeout)
+        limits = aiohttp.ClientTimeout(total=seconds)
+        query = query or {}
+        response = await self._send(method, path, query, body, content_type, limits, bulk=bulk)
         self._heard(response.headers.get("Date"))
         try:
             with _connection_errors():
@@ -288,6 +296,8 @@ class Kube:
         body: Manifest | None,
         content_type: str,
         limits: aiohttp.ClientTimeout,
+        *,
+        bulk: bool,
     ) -> aiohttp.ClientResponse:
         headers: dict[str, str] = {"Accept": "application/json"}
         if content_type:
@@ -296,8 +306,9 @@ class Kube:
         url = f"{self.configuration.host}{path}"
         if query:
             url = f"{url}?{urlencode(query)}"
+        connections = (self._bulk if bulk else self._client).rest_client
         with _connection_errors():
-            answer = await self._client.rest_client.request(
+            answer = await connections.request(
                 method, url, headers=headers, body=body, _request_timeout=limits
             )
         return answer.response
