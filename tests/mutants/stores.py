@@ -1,5 +1,6 @@
 """Mutants of what is remembered of objects, of those that are gone, and of what memory is for."""
 
+from tests.mutants.mutant import OPERATOR, Mutant
 from tests.mutants.shell import of_operator
 
 STORES = (
@@ -94,5 +95,12 @@ STORES = (
         "        trim(0)\n",
         "        pass\n",
         "test_garbage.py",
+    ),
+    Mutant(
+        "what a pod has sent is counted for ever",
+        f"{OPERATOR}/observe/reports.py",
+        "LIMITED_SECONDS = 300.0\n",
+        "LIMITED_SECONDS = 1e9\n",
+        ("tests/simulation/test_what_jobs_leave.py",),
     ),
 )

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from aiohttp import web
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
@@ -38,6 +38,8 @@ REPORT_PATH = "/report"
 BODY_BYTES_MAX = 64 * 1024
 BODY_SECONDS_MAX = 5.0
 REPORTS_KEPT_MAX = 20_000
+# How long what a pod has sent is counted. After that it may send a burst again.
+LIMITED_SECONDS = 300.0
 
 
 class TokenChecker(Protocol):
@@ -84,7 +86,9 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
-        self._limits: LRUCache[str, RateLimit] = LRUCache(REPORTS_KEPT_MAX)
+        self._limits: TTLCache[str, RateLimit] = TTLCache(
+            REPORTS_KEPT_MAX, LIMITED_SECONDS, timer=monotonic
+        )
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
