@@ -3,9 +3,9 @@
 The client gives configuration, authentication and the connection pools. Its generated models take
 about four times the CPU time of the call itself: this module reads and writes plain objects.
 
-Lists and watches have connections of their own, which are closed when nobody needs them. A TLS
-connection holds 75 KiB more once it has carried a large answer, for as long as it is open, and
-those of the writes are used in turns and stay.
+Lists and watches have connections of their own, which are closed when nobody needs them. OpenSSL's
+buffer of a connection that has carried a large answer stays as large while that is open, and those
+of the writes are used in turns and stay.
 """
 
 import asyncio
