@@ -76,6 +76,13 @@ STORES = (
         "test_kube_client.py",
     ),
     of_operator(
+        "each call of many at a time keeps a connection",
+        "act/kube.py",
+        "bulk = bulk or self._under_way >= CONNECTIONS_KEPT",
+        "bulk = bool(bulk)",
+        "test_kube_client.py",
+    ),
+    of_operator(
         "old garbage stays",
         "garbage.py",
         "gc.collect(_OLD)",

@@ -14,6 +14,7 @@ from kubernetes.aio import client
 from gpujob_operator.act.api_errors import SLOW_DOWN_SECONDS
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
+    CONNECTIONS_KEPT,
     JOBS,
     LEASES,
     PODS,
@@ -119,6 +120,19 @@ async def test_lists_and_watches_have_connections_of_their_own(kube: Kube, serve
     )
     assert not of_bulk & of_writes
     assert len(of_writes) == 3
+
+
+async def test_of_many_calls_at_a_time_few_keep_their_connection(
+    kube: Kube, server: _Server
+) -> None:
+    """The others go over connections that are closed when nobody needs them."""
+    for _ in range(2):
+        await asyncio.gather(*(kube.create(PODS, {}, "team") for _ in range(40)))
+        assert len(set(server.ports)) == 40
+    server.ports.clear()
+    for _ in range(2 * CONNECTIONS_KEPT):
+        await kube.create(PODS, {}, "team")
+    assert len(set(server.ports)) == CONNECTIONS_KEPT
 
 
 async def test_a_status_patch(kube: Kube, server: _Server) -> None:

@@ -5,7 +5,8 @@ about four times the CPU time of the call itself: this module reads and writes p
 
 Lists and watches have connections of their own, which are closed when nobody needs them. OpenSSL's
 buffer of a connection that has carried a large answer stays as large while that is open, and those
-of the writes are used in turns and stay.
+of the writes are used in turns and stay. So do calls above `CONNECTIONS_KEPT` at a time, or there
+would be as many connections as calls were ever under way at once.
 """
 
 import asyncio
@@ -40,6 +41,8 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 CHUNK_BYTES = 256 * 1024
+# Of calls that are no lists. They are used in turns, and none is ever idle for long enough.
+CONNECTIONS_KEPT = 16
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
 
@@ -121,6 +124,8 @@ class Kube:
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
         self._bulk = client.ApiClient(configuration)
+        # Over the connections that are kept.
+        self._under_way = 0
         self._after_write = after_write
         self._heard = heard
 
@@ -274,8 +279,20 @@ class Kube:
         bulk: bool = False,
     ) -> Manifest:
         limits = aiohttp.ClientTimeout(total=seconds)
-        query = query or {}
-        response = await self._send(method, path, query, body, content_type, limits, bulk=bulk)
+        bulk = bulk or self._under_way >= CONNECTIONS_KEPT
+        self._under_way += not bulk
+        try:
+            sent = self._send(method, path, query or {}, body, content_type, limits, bulk=bulk)
+            status, headers, data = await self._answer(await sent)
+        finally:
+            self._under_way -= not bulk
+        if status >= 300:
+            raise _error(status, headers, data)
+        return _object(data)
+
+    async def _answer(
+        self, response: aiohttp.ClientResponse
+    ) -> tuple[int, Mapping[str, str], bytes]:
         self._heard(response.headers.get("Date"))
         try:
             with _connection_errors():
@@ -284,9 +301,7 @@ class Kube:
             raise TooLarge(str(error)) from None
         finally:
             response.release()
-        if response.status >= 300:
-            raise _error(response.status, response.headers, data)
-        return _object(data)
+        return response.status, response.headers, data
 
     async def _send(
         self,
