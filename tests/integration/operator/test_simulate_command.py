@@ -51,10 +51,13 @@ def job_file(stage: Stage, name: str, **spec: Any) -> str:
 
 
 def versions(stage: Stage) -> list[tuple[str, str]]:
-    """Of everything that simulate reads and could have written."""
+    """Of everything that simulate reads and could have written. The namespaces of other tests may
+    still be on their way out."""
     paths = [stage.jobs_path, stage.pods_path, f"{OURS}/gpuqueues", f"{OURS}/gpuprofiles"]
     items = [item for path in paths for item in stage.client.get(path)["items"]]
-    return [(item["metadata"]["name"], item["metadata"]["resourceVersion"]) for item in items]
+    found = [item["metadata"] for item in items]
+    here = [one for one in found if one.get("namespace", stage.namespace) == stage.namespace]
+    return [(one["name"], one["resourceVersion"]) for one in here]
 
 
 def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:

@@ -42,6 +42,8 @@ class _Server:
         self.requests: list[tuple[str, str, str, Any]] = []
         # The client's port of each request.
         self.ports: list[int] = []
+        # Set: so many requests are answered together, and none before all are there.
+        self.together: asyncio.Barrier | None = None
         self.answers: list[web.Response] = []
         self.lines: list[bytes] = []
         # Set: a watch ends with its lines. Otherwise nothing more is said.
@@ -55,6 +57,8 @@ class _Server:
         self.requests.append((request.method, request.path_qs, content_type, parsed))
         assert request.transport is not None
         self.ports.append(request.transport.get_extra_info("peername")[1])
+        if self.together is not None:
+            await self.together.wait()
         assert request.headers["Authorization"] == "Bearer secret"
         if "watch=true" in request.path_qs and not self.answers:
             response = web.StreamResponse()
@@ -108,7 +112,9 @@ async def test_lists_and_watches_have_connections_of_their_own(kube: Kube, serve
     """One that has carried a large answer holds more memory for as long as it is open."""
     listed = {"metadata": {"resourceVersion": "7"}, "items": [{"a": "b" * 100_000}]}
     for number in range(3):
+        server.together = asyncio.Barrier(number + 1)
         await asyncio.gather(*(kube.create(PODS, {"n": n}, "team") for n in range(number + 1)))
+        server.together = None
         server.answers = [web.json_response(listed)]
         await kube.list(JOBS)
         assert [event async for event in kube.watch(JOBS, "7")] == []
@@ -126,9 +132,11 @@ async def test_of_many_calls_at_a_time_few_keep_their_connection(
     kube: Kube, server: _Server
 ) -> None:
     """The others go over connections that are closed when nobody needs them."""
+    server.together = asyncio.Barrier(40)
     for _ in range(2):
         await asyncio.gather(*(kube.create(PODS, {}, "team") for _ in range(40)))
-        assert len(set(server.ports)) == 40
+    assert len(set(server.ports)) == 40
+    server.together = None
     server.ports.clear()
     for _ in range(2 * CONNECTIONS_KEPT):
         await kube.create(PODS, {}, "team")
