@@ -38,6 +38,7 @@ def held_objects(roots: Iterable[Any]) -> Counter[str]:
     while pending:
         one = pending.pop()
         kind = type(one)
+        # A class made in C may have a descriptor in the place of the module's name.
         if id(one) in seen or isinstance(one, _CODE) or str(kind.__module__).startswith(_TESTS):
             continue
         seen.add(id(one))

@@ -71,15 +71,15 @@ STORES = (
     of_operator(
         "lists go over the connections of the writes",
         "act/kube.py",
-        "(self._bulk if bulk else self._client).rest_client",
+        "(self._transient if transient else self._client).rest_client",
         "self._client.rest_client",
         "test_kube_client.py",
     ),
     of_operator(
         "each call of many at a time keeps a connection",
         "act/kube.py",
-        "bulk = bulk or self._under_way >= CONNECTIONS_KEPT",
-        "bulk = bool(bulk)",
+        "transient = transient or self._kept_in_use >= CONNECTIONS_KEPT",
+        "transient = bool(transient)",
         "test_kube_client.py",
     ),
     of_operator(

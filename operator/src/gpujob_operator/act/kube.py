@@ -3,10 +3,10 @@
 The client gives configuration, authentication and the connection pools. Its generated models take
 about four times the CPU time of the call itself: this module reads and writes plain objects.
 
-Lists and watches have connections of their own, which are closed when nobody needs them. OpenSSL's
-buffer of a connection that has carried a large answer stays as large while that is open, and those
-of the writes are used in turns and stay. So do calls above `CONNECTIONS_KEPT` at a time, or there
-would be as many connections as calls were ever under way at once.
+Some connections are kept, and used in turns. Others are transient: aiohttp closes them when nobody
+needs them for some seconds. Lists and watches use transient ones, because the buffer of a
+connection that has carried a large answer stays as large while the connection is open. So do calls
+beyond `CONNECTIONS_KEPT` at a time, because one burst of them would keep a connection for each.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 CHUNK_BYTES = 256 * 1024
-# Of calls that are no lists. They are used in turns, and none is ever idle for long enough.
+# They are used in turns, so none is ever idle for long enough to be closed.
 CONNECTIONS_KEPT = 16
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
@@ -123,15 +123,15 @@ class Kube:
         self._sleep = sleep
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
-        self._bulk = client.ApiClient(configuration)
-        # Over the connections that are kept.
-        self._under_way = 0
+        self._transient = client.ApiClient(configuration)
+        # Calls over the connections that are kept.
+        self._kept_in_use = 0
         self._after_write = after_write
         self._heard = heard
 
     async def close(self) -> None:
         await self._client.close()
-        await self._bulk.close()
+        await self._transient.close()
 
     async def get(self, kind: ResourceType, name: str, namespace: str = "") -> Manifest:
         return await self._call("GET", kind.path(namespace, name))
@@ -154,7 +154,7 @@ class Kube:
         path = kind.path(namespace)
 
         def fetch(query: Mapping[str, str]) -> Awaitable[Manifest]:
-            return self._call("GET", path, query=query, seconds=LIST_SECONDS_MAX, bulk=True)
+            return self._call("GET", path, query=query, seconds=LIST_SECONDS_MAX, transient=True)
 
         def held(manifest: object) -> object:
             return condense(manifest if whole else without_bulk(manifest))
@@ -242,7 +242,7 @@ class Kube:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=REQUEST_SECONDS_MAX, sock_read=WATCH_SILENCE_SECONDS_MAX
         )
-        response = await self._send("GET", kind.path(), query, None, "", timeout, bulk=True)
+        response = await self._send("GET", kind.path(), query, None, "", timeout, transient=True)
         try:
             if response.status != 200:
                 raise _error(response.status, response.headers, await response.read())
@@ -276,16 +276,18 @@ class Kube:
         body: Manifest | None = None,
         content_type: str = "application/json",
         seconds: float = REQUEST_SECONDS_MAX,
-        bulk: bool = False,
+        transient: bool = False,
     ) -> Manifest:
         limits = aiohttp.ClientTimeout(total=seconds)
-        bulk = bulk or self._under_way >= CONNECTIONS_KEPT
-        self._under_way += not bulk
+        transient = transient or self._kept_in_use >= CONNECTIONS_KEPT
+        self._kept_in_use += not transient
         try:
-            sent = self._send(method, path, query or {}, body, content_type, limits, bulk=bulk)
+            sent = self._send(
+                method, path, query or {}, body, content_type, limits, transient=transient
+            )
             status, headers, data = await self._answer(await sent)
         finally:
-            self._under_way -= not bulk
+            self._kept_in_use -= not transient
         if status >= 300:
             raise _error(status, headers, data)
         return _object(data)
@@ -312,7 +314,7 @@ class Kube:
         content_type: str,
         limits: aiohttp.ClientTimeout,
         *,
-        bulk: bool,
+        transient: bool,
     ) -> aiohttp.ClientResponse:
         headers: dict[str, str] = {"Accept": "application/json"}
         if content_type:
@@ -321,7 +323,7 @@ class Kube:
         url = f"{self.configuration.host}{path}"
         if query:
             url = f"{url}?{urlencode(query)}"
-        connections = (self._bulk if bulk else self._client).rest_client
+        connections = (self._transient if transient else self._client).rest_client
         with _connection_errors():
             answer = await connections.request(
                 method, url, headers=headers, body=body, _request_timeout=limits

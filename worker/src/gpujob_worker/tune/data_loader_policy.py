@@ -3,7 +3,7 @@
 Workers are requested, known from an earlier run, or tried if the loop waits for data once the other
 settings are in force: as many as are needed for the step not to wait. A trial begins in the middle
 of a pass, and so does its end. It is kept only if steps get shorter by the clock and wait less.
-Where they still wait, more workers are tried once.
+Where steps still wait, a second, larger number is tried.
 """
 
 import weakref
