@@ -65,9 +65,17 @@ HANDLERS = (
     of_operator(
         "a new leader lists pods first",
         "handlers/relist.py",
-        "            for kind, resource, label_selector in kinds:\n",
-        "            for kind, resource, label_selector in reversed(kinds):\n",
+        "            for listed in LISTED:\n",
+        "            for listed in reversed(LISTED):\n",
         *_WATCHES,
+    ),
+    of_operator(
+        "agents wait until the jobs are listed",
+        "handlers/relist.py",
+        "    NODES_WATCHED,\n    WatchedKind(Kind.GPU_NODE, GPU_NODES),\n    GPUJOBS_WATCHED,\n",
+        "    GPUJOBS_WATCHED,\n    NODES_WATCHED,\n    WatchedKind(Kind.GPU_NODE, GPU_NODES),\n",
+        *_WATCHES,
+        "test_agents_of_a_new_leader.py",
     ),
     of_operator(
         "missed events are nobody's business",

@@ -186,8 +186,15 @@ ACTS = (
         *_EXECUTOR,
     ),
     of_operator(
-        "a refusal of a webhook is a doubt",
+        "lists come compressed",
         "act/kube.py",
+        ', "Accept-Encoding": "identity"}',
+        "}",
+        "test_kube_client.py",
+    ),
+    of_operator(
+        "a refusal of a webhook is a doubt",
+        "act/api_errors.py",
         "refused = status == 500 and any(words in message for words in _NOT_STORED)",
         "refused = False",
         "test_kube_client.py",

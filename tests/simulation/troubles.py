@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gpujob_operator.act import kube
+from gpujob_operator.act.api_errors import ApiError, error_of_status
 from gpujob_operator.act.item_runner import NO_DRY_RUN
-from gpujob_operator.act.kube import ApiError
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import AnyKind
 from tests.simulation.clock import Clock
@@ -123,4 +122,4 @@ def asks_admission(request: Request) -> bool:
 
 def server_error(status: int, reason: str, message: str) -> ApiError:
     """As the operator's own client reads such an answer."""
-    return kube._status_error(status, {"reason": reason, "message": message}, None)
+    return error_of_status(status, {"reason": reason, "message": message}, None)

@@ -42,6 +42,7 @@ class _Server:
         self.requests: list[tuple[str, str, str, Any]] = []
         # The client's port of each request.
         self.ports: list[int] = []
+        self.encodings: list[str] = []
         # Set: so many requests are answered together, and none before all are there.
         self.together: asyncio.Barrier | None = None
         self.answers: list[web.Response] = []
@@ -55,6 +56,7 @@ class _Server:
         content_type = request.headers.get("Content-Type", "")
         parsed = json.loads(body) if body else None
         self.requests.append((request.method, request.path_qs, content_type, parsed))
+        self.encodings.append(request.headers.get("Accept-Encoding", ""))
         assert request.transport is not None
         self.ports.append(request.transport.get_extra_info("peername")[1])
         if self.together is not None:
@@ -126,6 +128,14 @@ async def test_lists_and_watches_have_connections_of_their_own(kube: Kube, serve
     )
     assert not of_bulk & of_writes
     assert len(of_writes) == 3
+
+
+async def test_no_answer_is_to_be_compressed(kube: Kube, server: _Server) -> None:
+    server.answers = [web.json_response({"metadata": {"resourceVersion": "7"}, "items": []})]
+    await kube.list(JOBS)
+    assert [event async for event in kube.watch(JOBS, "7")] == []
+    await kube.get(PODS, "a", "team")
+    assert server.encodings == ["identity"] * 3
 
 
 async def test_of_many_calls_at_a_time_few_keep_their_connection(

@@ -16,7 +16,7 @@ from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import PODS, Kube
 from gpujob_operator.act.streams import DEPTH_MAX, TooLong, lines, parsed, read_event
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.handlers.watches import PODS_WATCHED, Watch
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
@@ -78,7 +78,7 @@ class _Watching:
         self.kube = kube
         self.metrics = Metrics()
         self.cache = Cache(Dirty(), self.metrics, lambda: datetime.now(UTC))
-        self.watch = Watch(kube, self.cache, self.metrics, WATCHED[0], sleep=self._pause)
+        self.watch = Watch(kube, self.cache, self.metrics, PODS_WATCHED, sleep=self._pause)
         self.lives = 0
 
     async def _pause(self, seconds: float) -> None:

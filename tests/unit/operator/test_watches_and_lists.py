@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpujob_operator.act.kube import (
+    GPU_NODES,
     JOBS,
     NODES,
     PODS,
@@ -21,7 +22,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.list_pages import PAGE_OBJECTS
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import CHECK_PAGE_OBJECTS, OUR_KINDS, Relist
-from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, WATCHED, Watch, restart_of
+from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, PODS_WATCHED, Watch, restart_of
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -32,7 +33,6 @@ from tests.harness.manifests import job_manifest, node_manifest, pod_manifest
 from tests.harness.waiting import eventually
 
 JOB = placed(make_job())
-PODS_WATCHED = WATCHED[0]
 
 
 class _Bench:
@@ -237,11 +237,11 @@ async def test_a_watch_that_is_restarted_while_it_lists_lists_once_more(bench: _
     assert bench.lists() == 2
 
 
-async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:
-    """A pod must never be newer in the picture than its job's status."""
+async def test_refresh_lists_nodes_first_and_pods_last(bench: _Bench) -> None:
+    """A pod must never be newer in the picture than its job's status. Agents wait for the nodes."""
     await bench.relist.refresh()
     order = [call.plural for call in bench.kube.calls]
-    assert order[0] == JOBS.plural
+    assert order[:3] == [NODES.plural, GPU_NODES.plural, JOBS.plural]
     assert order[-1] == PODS.plural
     assert bench.cache.ready
 

@@ -1,8 +1,20 @@
 """What a request to the API server may fail with."""
 
+from collections.abc import Mapping
+from typing import Any
+
 # How long a request waits after a 429: where the server names no pause, and at most.
 SLOW_DOWN_SECONDS = 1.0
 RETRY_AFTER_SECONDS_MAX = 10.0
+# Messages of a 500 for a request that was not stored. Admission runs before storage, and an object
+# that is too large is rejected before or by etcd.
+_NOT_STORED = (
+    "failed calling webhook",
+    "failed calling admission webhook",
+    "admission plugin",
+    "request is too large",
+    "message larger than max",
+)
 
 
 class ApiError(Exception):
@@ -66,3 +78,21 @@ class TooLarge(ApiError):  # noqa: N818 - the API's own word
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "TooLarge", message)
+
+
+def error_of_status(status: int, body: Mapping[str, Any], retry_after: str | None) -> ApiError:
+    """The error of an answer. `body` is the API's Status object, and `retry_after` the header."""
+    reason, message = str(body.get("reason", "")), str(body.get("message", ""))
+    if status == 429:
+        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+        return Throttled(message, seconds)
+    if status == 409:
+        kind = AlreadyExists if reason == "AlreadyExists" else Conflict
+        return kind(status, reason, message)
+    kinds = {404: NotFound, 410: Gone, 403: Forbidden}
+    if status in kinds:
+        return kinds[status](status, reason, message)
+    if status >= 500:
+        refused = status == 500 and any(words in message for words in _NOT_STORED)
+        return (Refused if refused else Unavailable)(status, reason, message)
+    return ApiError(status, reason, message)

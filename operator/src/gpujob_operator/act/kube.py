@@ -32,6 +32,7 @@ from gpujob_operator.act.api_errors import Silent as Silent
 from gpujob_operator.act.api_errors import Throttled as Throttled
 from gpujob_operator.act.api_errors import TooLarge as TooLarge
 from gpujob_operator.act.api_errors import Unavailable as Unavailable
+from gpujob_operator.act.api_errors import error_of_status
 from gpujob_operator.act.list_pages import PAGE_OBJECTS, ListPages
 from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
@@ -43,19 +44,10 @@ LIST_SECONDS_MAX = 60.0
 CHUNK_BYTES = 256 * 1024
 # They are used in turns, so none is ever idle for long enough to be closed.
 CONNECTIONS_KEPT = 16
+# The API server would compress large answers: at ten thousand jobs, half a second for us to undo.
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
-
-
-# Messages of a 500 for a request that was not stored. Admission runs before storage, and an object
-# that is too large is rejected before or by etcd.
-_NOT_STORED = (
-    "failed calling webhook",
-    "failed calling admission webhook",
-    "admission plugin",
-    "request is too large",
-    "message larger than max",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +308,7 @@ class Kube:
         *,
         transient: bool,
     ) -> aiohttp.ClientResponse:
-        headers: dict[str, str] = {"Accept": "application/json"}
+        headers = dict(_HEADERS)
         if content_type:
             headers["Content-Type"] = content_type
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
@@ -371,7 +363,7 @@ def _watch_event(line: bytes) -> Manifest:
     if event.get("type") == "ERROR":
         body = event["object"] if isinstance(event["object"], dict) else {}
         code = body.get("code")
-        raise _status_error(code if isinstance(code, int) else 500, body, None)
+        raise error_of_status(code if isinstance(code, int) else 500, body, None)
     return event
 
 
@@ -380,21 +372,4 @@ def _error(status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
         body = _object(data)
     except Unavailable:
         body = {"message": data[:200].decode(errors="replace")}
-    return _status_error(status, body, headers.get("Retry-After"))
-
-
-def _status_error(status: int, body: Manifest, retry_after: str | None) -> ApiError:
-    reason, message = str(body.get("reason", "")), str(body.get("message", ""))
-    if status == 429:
-        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-        return Throttled(message, seconds)
-    if status == 409:
-        kind = AlreadyExists if reason == "AlreadyExists" else Conflict
-        return kind(status, reason, message)
-    kinds = {404: NotFound, 410: Gone, 403: Forbidden}
-    if status in kinds:
-        return kinds[status](status, reason, message)
-    if status >= 500:
-        refused = status == 500 and any(words in message for words in _NOT_STORED)
-        return (Refused if refused else Unavailable)(status, reason, message)
-    return ApiError(status, reason, message)
+    return error_of_status(status, body, headers.get("Retry-After"))

@@ -55,12 +55,10 @@ GPUJOBS_WATCHED = WatchedKind(Kind.JOB, JOBS)
 # No decision waits for a list of them: what is not known of a volume, a refusal shows.
 VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
 # All pods, not only ours: what others request on our nodes is not free.
-WATCHED = (  # pods first
-    WatchedKind(Kind.POD, PODS),
-    WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"),
-)
+PODS_WATCHED = WatchedKind(Kind.POD, PODS)
+NODES_WATCHED = WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true")
 # All kinds that are followed without kopf.
-FOLLOWED = (GPUJOBS_WATCHED, VOLUMES_WATCHED, *WATCHED)
+FOLLOWED = (GPUJOBS_WATCHED, VOLUMES_WATCHED, PODS_WATCHED, NODES_WATCHED)
 
 
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
