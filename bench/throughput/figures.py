@@ -102,24 +102,31 @@ class JobTimes:
     submitted: float
     bound: float | None = None
     succeeded: float | None = None
+    # All of its pods were there.
+    created: float | None = None
 
 
 @dataclass(slots=True)
 class Beside:
     """Of jobs that came one by one in another namespace until the others were bound: how many came
-    and were bound, and how long that took. None: none was bound.
+    and were bound, how long it took until their pods were there, and until those were bound. None:
+    none was.
     """
 
     beside_jobs: int
     beside_bound: int
+    beside_created_seconds_median: float | None
+    beside_created_seconds_p99: float | None
     beside_bound_seconds_median: float | None
     beside_bound_seconds_p99: float | None
 
 
 def beside_of(jobs: Iterable[JobTimes]) -> Beside:
     times = list(jobs)
-    waits = [one.bound - one.submitted for one in times if one.bound is not None]
-    return Beside(len(times), len(waits), percentile(waits, 50), percentile(waits, 99))
+    created = [one.created - one.submitted for one in times if one.created is not None]
+    bound = [one.bound - one.submitted for one in times if one.bound is not None]
+    waits = [percentile(of, percent) for of in (created, bound) for percent in (50, 99)]
+    return Beside(len(times), len(bound), *waits)
 
 
 @dataclass(frozen=True, slots=True)

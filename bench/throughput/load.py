@@ -109,6 +109,7 @@ class Run:
     load: Load
     namespace: str
     times: dict[str, JobTimes] = field(default_factory=dict[str, JobTimes])
+    _created_pods: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _bound_pods: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -156,15 +157,20 @@ class Run:
 
     def pod_came(self, manifest: Manifest, now: float) -> None:
         labels = manifest["metadata"].get("labels") or {}
-        name = labels.get(self.kind.pod_label)
-        times = self.times.get(name or "")
-        if times is None or times.bound is not None or not manifest["spec"].get("nodeName"):
+        name = str(labels.get(self.kind.pod_label))
+        times = self.times.get(name)
+        if times is None or times.bound is not None:
             return
-        bound = self._bound_pods[str(name)]
-        bound.add(manifest["metadata"]["name"])
-        if len(bound) >= self.load.workers:
+        if times.created is None and self._is_last(self._created_pods[name], manifest):
+            times.created = now
+        if manifest["spec"].get("nodeName") and self._is_last(self._bound_pods[name], manifest):
             times.bound = now
             self._progress.set()
+
+    def _is_last(self, pods: set[str], pod: Manifest) -> bool:
+        """Adds the pod to those of its job; whether all are there now."""
+        pods.add(pod["metadata"]["name"])
+        return len(pods) >= self.load.workers
 
     def job_came(self, manifest: Manifest, now: float) -> None:
         times = self.times.get(manifest["metadata"]["name"])

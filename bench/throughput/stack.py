@@ -25,6 +25,7 @@ from gpujob_local.control_plane.tools import find_tools
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
 REQUESTS_TOTAL = "apiserver_request_total"
+AGENT_CONNECTIONS = "gpujob_agent_connections"
 OPERATOR_SERIES = (
     "gpujob_cycle_seconds_bucket",
     "gpujob_cycle_seconds_count",
@@ -139,6 +140,11 @@ class Stack:
         """True once this operator has ended a cycle: there are none before it may act."""
         series = read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
         return series.get(("gpujob_cycle_seconds_count", ()), 0.0) > 0
+
+    def connected_agents(self) -> int:
+        """How many agents the operator that runs takes readings of directly."""
+        series = read_series(self._operator_get("/metrics"), [AGENT_CONNECTIONS])
+        return round(sum(series.values()))
 
     def has_pods(self, namespace: str) -> bool:
         """Asks for one of them, because there may be thousands."""

@@ -135,22 +135,25 @@ async def test_a_fault_of_the_burst_ends_what_comes_beside() -> None:
 
 
 def test_their_waits() -> None:
-    times = [JobTimes(10.0, 10.0 + wait) for wait in (0.1, 0.3, 2.0)]
-    found = beside_of([*times, JobTimes(11.0)])
-    assert (found.beside_jobs, found.beside_bound) == (4, 3)
+    times = [JobTimes(10.0, 10.0 + wait, created=10.0 + wait / 2) for wait in (0.1, 0.3, 2.0)]
+    found = beside_of([*times, JobTimes(11.0), JobTimes(11.0, created=15.0)])
+    assert (found.beside_jobs, found.beside_bound) == (5, 3)
+    assert found.beside_created_seconds_median == pytest.approx(0.15)
+    assert found.beside_created_seconds_p99 == pytest.approx(4.0)
     assert found.beside_bound_seconds_median == pytest.approx(0.3)
     assert found.beside_bound_seconds_p99 == pytest.approx(2.0)
-    assert beside_of([]) == Beside(0, 0, None, None)
+    assert beside_of([]) == Beside(0, 0, None, None, None, None)
 
 
 def test_they_are_figures_only_where_they_came() -> None:
     jobs = {"a": JobTimes(0.0, 1.0, 2.0)}
     alone = Outcome("jobs", jobs, {}, {})
-    both = replace(alone, kind="gpujobs", beside=Beside(4, 4, 0.3, 2.0))
+    both = replace(alone, kind="gpujobs", beside=Beside(4, 4, 0.1, 0.5, 0.3, 2.0))
     rows = [both.row(frozenset()), alone.row(frozenset())]
     shown = {row["figure"]: row for row in figure_rows(rows)}
     assert shown["beside_bound_seconds_median"]["gpujobs"] == 0.3
     assert shown["beside_bound_seconds_p99"]["gpujobs"] == 2.0
+    assert shown["beside_created_seconds_p99"]["gpujobs"] == 0.5
     assert shown["beside_jobs"]["jobs"] is None
     assert rows[0]["jobs"] == 1
     assert not any("beside" in row["figure"] for row in figure_rows(rows[1:]))

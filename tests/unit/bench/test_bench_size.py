@@ -21,7 +21,8 @@ def found() -> Size:
     }
     quiet = Quiet(60.0, processes, {"leases": 600, "gpunodes/status": 60})
     peaks = {name: one.peak_mib for name, one in processes.items()}
-    return Size(10_000, 8000, 170.0, quiet, Restart(6.0, 8.0), peaks)
+    restarts = [Restart(6.0, 8.0), Restart(9.0, 9.5), Restart(5.0, 12.0)]
+    return Size(10_000, 8000, 170.0, quiet, restarts, peaks)
 
 
 def test_percents_are_of_one_core_and_memory_is_in_megabytes() -> None:
@@ -29,6 +30,7 @@ def test_percents_are_of_one_core_and_memory_is_in_megabytes() -> None:
     assert figures["quiet_operator_percent"] == pytest.approx(5.0)
     assert figures["quiet_kube-apiserver_percent"] == pytest.approx(20.0)
     assert figures["quiet_writes_per_second"] == pytest.approx(11.0)
+    assert (figures["ready_seconds"], figures["first_cycle_seconds"]) == (6.0, 9.5)
     assert figures["operator_mb"] == pytest.approx(250 * MIB / 1e6)
 
 
@@ -74,6 +76,44 @@ async def test_what_never_settles_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         await size.settle(stack)
 
 
+class Restarting(Writing):
+    """A stack whose agents find the first operator a little later."""
+
+    nodes = 2
+
+    def __init__(self) -> None:
+        super().__init__([1.0])
+        self.agents = 0
+        self.found = [1]
+        self.connected_before: list[int] = []
+
+    def connected_agents(self) -> int:
+        self.agents = self.found.pop() if self.found else self.nodes
+        return self.agents
+
+    def stop_operator(self) -> None:
+        self.connected_before.append(self.agents)
+        self.agents = 0
+
+    def spawn_operator(self) -> None:
+        return None
+
+    def operator_is_ready(self) -> bool:
+        return True
+
+    has_decided = operator_is_ready
+
+
+async def test_each_restart_waits_for_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack: Any = Restarting()
+    monkeypatch.setattr(size, "SETTLED_SECONDS", 0.0)
+    found = await asyncio.wait_for(size.restarts(stack, 3), 30)
+    assert len(found) == 3
+    assert stack.connected_before == [2, 2, 2]
+    assert all(0 <= one.ready_seconds <= one.first_cycle_seconds for one in found)
+
+
 def test_options() -> None:
     options = size.parse([])
     assert (options.jobs, options.nodes, options.gpus) == (10_000, 1_000, 8)
+    assert options.restarts == 3
