@@ -10,7 +10,7 @@ import pytest
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.observe import program_faults
+from gpujob_operator.observe import freshness, program_faults
 from tests.harness.held_objects import held_objects
 from tests.simulation.faults import Faults
 from tests.simulation.simulation import PlanFunction, Simulation
@@ -71,9 +71,10 @@ def _growth(plan: PlanFunction) -> dict[str, int]:
 
 
 @pytest.fixture(autouse=True)
-def few_pods_of_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered by number and not by time is full before the first count."""
     monkeypatch.setattr(program_faults, "PODS_REMEMBERED_MAX", JOBS)
+    monkeypatch.setattr(freshness, "DELAYS_MAX", 4)
 
 
 def test_nothing_is_left_of_jobs_that_are_gone() -> None:

@@ -133,7 +133,7 @@ def test_without_our_kinds_it_says_what_to_install_and_goes_on_once_they_are_the
         kubeconfig = account_kubeconfig(plane, "operator", tmp_path)
         operator = start_operator(kubeconfig, tmp_path)
         try:
-            wait_for_line(operator, "list failed", '"kind":"GPUJob"', "crds/")
+            wait_for_line(operator, "list failed", '"kind":"GPUNode"', "crds/")
             install_crds(plane.client())
             operator.wait_for("leadership changed", SECONDS, leads=True)
         finally:
