@@ -1,95 +1,31 @@
 """Jobs come, end and are deleted for an hour: what the operator held of them goes, too."""
 
-import gc
-from collections import Counter
-from datetime import datetime
-from functools import partial
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.planner import Planner
-from gpujob_operator.observe import freshness, program_faults
-from tests.harness.held_objects import held_objects
-from tests.simulation.faults import Faults
-from tests.simulation.simulation import PlanFunction, Simulation
-from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
+from tests.simulation.what_jobs_leave import FIRST, JOBS, WAVES
 
-JOBS, WAVES, WAVE_SECONDS = 12, 9, 400.0
-# What is remembered for five minutes is full before this one.
-FIRST = 3
-# Of the product's objects: where a count of what a process holds begins.
-PARTS = ("gpujob_operator.act", "gpujob_operator.loop", "gpujob_operator.handlers")
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _scenario() -> Scenario:
-    """Waves of jobs, and one that runs all the time: nothing is settled before it ends."""
-    spec = make_spec("same", ttlSecondsAfterFinished=20)
-    long = Workload(steps=int(WAVES * WAVE_SECONDS))
-    return Scenario(
-        (NodePlan("n0", 4), NodePlan("n1", 4)),
-        (
-            Submission("long", 0.0, make_spec("long"), long),
-            *(
-                Submission(f"job{wave:02}{job:02}", wave * WAVE_SECONDS, spec, Workload(steps=15))
-                for wave in range(WAVES)
-                for job in range(JOBS)
-            ),
-        ),
-    )
-
-
-def _held_by(simulation: Simulation) -> Counter[str]:
-    gc.collect()
-    parts = [one for one in gc.get_objects() if str(type(one).__module__).startswith(PARTS)]
-    return held_objects([*vars(simulation.shells[0]).values(), *parts])
-
-
-def _growth(plan: PlanFunction) -> dict[str, int]:
-    """From before one wave to before another, six waves later, by type; no job of a wave is there
-    at either time."""
-    simulation = Simulation(
-        1,
-        scenario=_scenario(),
-        faults=Faults(),
-        incidents=[],
-        operators=1,
-        plan=plan,
-        end_seconds=(WAVES + 1) * WAVE_SECONDS,
-    )
-    counts: list[Counter[str]] = []
-    for wave in (FIRST, WAVES):
-        at = wave * WAVE_SECONDS - 5
-        simulation.clock.after(at, lambda: counts.append(_held_by(simulation)))
-    result = simulation.run()
-    # The simulation takes a job that is deleted for its age for one that was lost.
-    gone = {one.message for one in result.violations}
-    assert gone == {f"{one.key} is gone" for one in _scenario().submissions[1:]}
-    first, last = counts
-    return {kind: last[kind] - first[kind] for kind in first | last}
-
-
-@pytest.fixture(autouse=True)
-def few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered by number and not by time is full before the first count."""
-    monkeypatch.setattr(program_faults, "PODS_REMEMBERED_MAX", JOBS)
-    monkeypatch.setattr(freshness, "DELAYS_MAX", 4)
+def _growth(*options: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.simulation.what_jobs_leave", *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_nothing_is_left_of_jobs_that_are_gone() -> None:
-    growth = _growth(Planner())
+    growth = _growth()
     assert sum(growth.values()) < JOBS, growth
 
 
 def test_one_text_of_each_job_would_show() -> None:
-    seen: set[str] = set()
-
-    def remembers(planner: Planner, snapshot: Snapshot, now: datetime) -> Plan:
-        seen.update(job.metadata.uid for job in snapshot.jobs)
-        return planner(snapshot, now)
-
-    growth = _growth(partial(remembers, Planner()))
+    growth = _growth("--remember")
     waves = WAVES - FIRST
     assert growth["in set"] == pytest.approx(waves * JOBS, abs=2)
     assert sum(growth.values()) > 2 * waves * JOBS - JOBS, growth
