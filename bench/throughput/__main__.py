@@ -26,8 +26,8 @@ it has ended a cycle. Both are asked for every 0.05 s. Both contain the start of
 With `--beside 2` two jobs a second come one by one in a namespace of their own, until all others
 are bound. `beside_bound_seconds` are those from before the request until a watch shows the last pod
 of such a job bound: whether a burst of one namespace holds up the others. `beside_created_seconds`
-are those until a watch shows that pod at all: what comes after it is the scheduler's. Their CPU and
-writes are in the figures, divided by the number of the others.
+are those until a watch shows that pod at all; what comes after it, the scheduler takes, and the
+events on their way. Their CPU and writes are in the figures, divided by the number of the others.
 """
 
 import argparse

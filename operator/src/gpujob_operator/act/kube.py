@@ -44,7 +44,7 @@ LIST_SECONDS_MAX = 60.0
 CHUNK_BYTES = 256 * 1024
 # They are used in turns, so none is ever idle for long enough to be closed.
 CONNECTIONS_KEPT = 16
-# The API server would compress large answers: at ten thousand jobs, half a second for us to undo.
+# The API server would compress large answers, which takes both sides processor time.
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0

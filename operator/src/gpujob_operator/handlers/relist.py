@@ -6,7 +6,7 @@ pod without its job's newest status would look like a leftover, and a job withou
 look lost. Therefore jobs are listed before pods, after the Lease is acquired, and pods last.
 
 Nodes come before both. An agent is let in once its node is there; until then it tries again each
-second, and a thousand of them took a sixth of a new leader's processor time.
+second, and a thousand of them take the time that the lists need.
 
 kopf does not report an object that vanished while a watch was interrupted, nor a watch that has
 died. A full list finds both: missing objects are removed from the cache, and a change that should
