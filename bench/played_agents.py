@@ -101,8 +101,8 @@ class Witness:
     def watching(self, node: str, connect: Connect) -> Connect:
         """Opens the node's connections, and sees what is replied on them."""
 
-        async def connect_seen(url: str) -> Connection:
-            return _Seen(await connect(url), lambda: self.nodes[url].add(node))
+        async def connect_seen(url: str, wait_seconds: float) -> Connection:
+            return _Seen(await connect(url, wait_seconds), lambda: self.nodes[url].add(node))
 
         return connect_seen
 

@@ -1,7 +1,7 @@
 """How fast jobs get from `kubectl apply` to their end on a real control plane, beside plain Jobs.
 
     python -m bench.throughput [--jobs 300] [--nodes 50] [--gpus 8] [--gangs 8] [--arrive 10]
-                               [--restart] [--beside 2] [--kinds jobs,gpujobs]
+                               [--restart] [--beside 2] [--kinds jobs,kueue,gpujobs]
 
 Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the operator as a process
 of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
@@ -9,6 +9,14 @@ succeeded at once), agents by one process with the product's publisher, whose re
 operator directly, or with `--readings status` by the status. Plain batch Jobs of the same pods come
 first, without operator and agents; then the GPUJobs, on the same control plane. All share this
 machine's cores, so figures of two machines do not compare; the ratio of the columns does.
+
+With `kueue` among the kinds the same batch Jobs come through a queue of Kueue, too; the first time
+its manager is built, which takes minutes. It runs as a bare process with an administrator's rights,
+and with what its default installation has but for things that would slow it down: it may make as
+many requests as the scheduler here, manages batch Jobs alone (no webhook is called for pods), its
+kinds have only the version that is stored (nothing is converted), it elects no leader, logs less,
+and does not serve who waits (`VisibilityOnDemand`). The quota of its one ClusterQueue is all that
+the nodes have. A kind's product is taken away before the next kind comes.
 
 Times are those of a user: from before the request until a watch shows the last pod bound, the job
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
@@ -25,14 +33,15 @@ it has ended a cycle. Both are asked for every 0.05 s. Both contain the start of
 
 With `--beside 2` two jobs a second come one by one in a namespace of their own, until all others
 are bound. `beside_bound_seconds` are those from before the request until a watch shows the last pod
-of such a job bound: whether a burst of one namespace holds up the others. `beside_created_seconds`
-are those until a watch shows that pod at all; what comes after it, the scheduler takes, and the
-events on their way. Their CPU and writes are in the figures, divided by the number of the others.
+of such a job bound: whether a burst of one namespace holds up the others.
+`beside_answered_seconds` are those until the API server has answered the request; before that no
+operator can know of the job. `beside_created_seconds` are those until a watch shows that pod at
+all; what comes after it, the scheduler takes, and the events on their way. Their CPU and writes are
+in the figures, divided by the number of the others.
 """
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -47,6 +56,8 @@ from bench.throughput.figures import (
     difference,
     figure_rows,
     process_rows,
+    ratio_columns,
+    ratios,
     write_rows,
     writes_by_kind,
 )
@@ -59,14 +70,14 @@ from bench.throughput.load import (
     coming_beside,
     while_running,
 )
+from bench.throughput.products import PRODUCTS, Product
+from bench.throughput.progress import WAIT_SECONDS_MAX, say, wait_until
 from bench.throughput.stack import PLAYED, Stack, processes_between, start_cluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import Kube
 
 # Connections, caches and Go's heap are there before the figures begin.
 WARM_UP_JOBS = 20
-WAIT_SECONDS_MAX = 120.0
-POLL_SECONDS = 0.5
 # While another operator takes over, which is timed.
 TAKEOVER_POLL_SECONDS = 0.05
 # The limit grows by so much for each pod; one came and ended in 0.03 s on two cores.
@@ -78,33 +89,14 @@ RESTART_HELP = (
     "(first_cycle_seconds); cycles, writes and CPU are those of both"
 )
 
+KINDS_HELP = (
+    "of jobs, kueue (the same jobs through the queues of Kueue), gpujobs; they come in this order "
+    "(%(default)s)"
+)
 BESIDE_HELP = (
     "jobs a second that come one by one in another namespace until all others are bound; prints "
     "how long each took until it was bound"
 )
-
-_started = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic() - _started:7.1f} s  {text}", file=sys.stderr, flush=True)
-
-
-async def wait_until(
-    condition: Callable[[], bool],
-    what: str,
-    stack: Stack,
-    *,
-    limit_seconds: float = WAIT_SECONDS_MAX,
-    poll_seconds: float = POLL_SECONDS,
-) -> None:
-    """Polls in a thread. Raises `RuntimeError` after the limit, or if a process ends."""
-    deadline = time.monotonic() + limit_seconds
-    while not await asyncio.to_thread(condition):
-        await asyncio.to_thread(stack.check)
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{what}: not there after {limit_seconds:.0f} s")
-        await asyncio.sleep(poll_seconds)
 
 
 async def measure(
@@ -114,10 +106,13 @@ async def measure(
     load: Load,
     namespace: str,
     *,
+    prepare: Callable[[str], Awaitable[None]] | None = None,
     restart: bool = False,
     beside_per_second: float = 0.0,
 ) -> Outcome:
-    """Runs the load in a namespace of its own, and what comes beside it in another one."""
+    """Runs the load in a namespace of its own, and what comes beside it in another one; `prepare`
+    is done to each before any job comes.
+    """
     run = Run(kube, kind, load, namespace)
     beside = None
     if beside_per_second:
@@ -126,6 +121,8 @@ async def measure(
     for one in filter(None, (run, beside)):
         head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": one.namespace}}
         await asyncio.to_thread(stack.client.create, NAMESPACES, head)
+        if prepare is not None:
+            await prepare(one.namespace)
     stack.forget_peaks()
     processes, requests = stack.processes(), stack.requests()
     operator = stack.operator_series()
@@ -180,34 +177,31 @@ async def delete_all(stack: Stack, kind: Kind, namespace: str, load: Load) -> No
     await wait_until(lambda: not stack.has_pods(namespace), what, stack, limit_seconds=limit)
 
 
-async def start_product(stack: Stack) -> None:
-    """The operator and the agents; returns once there are readings of all nodes."""
-    await asyncio.to_thread(stack.start_operator)
-    await wait_until(stack.operator_is_ready, "the operator", stack)
-    await asyncio.to_thread(stack.start_agents)
-    nodes = stack.nodes
-    await wait_until(lambda: stack.measured_nodes() >= nodes, "readings of all nodes", stack)
-
-
-async def run_kind(stack: Stack, kube: Kube, kind: Kind, options: argparse.Namespace) -> Outcome:
-    if kind is GPUJOBS:
-        await start_product(stack)
+async def run_kind(
+    stack: Stack, kube: Kube, kind: Kind, product: Product, options: argparse.Namespace
+) -> Outcome:
+    """Where another kind comes after it, nothing of this one goes on."""
+    await product.start()
     warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
     first = f"warm-up-{kind.name}"
-    await _succeed(measure(stack, kube, kind, warm_up, first))
+    await _succeed(measure(stack, kube, kind, warm_up, first, prepare=product.prepare))
     await delete_all(stack, kind, first, warm_up)
     load = Load(options.jobs, options.gangs, options.arrive, options.limit_seconds)
     say(f"{kind.name}: {load.jobs} of {load.workers} pods")
     namespace = f"measured-{kind.name}"
     restart = options.restart and kind is GPUJOBS
     outcome = await measure(
-        *(stack, kube, kind, load, namespace), restart=restart, beside_per_second=options.beside
+        *(stack, kube, kind, load, namespace),
+        prepare=product.prepare,
+        restart=restart,
+        beside_per_second=options.beside,
     )
     say(f"{kind.name}: {outcome.problem or 'done'}")
     if kind.name != options.kinds[-1]:
         await delete_all(stack, kind, namespace, load)
         if options.beside:
             await delete_all(stack, kind, beside_namespace(namespace), load)
+        await product.stop()
     return outcome
 
 
@@ -220,10 +214,15 @@ async def _succeed(outcome: Awaitable[Outcome]) -> None:
 async def run_all(stack: Stack, options: argparse.Namespace) -> list[Outcome]:
     kube = Kube(await load_configuration(str(stack.cluster.kubeconfig)))
     try:
+        # What is missing is built before anything is measured.
+        products = {name: await asyncio.to_thread(PRODUCTS[name], stack) for name in options.kinds}
         await asyncio.to_thread(stack.start_nodes)
         await wait_until(lambda: stack.ready_nodes() >= stack.nodes, "ready nodes", stack)
         say(f"{stack.nodes} nodes ready")
-        return [await run_kind(stack, kube, KINDS[name], options) for name in options.kinds]
+        return [
+            await run_kind(stack, kube, KINDS[name], product, options)
+            for name, product in products.items()
+        ]
     finally:
         await kube.close()
 
@@ -239,7 +238,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--arrive", type=rate, default=0.0, help="jobs a second, as 10 or 10/s; default: at once")
     add("--beside", type=rate, default=0.0, help=BESIDE_HELP)
     add("--restart", action="store_true", help=RESTART_HELP)
-    add("--kinds", type=_kinds, default=_kinds("jobs,gpujobs"), help="of jobs, gpujobs")
+    add("--kinds", type=_kinds, default="jobs,gpujobs", help=KINDS_HELP)
     add("--limit-seconds", type=float, default=900.0, help="for one kind (%(default)s)")
     add("--readings", choices=("direct", "status"), default="direct", help="%(default)s")
     add("--operator-arguments", default="", help="more arguments of the operator")
@@ -264,6 +263,8 @@ def _kinds(text: str) -> list[str]:
     names = text.split(",")
     if unknown := sorted(set(names) - set(KINDS)):
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; of {', '.join(KINDS)}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"each at most once; got {text}")
     return names
 
 
@@ -272,18 +273,18 @@ def print_outcomes(outcomes: Sequence[Outcome], options: argparse.Namespace) -> 
     # The product first, as the ratio reads.
     rows.sort(key=lambda row: row["kind"] != GPUJOBS.name)
     kinds = [str(row["kind"]) for row in rows]
-    ratio = ["ratio"] if len(rows) == 2 else []
+    columns = ["figure", *kinds, *ratio_columns(kinds)]
     print("End to end; kubelets are played by kwok, agents by one process")
-    print(format_table(figure_rows(rows), ["figure", *kinds, *ratio]))
+    print(format_table(figure_rows(rows), columns))
     print("\nCPU a job in milliseconds, peak memory in MiB, by process")
     memory = [f"{kind}_mib" for kind in kinds]
-    print(format_table(process_rows(rows), ["figure", *kinds, *ratio, *memory]))
+    print(format_table(process_rows(rows), [*columns, *memory]))
     print("\nWrites a job, by kind")
-    print(format_table(write_rows(rows), ["figure", *kinds, *ratio]))
+    print(format_table(write_rows(rows), columns))
     for row in rows:
         if not row["complete"]:
             print(f"NOT COMPLETE: {row['kind']}: {row['problem']}")
-    print_result(rows, options=vars(options))
+    print_result(rows, options=vars(options), ratios=ratios(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

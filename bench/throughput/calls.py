@@ -23,9 +23,10 @@ from typing import Any
 from bench.machine import print_result
 from bench.played_agents import PlayedNode
 from bench.table import format_table
-from bench.throughput.__main__ import NAMESPACES, say
+from bench.throughput.__main__ import NAMESPACES
 from bench.throughput.kwok import node_manifest, node_names
 from bench.throughput.load import gpujob_manifest
+from bench.throughput.progress import say
 from bench.throughput.stack import cpu_seconds, start_cluster
 from gpujob_api.codec import encode, encode_given
 from gpujob_api.gpujob import (

@@ -23,15 +23,10 @@ from typing import Any
 
 from bench.machine import print_result
 from bench.table import format_table
-from bench.throughput.__main__ import (
-    NAMESPACES,
-    positive,
-    rate,
-    say,
-    start_product,
-    wait_until,
-)
+from bench.throughput.__main__ import NAMESPACES, positive, rate
 from bench.throughput.load import GPUJOBS, RETRY_SECONDS, gpujob_manifest
+from bench.throughput.products import OperatorAndAgents
+from bench.throughput.progress import say, wait_until
 from bench.throughput.stack import Stack, start_cluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import AlreadyExists, Kube, Manifest, Throttled, Unavailable
@@ -235,7 +230,7 @@ async def run(stack: Stack, options: argparse.Namespace) -> Churn:
     try:
         await asyncio.to_thread(stack.start_nodes)
         await wait_until(lambda: stack.ready_nodes() >= stack.nodes, "ready nodes", stack)
-        await start_product(stack)
+        await OperatorAndAgents(stack).start()
         for number in range(TENANTS):
             head = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": tenant(number)}}
             await asyncio.to_thread(stack.client.create, NAMESPACES, head)

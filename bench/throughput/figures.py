@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+# A server-side apply is a verb of its own there.
+WRITING = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE"})
 # Below this share of a write a job, a kind is left out of the table for people.
 SHOWN_WRITES = 0.05
 
@@ -104,17 +105,21 @@ class JobTimes:
     succeeded: float | None = None
     # All of its pods were there.
     created: float | None = None
+    # The API server had stored the job and said so.
+    answered: float | None = None
 
 
 @dataclass(slots=True)
 class Beside:
     """Of jobs that came one by one in another namespace until the others were bound: how many came
-    and were bound, how long it took until their pods were there, and until those were bound. None:
-    none was.
+    and were bound; how long it took until the API server had answered the request, until their pods
+    were there, and until those were bound. None: none was.
     """
 
     beside_jobs: int
     beside_bound: int
+    beside_answered_seconds_median: float | None
+    beside_answered_seconds_p99: float | None
     beside_created_seconds_median: float | None
     beside_created_seconds_p99: float | None
     beside_bound_seconds_median: float | None
@@ -123,9 +128,10 @@ class Beside:
 
 def beside_of(jobs: Iterable[JobTimes]) -> Beside:
     times = list(jobs)
+    answered = [one.answered - one.submitted for one in times if one.answered is not None]
     created = [one.created - one.submitted for one in times if one.created is not None]
     bound = [one.bound - one.submitted for one in times if one.bound is not None]
-    waits = [percentile(of, percent) for of in (created, bound) for percent in (50, 99)]
+    waits = [percentile(of, percent) for of in (answered, created, bound) for percent in (50, 99)]
     return Beside(len(times), len(bound), *waits)
 
 
@@ -244,8 +250,24 @@ FIGURES = (
 RARE_FIGURES = tuple(one.name for kind in (Takeover, Beside) for one in fields(kind))
 
 
+def ratio_columns(kinds: Sequence[str]) -> list[str]:
+    """One for each kind but the first, which is divided by it; named where there are several."""
+    first, *others = kinds
+    return ["ratio"] if len(others) == 1 else [f"{first} / {other}" for other in others]
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The figures of the first kind divided by those of each other one, by the names of both."""
+    first, *others = (str(row["kind"]) for row in rows)
+    figures = figure_rows(rows)
+    return {
+        f"{first} / {other}": {row["figure"]: row[column] for row in figures if column in row}
+        for other, column in zip(others, ratio_columns([first, *others]), strict=True)
+    }
+
+
 def figure_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a figure, one column a kind of jobs, and the first kind divided by the second."""
+    """One row a figure, one column a kind of jobs, and the first kind divided by the others."""
     rare = [name for name in RARE_FIGURES if any(name in row for row in rows)]
     names = (*FIGURES, *rare)
     return [_compared(name, [row.get(name) for row in rows], rows) for name in names]
@@ -277,7 +299,10 @@ def _compared(
     name: str, values: Sequence[float | None], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"figure": name}
-    row |= {str(one["kind"]): value for one, value in zip(rows, values, strict=True)}
-    if len(values) == 2 and values[0] is not None and values[1]:
-        row["ratio"] = values[0] / values[1]
+    kinds = [str(one["kind"]) for one in rows]
+    row |= dict(zip(kinds, values, strict=True))
+    first, *others = values
+    for column, other in zip(ratio_columns(kinds), others, strict=True):
+        if first is not None and other:
+            row[column] = first / other
     return row

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.throughput.figures import JobTimes
@@ -31,6 +31,9 @@ RETRY_SECONDS = 0.5
 BESIDE_SECONDS_MAX = 30.0
 IMAGE = "example.test/train:1"
 REQUESTS = {"cpu": "1", "memory": "1Gi"}
+# The name of Kueue's queue in each namespace, and of what it stands for.
+KUEUE_QUEUE = "bench"
+LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 Say = Callable[[str], None]
 
@@ -74,6 +77,12 @@ def batch_manifest(name: str, workers: int) -> Manifest:
     }
 
 
+def kueue_manifest(name: str, workers: int) -> Manifest:
+    """The same Job, with the label by which Kueue's webhook takes and suspends it."""
+    manifest = batch_manifest(name, workers)
+    return manifest | {"metadata": {"name": name, "labels": {LABEL_KUEUE_QUEUE: KUEUE_QUEUE}}}
+
+
 def _gpujob_succeeded(manifest: Manifest) -> bool:
     return (manifest.get("status") or {}).get("phase") == "Succeeded"
 
@@ -87,7 +96,8 @@ GPUJOBS = Kind("gpujobs", JOBS, LABEL_JOB, gpujob_manifest, _gpujob_succeeded)
 PLAIN_JOBS = Kind(
     "jobs", BATCH_JOBS, "batch.kubernetes.io/job-name", batch_manifest, _batch_succeeded
 )
-KINDS = {kind.name: kind for kind in (GPUJOBS, PLAIN_JOBS)}
+KUEUE_JOBS = replace(PLAIN_JOBS, name="kueue", manifest=kueue_manifest)
+KINDS = {kind.name: kind for kind in (GPUJOBS, PLAIN_JOBS, KUEUE_JOBS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +235,7 @@ class Run:
                 except (Throttled, Unavailable):
                     await asyncio.sleep(RETRY_SECONDS)
                 else:
+                    self.times[name].answered = time.monotonic()
                     return
 
 

@@ -21,9 +21,11 @@ from typing import Any
 
 from bench.machine import print_result
 from bench.table import format_table
-from bench.throughput.__main__ import NAMESPACES, positive, say, since, start_product, wait_until
+from bench.throughput.__main__ import NAMESPACES, positive, since
 from bench.throughput.figures import Process, difference, writes_by_kind
 from bench.throughput.load import GPUJOBS, Load, Run
+from bench.throughput.products import OperatorAndAgents
+from bench.throughput.progress import say, wait_until
 from bench.throughput.stack import Stack, processes_between, start_cluster
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import Kube
@@ -161,7 +163,7 @@ async def run(stack: Stack, options: argparse.Namespace) -> Size:
     try:
         await asyncio.to_thread(stack.start_nodes)
         await wait_until(lambda: stack.ready_nodes() >= stack.nodes, "ready nodes", stack)
-        await start_product(stack)
+        await OperatorAndAgents(stack).start()
         say(f"{stack.nodes} nodes ready and measured")
         bound, seconds = await fill(stack, kube, options)
         say(f"{bound} bound after {seconds:.1f} s; waiting until the operator writes nothing")

@@ -33,6 +33,8 @@ OPERATOR_SERIES = (
     "gpujob_placements_total",
     "gpujob_writes_total",
 )
+# Beside the control plane's own.
+PARTS = ("operator", "kueue", "kwok", "agents")
 # Processes that stand for nodes: what they take is not the control plane's.
 PLAYED = frozenset({"kwok", "agents", "bench"})
 # A pod's grace period.
@@ -66,7 +68,7 @@ class Stack:
     def start_nodes(self) -> None:
         binary = find_tools("kwok")["kwok"]
         folder = self.cluster.directory
-        self._start(
+        self.start_part(
             "kwok", kwok_command(binary, self.cluster.kubeconfig, folder, pods_end=self.pods_end)
         )
         client = self.client
@@ -87,7 +89,7 @@ class Stack:
         if self.direct:
             url = readings_url(self.cluster.children["operator"].log)
             command += [f"--readings-url={url}", f"--tokens={self._write_tokens()}"]
-        self._start("agents", command)
+        self.start_part("agents", command)
 
     def _write_tokens(self) -> Path:
         folder, client = self.cluster.directory / "agent-tokens", self.client
@@ -126,7 +128,7 @@ class Stack:
     def stop_operator(self) -> None:
         """As a Deployment stops it. What it had taken stays in `processes`."""
         self._ended["operator"] = self.processes()["operator"]
-        stop_child(self.cluster.children.pop("operator"), STOP_SECONDS)
+        self.stop_part("operator")
 
     def operator_is_ready(self) -> bool:
         """True once it holds the Lease and has listed every kind."""
@@ -179,9 +181,7 @@ class Stack:
     def _pids(self) -> dict[str, int]:
         children: dict[str, Child] = {**self.cluster.control_plane.children}
         children |= {
-            name: self.cluster.children[name]
-            for name in ("operator", "kwok", "agents")
-            if name in self.cluster.children
+            name: self.cluster.children[name] for name in PARTS if name in self.cluster.children
         }
         return {name: child.pid for name, child in children.items()} | {"bench": os.getpid()}
 
@@ -203,13 +203,10 @@ class Stack:
                 raise RuntimeError(f"{name} ended:\n{child.log_tail()}")
 
     def _operator_get(self, path: str) -> str:
-        url = f"http://127.0.0.1:{self._metrics_port}{path}"
-        # No proxy: it is on loopback.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=30) as response:
-            return response.read().decode()
+        return loopback_get(self._metrics_port, path)
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def start_part(self, name: str, command: list[str]) -> None:
+        """Starts a process whose log is among the cluster's; one of `PARTS` is in the figures."""
         repository = Path(__file__).resolve().parents[2]
         environment = {
             MARKER: self.cluster.marker_value,
@@ -220,6 +217,10 @@ class Stack:
         log = self.cluster.directory / "logs" / f"{name}.log"
         child = start_child(name, command, environment, log, folder=repository)
         self.cluster.children[name] = child
+
+    def stop_part(self, name: str) -> None:
+        """As the end of its pod would."""
+        stop_child(self.cluster.children.pop(name), STOP_SECONDS)
 
 
 def start_cluster(say: Say) -> LocalCluster:
@@ -233,6 +234,14 @@ def start_cluster(say: Say) -> LocalCluster:
         control_plane=ControlPlaneOptions(node_grace_seconds=120, durable=True),
     )
     return LocalCluster.start(options, say=say)
+
+
+def loopback_get(port: int, path: str) -> str:
+    """What a server on this machine's loopback answers. Raises `OSError` for any other than 200."""
+    # No proxy: it is on loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+        return response.read().decode()
 
 
 def requests_so_far(client: ApiClient) -> Series:

@@ -51,6 +51,10 @@ class Nodes:
     objects: set[str] = field(default_factory=lambda: {"n0", "n1"})
     taken: list[tuple[str, GPUNodeStatus, datetime]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    listed: bool = True
+
+    def has_listed_nodes(self) -> bool:
+        return self.listed
 
     def has_node(self, name: str) -> bool:
         return name in self.known
@@ -104,6 +108,19 @@ class Operator:
     async def stop(self) -> None:
         self.receiver.hang_up_all()
         await self._stack.aclose()
+
+    def begin_to_lead(self) -> None:
+        self.leads = True
+        self.receiver.look_again()
+
+    def list_nodes(self) -> None:
+        self.nodes.listed = True
+        self.receiver.look_again()
+
+    @property
+    def waiting(self) -> int:
+        """How many agents wait for this process to begin."""
+        return self.receiver._waiting.waiting
 
     def stop_leading(self) -> None:
         self.leads = False

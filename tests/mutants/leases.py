@@ -6,9 +6,45 @@ LEASES = (
     of_operator(
         "another holder's Lease is taken at once",
         "act/lease.py",
-        "return now - self._observed[1] >= seconds",
+        "return self._left_seconds <= 0",
         "return True",
         "test_lease.py",
+    ),
+    of_operator(
+        "doubt is not passed on to the next leader",
+        "act/lease.py",
+        'self._settings.identity if in_doubt else ""',
+        '""',
+        "test_lease_doubt.py",
+    ),
+    of_operator(
+        "a Lease that ends soon is not looked at sooner",
+        "act/lease.py",
+        "due = min(due, started + self._left_seconds)",
+        "pass",
+        "test_lease_doubt.py",
+    ),
+    of_operator(
+        "agents are refused until an operator leads",
+        "observe/readings.py",
+        "            await self._waiting.wait(wait_seconds)",
+        "            pass",
+        "test_agents_that_wait.py",
+    ),
+    of_operator(
+        "agents wait for a process that leads no more",
+        "observe/waiting_agents.py",
+        "if self._turned.is_set() or self._may_admit():",
+        "if self._may_admit():\n            self._turned.set()\n            return\n"
+        "        self._turned.clear()\n        if False:",
+        "test_agents_that_wait.py",
+    ),
+    of_operator(
+        "agents wait until each has tried again",
+        "observe/waiting_agents.py",
+        "        if self._may_admit():\n            self._turned.set()\n",
+        "        pass\n",
+        "test_agents_that_wait.py",
     ),
     of_operator(
         "a Lease is as old as the try that found it",

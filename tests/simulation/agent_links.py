@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 REPLY_SECONDS_MAX = 2.0
 RETRY_SECONDS = 1.0
+# To be let in, by each of several operators, or by the only one, which may let an agent wait.
+CONNECT_SECONDS_MAX = 5.0
+WAIT_SECONDS = 3.0
 Told = Callable[[bool], None]
 
 
@@ -61,6 +64,8 @@ class AgentLink:
         self._breaks = breaks
         self._connection: _Connection | None = None
         self._latest: _Reading | None = None
+        # Of the only operator, which may let this agent wait.
+        self._asked_until = 0.0
         clock.every(RETRY_SECONDS, self._look)
 
     @property
@@ -90,16 +95,26 @@ class AgentLink:
     def _look(self) -> bool:
         if not self._up:
             self.drop()
-        elif self._connection is None:
-            for shell in self._shells:
-                if shell.alive:
-                    token = agent_token(self._machine.name)
-                    admitted = partial(self._admitted, shell)
-                    shell.readings.admit(token, self._machine.name, admitted, self._hung_up)
+        elif self._connection is None and self._clock.now >= self._asked_until:
+            living = [shell for shell in self._shells if shell.alive]
+            only = len(self._shells) == 1
+            if only and living:
+                self._asked_until = self._clock.now + WAIT_SECONDS + CONNECT_SECONDS_MAX
+            for shell in living:
+                self._ask(shell, WAIT_SECONDS if only else 0.0)
         return not self._machine.gone
+
+    def _ask(self, shell: OperatorShell, wait_seconds: float) -> None:
+        token, admitted = agent_token(self._machine.name), partial(self._admitted, shell)
+        source = self._machine.name
+        shell.readings.admit(token, source, wait_seconds, admitted, self._hung_up, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._asked_until = 0.0
 
     def _admitted(self, shell: OperatorShell, session: ReadingSession) -> None:
         """The greeting arrives."""
+        self._ask_again()
         if not self._up or self._connection is not None:
             shell.readings.end(session)
             return

@@ -1,4 +1,4 @@
-"""kopf's watches of the kinds that only people and agents write, as a model: events lag, repeat and
+"""kopf's watches of the kinds of which there are few objects, as a model: events lag, repeat and
 get lost, until a full list finds what they said.
 """
 
@@ -12,7 +12,7 @@ from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
 
 # Those that kopf watches.
-FRONT_KINDS = (Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE)
+FRONT_KINDS = (Kind.QUEUE, Kind.PROFILE)
 
 
 class FrontWatches:

@@ -171,7 +171,13 @@ class OperatorShell:
             Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in FOLLOWED
         ]
         silent = restart_of(watches, self._front.restart)
-        relist = Relist(self.kube, self._cache, silent=silent, watches=watches, retry=retry)
+        relist = Relist(
+            *(self.kube, self._cache),
+            silent=silent,
+            watches=watches,
+            retry=retry,
+            listed=self.readings.look_again,
+        )
         executor = self._executor()
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
@@ -212,6 +218,7 @@ class OperatorShell:
             if not leads:
                 self.readings.hang_up_all()
             if leads:
+                self.readings.look_again()
                 self._listening_since = self._moment()
                 self._sync.lose()
             self._dirty.mark()

@@ -51,20 +51,26 @@ class ReadingPort:
     def hang_up_all(self) -> None:
         self._receiver.hang_up_all()
 
+    def look_again(self) -> None:
+        self._receiver.look_again()
+
     def admit(
         self,
         token: str,
         source: str,
+        wait_seconds: float,
         admitted: Callable[[ReadingSession], None],
         hung_up: Callable[[ReadingSession], None],
+        refused: Callable[[], None],
     ) -> None:
         """An agent connects; `admitted` hears of the greeting, `hung_up` of the end from here."""
 
         async def admit() -> None:
             try:
-                session = await self._receiver.admit(f"Bearer {token}", source)
+                session = await self._receiver.admit(f"Bearer {token}", source, wait_seconds)
                 self._receiver.open(session, lambda: self._hang_up(session))
             except Refused:
+                self._clock.after(self._network_seconds(), refused)
                 return
             self._hang_ups[session] = hung_up
             session.greeting()

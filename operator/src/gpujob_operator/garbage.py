@@ -15,6 +15,9 @@ COLLECTION_SECONDS = 60.0
 # Of the time, to look at old objects, too. Everything else waits meanwhile, the longer the more
 # objects came since this process leads.
 OLD_TIME_FRACTION = 1 / 2000
+# After the first cycle, before long-lived objects are excluded: that takes half a second in a large
+# cluster, and what the first cycle decided is not to wait for it.
+SPARE_SECONDS = 5.0
 _YOUNG, _OLD = 1, 2
 
 
@@ -31,6 +34,11 @@ def spare_from_collection() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def spare_later() -> None:
+    """`spare_from_collection` in a moment. Call it in the event loop."""
+    asyncio.get_running_loop().call_later(SPARE_SECONDS, spare_from_collection)
 
 
 def give_back() -> None:

@@ -40,7 +40,7 @@ from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.garbage import collect_regularly, collect_seldom, spare_from_collection
+from gpujob_operator.garbage import collect_regularly, collect_seldom, spare_later
 from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
@@ -171,7 +171,9 @@ class Operator:
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
                 silent = restart_of(watches, front.restart)
-                relist = Relist(kube, self._cache, silent=silent, watches=watches)
+                relist = Relist(
+                    kube, self._cache, silent=silent, watches=watches, listed=self._admit_agents
+                )
                 keep = self._supervisor.keep
                 parts = [
                     *(keep(f"watch {one.name}", one.run) for one in watches),
@@ -187,11 +189,12 @@ class Operator:
                     all_written = await self._lead(leadership, loop, executor)
                     await poster.flush(FLUSH_SECONDS)
                     if all_written:
-                        await leadership.release()
+                        in_doubt = self._cache.placements.leaves_doubt
+                        await leadership.release(in_doubt=in_doubt)
 
     async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> bool:
-        """Holds the Lease and runs the loop until stopped. Returns whether all that was sent has
-        arrived, and all that was placed is stored."""
+        """Holds the Lease and runs the loop until stopped. Returns whether all that was sent was
+        answered."""
         keep = self._supervisor.keep
         scheduling = keep("scheduling loop", loop.run, may_end=lambda: loop.stopping)
         async with background(keep("lease", leadership.keep)):
@@ -200,14 +203,17 @@ class Operator:
             loop.stop()
             await running
             drained = await executor.drain(DRAIN_SECONDS)
-            placements = self._cache.placements
-            executor.submit(Plan(placements.statuses()))
-            return await executor.drain(DRAIN_SECONDS) and drained and not placements.leaves_doubt
+            executor.submit(Plan(self._cache.placements.statuses()))
+            return await executor.drain(DRAIN_SECONDS) and drained
 
     def _restored(self) -> None:
         """Nothing that comes of what the watches followed so far counts any more."""
         self._sync.restored()
         self._restart_watches()
+
+    def _admit_agents(self) -> None:
+        if self._readings is not None:
+            self._readings.look_again()
 
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
@@ -221,6 +227,7 @@ class Operator:
                 self._readings.hang_up_all()
             if leads:
                 self._took_lead.set()
+                self._admit_agents()
                 # Only the leader receives reports.
                 self._listening_since = self._clock.now()
                 self._sync.lose()
@@ -300,7 +307,7 @@ class Operator:
             dumps=None if directory is None else CycleDumps(directory),
             dump_every=self._options.dump_every,
             pace=self._pace,
-            settled=spare_from_collection,
+            settled=spare_later,
         )
 
     def _feedback(self, poster: EventPoster) -> Feedback:

@@ -135,20 +135,25 @@ async def test_a_fault_of_the_burst_ends_what_comes_beside() -> None:
 
 
 def test_their_waits() -> None:
-    times = [JobTimes(10.0, 10.0 + wait, created=10.0 + wait / 2) for wait in (0.1, 0.3, 2.0)]
+    times = [
+        JobTimes(10.0, 10.0 + wait, created=10.0 + wait / 2, answered=10.0 + wait / 4)
+        for wait in (0.1, 0.3, 2.0)
+    ]
     found = beside_of([*times, JobTimes(11.0), JobTimes(11.0, created=15.0)])
     assert (found.beside_jobs, found.beside_bound) == (5, 3)
+    assert found.beside_answered_seconds_median == pytest.approx(0.075)
+    assert found.beside_answered_seconds_p99 == pytest.approx(0.5)
     assert found.beside_created_seconds_median == pytest.approx(0.15)
     assert found.beside_created_seconds_p99 == pytest.approx(4.0)
     assert found.beside_bound_seconds_median == pytest.approx(0.3)
     assert found.beside_bound_seconds_p99 == pytest.approx(2.0)
-    assert beside_of([]) == Beside(0, 0, None, None, None, None)
+    assert beside_of([]) == Beside(0, 0, *[None] * 6)
 
 
 def test_they_are_figures_only_where_they_came() -> None:
     jobs = {"a": JobTimes(0.0, 1.0, 2.0)}
     alone = Outcome("jobs", jobs, {}, {})
-    both = replace(alone, kind="gpujobs", beside=Beside(4, 4, 0.1, 0.5, 0.3, 2.0))
+    both = replace(alone, kind="gpujobs", beside=Beside(4, 4, 0.01, 0.05, 0.1, 0.5, 0.3, 2.0))
     rows = [both.row(frozenset()), alone.row(frozenset())]
     shown = {row["figure"]: row for row in figure_rows(rows)}
     assert shown["beside_bound_seconds_median"]["gpujobs"] == 0.3
@@ -204,6 +209,23 @@ async def test_a_run_with_jobs_beside() -> None:
     assert outcome.beside is not None
     assert outcome.beside.beside_bound == outcome.beside.beside_jobs >= 1
     assert len(outcome.jobs) == 3, "the others are not among them"
+
+
+async def test_what_is_prepared_is_there_before_a_job_of_either_namespace_comes() -> None:
+    stack: Any = FakeStack()
+    prepared: list[str] = []
+    kube = PlayingKube()
+
+    async def prepare(namespace: str) -> None:
+        assert namespace in stack.namespaces
+        assert not kube.calls
+        prepared.append(namespace)
+
+    load = Load(3, limit_seconds=30.0)
+    await throughput.measure(
+        stack, kube, GPUJOBS, load, BURST, prepare=prepare, beside_per_second=100.0
+    )
+    assert prepared == [BURST, OTHER]
 
 
 async def test_a_run_without_jobs_beside() -> None:

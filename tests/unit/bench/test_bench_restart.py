@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench.throughput import __main__ as throughput
+from bench.throughput import progress
 from bench.throughput import stack as stacks
 from bench.throughput.figures import JobTimes, Process, Takeover, difference
 from bench.throughput.load import GPUJOBS, Load, Run
@@ -184,7 +185,7 @@ async def test_more_jobs_may_take_longer_to_be_deleted(
         return has_pods(stack, namespace)
 
     monkeypatch.setattr(Stack, "has_pods", deleted_after_thirty_looks)
-    monkeypatch.setattr(throughput, "time", FakeTime(cluster))
+    monkeypatch.setattr(progress, "time", FakeTime(cluster))
     monkeypatch.setattr(asyncio, "sleep", no_pause)
     deleted = throughput.delete_all(stack, GPUJOBS, "space", Load(jobs))
     if waits:

@@ -84,10 +84,10 @@ class FakeConnection:
 async def replied(witness: Witness, node: str, *replies: str, url: str = "leader") -> Connection:
     inner = FakeConnection(list(replies))
 
-    async def connect(_url: str) -> Connection:
+    async def connect(_url: str, _wait_seconds: float) -> Connection:
         return inner
 
-    connection = await witness.watching(node, connect)(url)
+    connection = await witness.watching(node, connect)(url, 0.0)
     await connection.send("reading")
     with suppress(ConnectionLost):
         while True:

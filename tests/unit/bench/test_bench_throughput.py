@@ -47,6 +47,7 @@ AFTER = f"""\
 {TOTAL}{{code="409",dry_run="",resource="pods",subresource="",verb="POST"}} 1
 {TOTAL}{{code="201",dry_run="All",resource="pods",subresource="",verb="POST"}} 2
 {TOTAL}{{code="200",dry_run="",resource="gpujobs",subresource="status",verb="PATCH"}} 64
+{TOTAL}{{code="200",dry_run="",resource="workloads",subresource="status",verb="APPLY"}} 3
 {TOTAL}{{code="200",dry_run="",resource="pods",subresource="",verb="LIST"}} 99
 """
 
@@ -54,7 +55,7 @@ AFTER = f"""\
 def test_writes_are_what_came_since_whatever_their_answer() -> None:
     before, after = read_series(BEFORE, [TOTAL]), read_series(AFTER, [TOTAL])
     found = writes_by_kind(difference(after, before))
-    assert found == {"pods": 21, "pods (dry run)": 2, "gpujobs/status": 60}
+    assert found == {"pods": 21, "pods (dry run)": 2, "gpujobs/status": 60, "workloads/status": 3}
 
 
 def test_what_two_processes_counted_is_added() -> None:
@@ -214,10 +215,20 @@ def test_the_played_states_are_valid_yaml() -> None:
 def test_options() -> None:
     options = throughput.parse(["--arrive", "10/s", "--kinds", "gpujobs"])
     assert (options.arrive, options.kinds, options.jobs) == (10.0, ["gpujobs"], 300)
+    assert throughput.parse([]).kinds == ["jobs", "gpujobs"]
+    every = throughput.parse(["--kinds", "jobs,kueue,gpujobs"]).kinds
+    assert every == ["jobs", "kueue", "gpujobs"]
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--jobs", "0"], ["--arrive", "0"], ["--kinds", "pods"], ["--gangs", "x"]]
+    "arguments",
+    [
+        ["--jobs", "0"],
+        ["--arrive", "0"],
+        ["--kinds", "pods"],
+        ["--kinds", "jobs,jobs"],
+        ["--gangs", "x"],
+    ],
 )
 def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

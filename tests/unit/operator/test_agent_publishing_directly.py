@@ -30,7 +30,7 @@ class _Direct(DirectReadings):
         self.up = True
         self.took: list[tuple[GPUNodeStatus, float]] = []
 
-    async def _no_connection(self, url: str) -> Connection:
+    async def _no_connection(self, url: str, _wait_seconds: float) -> Connection:
         raise ConnectionLost(url)
 
     async def deliver(self, status: GPUNodeStatus, read_at: float) -> bool:

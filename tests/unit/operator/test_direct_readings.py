@@ -1,7 +1,7 @@
 """The agent's end of direct readings when the operator is slow or something unforeseen breaks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import pytest
@@ -11,11 +11,14 @@ from gpujob_api.reading import ReadingReply
 from gpujob_operator.agent.direct import (
     REPLY_SECONDS_MAX,
     RETRY_REFUSED_SECONDS,
+    WAIT_SECONDS,
+    Connect,
     Connection,
     DirectReadings,
 )
 from gpujob_operator.agent.publish import HEARTBEAT_SECONDS_MAX
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.observe.waiting_agents import WAIT_SECONDS_MAX
 from tests.harness.builders import make_gpu
 from tests.harness.waiting import eventually
 
@@ -56,7 +59,7 @@ class _Bench:
         self.waits: list[float] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, connect: Callable[[str], Awaitable[Connection]], *urls: str) -> DirectReadings:
+    def start(self, connect: Connect, *urls: str) -> DirectReadings:
         now = asyncio.get_running_loop().time
         direct = DirectReadings(urls or (URL,), connect, now, self._longest)
         self._tasks.append(asyncio.create_task(direct.run()))
@@ -87,7 +90,7 @@ async def test_a_reading_and_its_repetition_share_one_limit(
     """Each answer is in time; where both together are not, the status is the way."""
     connection = _Slow(share * REPLY_SECONDS_MAX, asks=1)
 
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         return connection
 
     direct = bench.start(connect)
@@ -103,7 +106,7 @@ async def test_an_agent_waits_longer_to_be_let_in_than_for_an_answer(bench: _Ben
     """A new leader has a thousand tokens reviewed at once."""
     tries = 0
 
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         nonlocal tries
         tries += 1
         await asyncio.sleep(2 * REPLY_SECONDS_MAX)
@@ -118,7 +121,7 @@ async def test_an_operator_that_lets_nobody_in_is_left_for_the_next(bench: _Benc
     """It is frozen. No reading may become stale before the next one has it."""
     frozen, leader = "ws://frozen/readings", "ws://leader/readings"
 
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         if url == frozen:
             await asyncio.Event().wait()
         return _Slow()
@@ -131,13 +134,33 @@ async def test_an_operator_that_lets_nobody_in_is_left_for_the_next(bench: _Benc
     assert loop.time() - started <= left_seconds / 2
 
 
+async def test_who_has_one_operator_to_ask_leaves_it_soon_enough(bench: _Bench) -> None:
+    """One address may lead to another operator the next time. Only there an agent asks to wait."""
+    waits: list[float] = []
+
+    async def connect(url: str, wait_seconds: float) -> Connection:
+        waits.append(wait_seconds)
+        if len(waits) == 1:
+            await asyncio.Event().wait()
+        return _Slow()
+
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    direct = bench.start(connect)
+    await eventually(lambda: direct.connected)
+    left_seconds = Configuration().telemetry_stale_seconds - HEARTBEAT_SECONDS_MAX
+    assert loop.time() - started <= left_seconds / 2
+    assert waits == [WAIT_SECONDS, WAIT_SECONDS]
+    assert 0 < WAIT_SECONDS <= WAIT_SECONDS_MAX
+
+
 async def test_an_unforeseen_fault_is_logged_and_does_not_end_the_way(
     bench: _Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However soon it would be tried again for another reason."""
     connection = _Slow()
 
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         if not bench.waits:
             raise KeyError("sequence")
         return connection
@@ -154,7 +177,7 @@ async def test_an_unforeseen_fault_is_logged_and_does_not_end_the_way(
 
 
 async def test_a_fault_at_one_url_leaves_the_others(bench: _Bench) -> None:
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         if url == "ws://broken":
             raise KeyError("sequence")
         return _Slow()

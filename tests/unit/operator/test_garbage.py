@@ -13,9 +13,11 @@ import pytest
 from gpujob_operator.garbage import (
     COLLECTION_SECONDS,
     OLD_TIME_FRACTION,
+    SPARE_SECONDS,
     collect_regularly,
     collect_seldom,
     give_back,
+    spare_later,
 )
 
 
@@ -112,6 +114,20 @@ async def test_old_objects_take_a_small_part_of_the_time(
     assert found == expected
     assert len(found) * seconds <= 2 * OLD_TIME_FRACTION * now
     collecting.cancel()
+
+
+@pytest.mark.looptime
+async def test_the_first_decisions_do_not_wait_until_old_objects_are_spared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    spare_later()
+    await asyncio.sleep(SPARE_SECONDS - 0.1)
+    assert done == []
+    await asyncio.sleep(0.2)
+    assert done == ["collect", "freeze"]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")

@@ -3,41 +3,10 @@
 import pytest
 
 from gpujob_operator.act.kube import LEASES, Unavailable
-from gpujob_operator.act.lease import HOLD_FRACTION, Leadership, LeaseSettings, Legacy
+from gpujob_operator.act.lease import HOLD_FRACTION
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
-
-SECONDS = 15.0
-
-
-class _Candidate:
-    """`knows` is what it would leave to the next one."""
-
-    def __init__(self, kube: FakeKube, clock: FakeClock, identity: str) -> None:
-        self.changes: list[bool] = []
-        self.knows = identity
-        self.inherited: list[str] = []
-        self.restores = 0
-        settings = LeaseSettings("gpujob-system", identity, seconds=SECONDS)
-        self.leadership = Leadership(
-            kube,
-            settings,
-            monotonic=clock.monotonic,
-            sleep=clock.sleep,
-            changed=self.changes.append,
-            restored=self._restored,
-            legacy=Legacy("known", write=lambda: self.knows, read=self.inherited.append),
-        )
-
-    def _restored(self) -> None:
-        self.restores += 1
-
-    async def attempt(self) -> bool:
-        return await self.leadership.try_once()
-
-    @property
-    def leads(self) -> bool:
-        return self.leadership.leads
+from tests.harness.lease_candidates import SECONDS, Candidate
 
 
 @pytest.fixture
@@ -51,26 +20,26 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def one(kube: FakeKube, clock: FakeClock) -> _Candidate:
-    return _Candidate(kube, clock, "one")
+def one(kube: FakeKube, clock: FakeClock) -> Candidate:
+    return Candidate(kube, clock, "one")
 
 
 @pytest.fixture
-def two(kube: FakeKube, clock: FakeClock) -> _Candidate:
-    return _Candidate(kube, clock, "two")
+def two(kube: FakeKube, clock: FakeClock) -> Candidate:
+    return Candidate(kube, clock, "two")
 
 
 def _holder(kube: FakeKube) -> str:
     return kube.stored(LEASES, "gpujob-operator", "gpujob-system")["spec"]["holderIdentity"]
 
 
-async def test_the_first_takes_it_and_the_second_waits(one: _Candidate, two: _Candidate) -> None:
+async def test_the_first_takes_it_and_the_second_waits(one: Candidate, two: Candidate) -> None:
     assert await one.attempt()
     assert not await two.attempt()
     assert (one.changes, two.changes) == ([True], [])
 
 
-async def test_renewal_keeps_it(one: _Candidate, two: _Candidate, clock: FakeClock) -> None:
+async def test_renewal_keeps_it(one: Candidate, two: Candidate, clock: FakeClock) -> None:
     for _ in range(20):
         assert await one.attempt()
         assert not await two.attempt()
@@ -79,7 +48,7 @@ async def test_renewal_keeps_it(one: _Candidate, two: _Candidate, clock: FakeClo
 
 
 async def test_a_lease_that_is_older_than_it_was_is_told_once(
-    one: _Candidate, two: _Candidate, kube: FakeKube
+    one: Candidate, two: Candidate, kube: FakeKube
 ) -> None:
     """I9: the API server's data was restored from a backup; leader and standby hear of it."""
     for _ in range(3):
@@ -93,9 +62,7 @@ async def test_a_lease_that_is_older_than_it_was_is_told_once(
     assert (one.restores, two.restores) == (1, 1)
 
 
-async def test_another_lease_of_the_name_is_no_restored_one(
-    one: _Candidate, kube: FakeKube
-) -> None:
+async def test_another_lease_of_the_name_is_no_restored_one(one: Candidate, kube: FakeKube) -> None:
     await one.attempt()
     await one.attempt()
     metadata = kube.stored(LEASES, "gpujob-operator", "gpujob-system")["metadata"]
@@ -105,7 +72,7 @@ async def test_another_lease_of_the_name_is_no_restored_one(
 
 
 async def test_takeover_after_a_whole_duration_without_renewal(
-    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, two: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     await one.attempt()
     await two.attempt()
@@ -119,7 +86,7 @@ async def test_takeover_after_a_whole_duration_without_renewal(
 
 
 async def test_the_old_leader_stops_before_another_can_start(
-    one: _Candidate, two: _Candidate, clock: FakeClock
+    one: Candidate, two: Candidate, clock: FakeClock
 ) -> None:
     """Whenever the other takes over, the first has known for a third of the duration."""
     await one.attempt()
@@ -135,7 +102,7 @@ async def test_the_old_leader_stops_before_another_can_start(
 
 
 async def test_it_stops_by_itself_when_nobody_answers(
-    one: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     await one.attempt()
     kube.fail("get", "leases", times=99)
@@ -149,7 +116,7 @@ async def test_it_stops_by_itself_when_nobody_answers(
 
 
 async def test_a_slow_renewal_counts_from_its_beginning(
-    one: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     kube.before = lambda call: clock.advance(4.0) if call.verb == "create" else None
     started = clock.monotonic()
@@ -159,10 +126,10 @@ async def test_a_slow_renewal_counts_from_its_beginning(
 
 
 async def test_the_loser_of_a_race_does_not_lead(
-    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, two: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     """Both see an expired Lease; the resourceVersion lets one write through."""
-    third = _Candidate(kube, clock, "three")
+    third = Candidate(kube, clock, "three")
     await third.attempt()
     await one.attempt()
     await two.attempt()
@@ -182,7 +149,7 @@ async def test_the_loser_of_a_race_does_not_lead(
     assert _holder(kube) == "two"
 
 
-async def test_a_lost_answer_to_create_is_found_out(one: _Candidate, kube: FakeKube) -> None:
+async def test_a_lost_answer_to_create_is_found_out(one: Candidate, kube: FakeKube) -> None:
     error = Unavailable(0, "ServerDisconnected", "")
     kube.fail("create", "leases", error, after_effect=True)
     assert not await one.attempt()
@@ -190,7 +157,7 @@ async def test_a_lost_answer_to_create_is_found_out(one: _Candidate, kube: FakeK
 
 
 async def test_release_lets_the_next_one_in_at_once(
-    one: _Candidate, two: _Candidate, kube: FakeKube
+    one: Candidate, two: Candidate, kube: FakeKube
 ) -> None:
     await one.attempt()
     await one.leadership.release()
@@ -200,7 +167,7 @@ async def test_release_lets_the_next_one_in_at_once(
 
 
 async def test_release_leaves_anothers_lease_alone(
-    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, two: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     await one.attempt()
     lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
@@ -210,7 +177,7 @@ async def test_release_leaves_anothers_lease_alone(
 
 
 async def test_taking_it_back_is_said_even_if_it_was_never_said_to_be_lost(
-    one: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     """Somebody led and released between two of our attempts: the cache may have missed things."""
     await one.attempt()
@@ -222,7 +189,7 @@ async def test_taking_it_back_is_said_even_if_it_was_never_said_to_be_lost(
 
 
 async def test_leading_again_is_said_even_if_nobody_else_has_led(
-    one: _Candidate, clock: FakeClock
+    one: Candidate, clock: FakeClock
 ) -> None:
     """It was frozen: what it was about to write when it thawed was given up."""
     await one.attempt()
@@ -240,7 +207,7 @@ def _left(kube: FakeKube) -> str:
 
 
 async def test_the_next_holder_inherits_what_the_last_renewal_said(
-    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, two: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     await one.attempt()
     assert (one.inherited, _left(kube)) == ([""], "one")
@@ -254,7 +221,7 @@ async def test_the_next_holder_inherits_what_the_last_renewal_said(
 
 
 async def test_what_was_left_survives_giving_the_lease_back(
-    one: _Candidate, two: _Candidate, kube: FakeKube
+    one: Candidate, two: Candidate, kube: FakeKube
 ) -> None:
     await one.attempt()
     await one.leadership.release()
@@ -263,17 +230,17 @@ async def test_what_was_left_survives_giving_the_lease_back(
 
 
 async def test_a_holder_of_the_same_name_inherits_from_itself_once(
-    one: _Candidate, clock: FakeClock, kube: FakeKube
+    one: Candidate, clock: FakeClock, kube: FakeKube
 ) -> None:
     """The same pod, started again before its Lease ran out."""
     await one.attempt()
-    again = _Candidate(kube, clock, "one")
+    again = Candidate(kube, clock, "one")
     await again.attempt()
     await again.attempt()
     assert again.inherited == ["one"]
 
 
-async def test_annotations_of_others_stay(one: _Candidate, kube: FakeKube) -> None:
+async def test_annotations_of_others_stay(one: Candidate, kube: FakeKube) -> None:
     await one.attempt()
     lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
     lease["metadata"]["annotations"]["theirs"] = "kept"
@@ -281,87 +248,3 @@ async def test_annotations_of_others_stay(one: _Candidate, kube: FakeKube) -> No
     await one.attempt()
     lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
     assert lease["metadata"]["annotations"] == {"theirs": "kept", "known": "one"}
-
-
-# -- whether what the last holder sent may still arrive
-
-
-async def test_who_creates_the_lease_has_no_doubt(one: _Candidate) -> None:
-    await one.attempt()
-    assert not one.leadership.in_doubt
-
-
-async def test_who_takes_a_released_lease_has_no_doubt(
-    one: _Candidate, two: _Candidate, clock: FakeClock
-) -> None:
-    await one.attempt()
-    await one.leadership.release()
-    for _ in range(3):
-        await two.attempt()
-        assert two.leads
-        assert not two.leadership.in_doubt
-        clock.advance(SECONDS / 3)
-
-
-async def test_who_takes_an_expired_lease_is_in_doubt_as_long_as_it_leads(
-    one: _Candidate, two: _Candidate, clock: FakeClock
-) -> None:
-    await one.attempt()
-    await two.attempt()
-    assert not two.leadership.in_doubt, "it does not lead"
-    clock.advance(SECONDS + 0.1)
-    for _ in range(3):
-        await two.attempt()
-        assert two.leads
-        assert two.leadership.in_doubt
-        clock.advance(SECONDS / 3)
-
-
-async def test_who_finds_its_own_name_when_it_starts_is_in_doubt(
-    one: _Candidate, clock: FakeClock, kube: FakeKube
-) -> None:
-    """The same pod, started again: what its last process sent may still arrive."""
-    await one.attempt()
-    again = _Candidate(kube, clock, "one")
-    await again.attempt()
-    assert again.leads
-    assert again.leadership.in_doubt
-    await again.attempt()
-    assert again.leadership.in_doubt
-
-
-async def test_who_has_not_led_for_a_while_is_in_doubt_of_itself(
-    one: _Candidate, clock: FakeClock
-) -> None:
-    """Nobody else led, but it stopped in the middle of what it did."""
-    await one.attempt()
-    clock.advance(SECONDS)
-    assert not one.leads
-    await one.attempt()
-    assert one.leads
-    assert one.leadership.in_doubt
-
-
-async def test_doubt_ends_with_the_next_term(
-    one: _Candidate, two: _Candidate, clock: FakeClock
-) -> None:
-    await one.attempt()
-    await two.attempt()
-    clock.advance(SECONDS + 0.1)
-    await two.attempt()
-    assert two.leadership.in_doubt
-    await two.leadership.release()
-    await one.attempt()
-    await one.leadership.release()
-    await two.attempt()
-    assert two.leads
-    assert not two.leadership.in_doubt
-
-
-async def test_a_lost_answer_to_create_leaves_a_doubt(one: _Candidate, kube: FakeKube) -> None:
-    error = Unavailable(0, "ServerDisconnected", "")
-    kube.fail("create", "leases", error, after_effect=True)
-    await one.attempt()
-    await one.attempt()
-    assert one.leads
-    assert one.leadership.in_doubt, "it cannot tell its own Lease from that of a process before it"

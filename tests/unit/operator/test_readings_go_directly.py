@@ -62,10 +62,10 @@ async def test_what_was_read_before_the_connection_goes_first(
     """A new leader has the reading without waiting for the next one, and it is as old as it is."""
     operator.leads = False
     agent = start()
-    await eventually(lambda: operator.count("not_leader") > 0)
+    await eventually(lambda: operator.waiting == 1)
     assert not await agent.deliver(*USED), "kept, and the caller uses the other way"
     agent.clock.advance(8.0)
-    operator.leads = True
+    operator.begin_to_lead()
     await eventually(lambda: operator.gpus() == USED)
     assert (operator.clock.now() - operator.nodes.taken[-1][2]).total_seconds() == 8.0
 
@@ -268,12 +268,12 @@ async def test_the_way_is_said_once(
     caplog.set_level("INFO")
     tries = 0
 
-    async def connect(url: str) -> Connection:
+    async def connect(url: str, wait_seconds: float) -> Connection:
         nonlocal tries
         tries += 1
         if tries < 5:
             raise ConnectionLost("no token", refused=True)
-        return await agent.connections.connect(url)
+        return await agent.connections.connect(url, wait_seconds)
 
     agent = start()
     agent.direct._connect = connect

@@ -29,6 +29,8 @@ from gpujob_local.control_plane.go_toolchain import (
 )
 
 TOOLS_FOLDER = Path(__file__).resolve().parents[4] / "tools"
+# A module is built as its own go.mod says, whatever the user's settings are.
+GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
 PROGRESS_SECONDS = 15.0
 BUILD_ATTEMPTS = 2
 
@@ -66,6 +68,7 @@ def _containerd(name: str, build_seconds: int) -> Binary:
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _KWOK = "sigs.k8s.io/kwok"
 _KARPENTER = "sigs.k8s.io/karpenter"
+_KUEUE = "sigs.k8s.io/kueue"
 _ETCD = "go.etcd.io/etcd/server/v3"
 _PROMETHEUS = "github.com/prometheus/prometheus"
 SETS: dict[str, tuple[Binary, ...]] = {
@@ -108,6 +111,8 @@ SETS: dict[str, tuple[Binary, ...]] = {
     "kwok": (Binary("kwok", f"{_KWOK}/cmd/kwok", _KWOK, (), 0, 100),),
     # With its provider of played nodes, for tests/karpenter. Built beside other work.
     "karpenter": (Binary("karpenter", f"{_KARPENTER}/kwok", _KARPENTER, (), 0, 1500),),
+    # Its manager, for a benchmark that runs the same jobs through its queues.
+    "kueue": (Binary("kueue", f"{_KUEUE}/cmd/kueue", _KUEUE, (), 0, 220),),
 }
 # What a local cluster of process nodes and the chart's tests need; real kubelets need all sets.
 DEFAULT_SETS = ("kubernetes", "helm", "promtool")
@@ -246,13 +251,12 @@ def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
 def _run_with_progress(
     command: list[str], folder: Path, binary: Binary, say: Say
 ) -> tuple[int, str]:
-    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
     start = time.monotonic()
     say(f"started, about {binary.build_seconds} s when nothing is cached")
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | settings,
+        env=os.environ | GO_SETTINGS,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

@@ -88,6 +88,8 @@ class Leadership:
         self._said = False
         # The other holder's Lease, and since when it has not changed.
         self._observed: tuple[str, float] = ("", float("-inf"))
+        # Until it ends, where there is one and it does not change.
+        self._left_seconds = settings.seconds
 
     @property
     def leads(self) -> bool:
@@ -95,11 +97,15 @@ class Leadership:
 
     async def keep(self) -> None:
         """Runs until cancelled. Tries to acquire or renew the Lease five times within its duration,
-        counted from the start of each try."""
+        counted from the start of each try, and as soon as that of another holder has ended."""
         seconds = self._settings.seconds
         while True:
-            due = self._monotonic() + seconds * RENEWAL_FRACTION
-            await self.try_once()
+            started = self._monotonic()
+            self._left_seconds = seconds
+            leads = await self.try_once()
+            due = started + seconds * RENEWAL_FRACTION
+            if not leads:
+                due = min(due, started + self._left_seconds)
             await self._sleep(max(due - self._monotonic(), seconds * PAUSE_FRACTION_MIN))
 
     async def try_once(self) -> bool:
@@ -118,8 +124,12 @@ class Leadership:
         self._say()
         return self.leads
 
-    async def release(self) -> None:
-        """Releases the Lease so that a successor need not wait. Best effort."""
+    async def release(self, *, in_doubt: bool = False) -> None:
+        """Releases the Lease so that a successor need not wait. Best effort.
+
+        `in_doubt`: what this process doubts of the leaders before it, the successor is to doubt,
+        too. The Lease keeps its holder then, and ends after a second.
+        """
         if not self.leads:
             return
         self._held_until = float("-inf")
@@ -127,7 +137,7 @@ class Leadership:
         try:
             lease = await self._get()
             if lease is not None and lease["spec"].get("holderIdentity") == self._settings.identity:
-                lease["spec"]["holderIdentity"] = ""
+                lease["spec"]["holderIdentity"] = self._settings.identity if in_doubt else ""
                 lease["spec"]["leaseDurationSeconds"] = 1
                 await self._replace(lease)
         except ApiError as error:
@@ -178,12 +188,14 @@ class Leadership:
         watched.
         """
         version = lease["metadata"]["resourceVersion"]
+        seconds = float(lease["spec"].get("leaseDurationSeconds") or self._settings.seconds)
         if self._observed[0] != version:
             # Not when the try began: the process may have been frozen since.
             self._observed = (version, self._monotonic())
+            self._left_seconds = seconds
             return False
-        seconds = float(lease["spec"].get("leaseDurationSeconds") or self._settings.seconds)
-        return now - self._observed[1] >= seconds
+        self._left_seconds = seconds - (now - self._observed[1])
+        return self._left_seconds <= 0
 
     async def _get(self) -> Manifest | None:
         try:

@@ -23,6 +23,9 @@ REPLY_SECONDS_MAX = 2.0
 # To be let in. A new leader has the tokens of all agents reviewed at once, and who leaves the queue
 # only joins it again. Another operator is tried well before the last reading is too old.
 CONNECT_SECONDS_MAX = 5.0
+# Before that, an operator that has just begun may let the agent wait for so long. Only where there
+# is no other to ask, which might lead already.
+WAIT_SECONDS = 3.0
 # Between two tries, less up to a half: not all agents at once. Who is refused for good tries
 # seldom.
 RETRY_SECONDS = 1.0
@@ -48,7 +51,8 @@ class Connection(Protocol):
     async def close(self) -> None: ...
 
 
-Connect = Callable[[str], Awaitable[Connection]]
+# To a URL. An operator that has just begun may let the agent wait for so many seconds.
+Connect = Callable[[str, float], Awaitable[Connection]]
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class DirectReadings:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._urls = tuple(urls)
+        self._wait_seconds = WAIT_SECONDS if len(self._urls) == 1 else 0.0
         self._connect = connect
         self._monotonic = monotonic
         self._offer: _Offer | None = None
@@ -137,8 +142,8 @@ class DirectReadings:
 
     async def _use(self, url: str) -> None:
         """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
-        async with asyncio.timeout(CONNECT_SECONDS_MAX):
-            connection = await self._connect(url)
+        async with asyncio.timeout(self._wait_seconds + CONNECT_SECONDS_MAX):
+            connection = await self._connect(url, self._wait_seconds)
         talk = _Talk(connection, self._monotonic)
         try:
             await talk.greet()

@@ -25,19 +25,19 @@ class WebSocketConnections:
         self._make_session = make_session
         self._session: aiohttp.ClientSession | None = None
 
-    async def connect(self, url: str) -> Connection:
-        """Raises `ConnectionLost`."""
+    async def connect(self, url: str, wait_seconds: float = 0.0) -> Connection:
+        """An operator that has just begun may let the agent wait for so long. Raises
+        `ConnectionLost`."""
         try:
             token = await asyncio.to_thread(self._token_file.read_text)
         except (OSError, UnicodeDecodeError) as error:
             raise ConnectionLost(f"no token: {error}", refused=True) from None
+        headers = {"Authorization": f"Bearer {token.strip()}"}
+        if wait_seconds:
+            headers["Prefer"] = f"wait={wait_seconds:.0f}"
         session = self._session = self._session or self._make_session()
         try:
-            socket = await session.ws_connect(
-                url,
-                headers={"Authorization": f"Bearer {token.strip()}"},
-                max_msg_size=REPLY_BYTES_MAX,
-            )
+            socket = await session.ws_connect(url, headers=headers, max_msg_size=REPLY_BYTES_MAX)
         except aiohttp.WSServerHandshakeError as error:
             refused = error.status in _REFUSED
             raise ConnectionLost(f"HTTP {error.status}", refused=refused) from None

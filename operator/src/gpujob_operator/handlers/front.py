@@ -1,5 +1,5 @@
 """kopf as the event front end: low-level event handlers for the operator's own kinds, except for
-GPUJob, whose events are too many (`watches`). Nothing is written.
+GPUJob and GPUNode, of which there are too many (`watches`). Nothing is written.
 
 kopf gets an explicit identity, because it would look up the process's user name and a container's
 user has none. It runs in a thread with its own event loop, because kopf cancels every task of its
@@ -19,7 +19,7 @@ from typing import Any, cast
 import kopf
 from kubernetes.aio import client
 
-from gpujob_api.manifest import GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.manifest import GPUPROFILE, GPUQUEUE
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.handlers.session import kopf_session
 from gpujob_operator.logs import Log
@@ -27,7 +27,7 @@ from gpujob_operator.metrics import Metrics
 
 log = Log(__name__)
 
-FRONT_KINDS = (GPUNODE, GPUQUEUE, GPUPROFILE)
+FRONT_KINDS = (GPUQUEUE, GPUPROFILE)
 # kopf's own timeout: a stream without a bookmark for this long is dead.
 INACTIVITY_SECONDS = 70.0
 RESTART_SECONDS = 1.0

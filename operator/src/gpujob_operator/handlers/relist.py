@@ -5,8 +5,8 @@ The previous leader wrote until a moment ago, and the watches may lag behind by 
 pod without its job's newest status would look like a leftover, and a job without its pods would
 look lost. Therefore jobs are listed before pods, after the Lease is acquired, and pods last.
 
-Nodes come before both. An agent is let in once its node is there; until then it tries again each
-second, and a thousand of them take the time that the lists need.
+Nodes come before both. An agent is let in once its node is there; until then it waits or tries
+again each second, and a thousand of them take the time that the lists need.
 
 kopf does not report an object that vanished while a watch was interrupted, nor a watch that has
 died. A full list finds both: missing objects are removed from the cache, and a change that should
@@ -18,7 +18,6 @@ from functools import partial
 
 from gpujob_api.meta import GROUP
 from gpujob_operator.act.kube import (
-    GPU_NODES,
     PROFILES,
     QUEUES,
     ApiError,
@@ -29,6 +28,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.watches import (
+    GPU_NODES_WATCHED,
     GPUJOBS_WATCHED,
     NODES_WATCHED,
     PODS_WATCHED,
@@ -44,7 +44,7 @@ log = Log(__name__)
 # In the order in which a new leader lists them.
 LISTED = (
     NODES_WATCHED,
-    WatchedKind(Kind.GPU_NODE, GPU_NODES),
+    GPU_NODES_WATCHED,
     GPUJOBS_WATCHED,
     WatchedKind(Kind.QUEUE, QUEUES),
     WatchedKind(Kind.PROFILE, PROFILES),
@@ -63,6 +63,8 @@ _NOT_DEFINED = (
 
 
 class Relist:
+    """`listed` is called after each list that a new leader needs."""
+
     def __init__(
         self,
         kube: Kube,
@@ -71,6 +73,7 @@ class Relist:
         silent: Callable[[Kind], None],
         watches: Iterable[Watch] = (),
         retry: Retry | None = None,
+        listed: Callable[[], None] = lambda: None,
         period_seconds: float = RELIST_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
@@ -79,6 +82,7 @@ class Relist:
         self._silent = silent
         self._watches = {one.kind: one for one in watches}
         self._retry = retry or Retry()
+        self._listed = listed
         self._period_seconds = period_seconds
         self._grace_seconds = grace_seconds
 
@@ -130,6 +134,7 @@ class Relist:
                     watch.go_on_from(listing.resource_version, need)
                     # What it needs later it lists itself, however long the others take.
                     watch.let_list()
+                self._listed()
                 return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:

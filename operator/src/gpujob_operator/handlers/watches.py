@@ -1,12 +1,14 @@
-"""List-and-watch of GPUJobs, Pods, Nodes and PersistentVolumes into the cache, without end.
+"""List-and-watch of GPUJobs, GPUNodes, Pods, Nodes and PersistentVolumes into the cache, without
+end.
 
 A stream that ends or breaks is continued from its last resourceVersion, however long the API server
 is overloaded (429) or away. If that version is too old (410), or the stream was silent for longer
 than the bookmark interval allows, everything is listed again. While somebody else lists every kind,
 a watch that needs a list takes theirs: ten thousand objects are not asked for twice.
 
-Every GPUJob changes several times within its life. An event of it takes a fraction of the CPU time
-here that it takes in kopf, which has a queue and tasks for every object.
+Every GPUJob changes several times within its life, and there are as many GPUNodes as nodes. An
+event takes a fraction of the CPU time here that it takes in kopf, which has a queue and tasks for
+every object.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpujob_operator.act.kube import (
+    GPU_NODES,
     JOBS,
     NODES,
     PODS,
@@ -52,14 +55,20 @@ class WatchedKind:
 
 
 GPUJOBS_WATCHED = WatchedKind(Kind.JOB, JOBS)
+GPU_NODES_WATCHED = WatchedKind(Kind.GPU_NODE, GPU_NODES)
 # No decision waits for a list of them: what is not known of a volume, a refusal shows.
 VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
 # All pods, not only ours: what others request on our nodes is not free.
 PODS_WATCHED = WatchedKind(Kind.POD, PODS)
 NODES_WATCHED = WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true")
 # All kinds that are followed without kopf.
-FOLLOWED = (GPUJOBS_WATCHED, VOLUMES_WATCHED, PODS_WATCHED, NODES_WATCHED)
-
+FOLLOWED = (
+    GPUJOBS_WATCHED,
+    GPU_NODES_WATCHED,
+    VOLUMES_WATCHED,
+    PODS_WATCHED,
+    NODES_WATCHED,
+)
 
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 

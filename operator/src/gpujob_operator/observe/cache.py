@@ -250,6 +250,9 @@ class Cache:
         pod = self.pods.get(uid)
         return None if pod is None else pod.view
 
+    def has_listed_nodes(self) -> bool:
+        return Kind.NODE in self.synced
+
     def has_node(self, name: str) -> bool:
         return self.nodes.by_name(name) is not None
 

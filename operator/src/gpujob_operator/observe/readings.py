@@ -3,7 +3,7 @@ its own node only.
 
 The bearer token names the service account and the node. What the token claims must be an agent of a
 node that we know before the API server is asked whether the claim is true (TokenReview). A node has
-one connection.
+one connection. Before this process knows the nodes, agents wait (`waiting_agents`).
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from gpujob_operator.observe.port import (
     sender,
 )
 from gpujob_operator.observe.reading_session import ReadingSession
+from gpujob_operator.observe.waiting_agents import WaitingAgents, preferred_wait_seconds
 from gpujob_operator.rate_limit import RateLimit
 
 log = Log(__name__)
@@ -56,6 +57,8 @@ class AgentTokens(Protocol):
 
 class Nodes(Protocol):
     """The part of the cache that readings go into."""
+
+    def has_listed_nodes(self) -> bool: ...
 
     def has_node(self, name: str) -> bool: ...
 
@@ -95,20 +98,30 @@ class ReadingReceiver:
         # The agents that are connected, by node.
         self._open: dict[str, _Open] = {}
         self._limits: dict[str, RateLimit] = {}
+        self._waiting = WaitingAgents(lambda: is_leader() and nodes.has_listed_nodes())
 
     def add_to(self, application: web.Application) -> None:
         application.router.add_get(READINGS_PATH, self._connect)
 
-    async def admit(self, authorization: str, source: str) -> ReadingSession:
-        """Proves who sends from the address. Raises `Refused`."""
-        if not self._is_leader():
-            raise Refused(503, "not_leader", "this replica is not the leader; try the next one")
+    def look_again(self) -> None:
+        """Admits the agents that wait, if it may. Call it when this process begins to lead, and
+        when the nodes are listed."""
+        self._waiting.look_again()
+
+    async def admit(
+        self, authorization: str, source: str, wait_seconds: float = 0.0
+    ) -> ReadingSession:
+        """Proves who sends from the address, if need be after a wait. Raises `Refused`."""
         token = bearer_token(authorization)
         claimed = claimed_agent(token, self._clock().timestamp())
         if claimed is None:
             raise Refused(401, "bad_token", "the token names no node for audience gpujob")
         if AgentAccount(claimed.namespace, claimed.account) != self._account:
             raise Refused(403, "no_agent", "the token is not of the agents' service account")
+        if self._waiting.waiting < AGENTS_MAX:
+            await self._waiting.wait(wait_seconds)
+        if not self._is_leader():
+            raise Refused(503, "not_leader", "this replica is not the leader; try the next one")
         if not self._nodes.has_node(claimed.node):
             raise Refused(503, "no_node", f"node {claimed.node} is not known")
         await self._prove(token, claimed, source)
@@ -195,7 +208,9 @@ class ReadingReceiver:
         try:
             if not socket.can_prepare(request).ok:
                 raise Refused(400, "no_websocket", "a WebSocket is required")
-            session = await self.admit(request.headers.get("Authorization", ""), sender(request))
+            wait_seconds = preferred_wait_seconds(request.headers.get("Prefer", ""))
+            authorization = request.headers.get("Authorization", "")
+            session = await self.admit(authorization, sender(request), wait_seconds)
             self.open(session, lambda: _hang_up(request))
         except Refused as refused:
             self._metrics.readings.labels(refused.result).inc()

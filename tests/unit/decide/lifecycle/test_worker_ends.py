@@ -7,7 +7,9 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.meta import ConditionStatus
+from gpujob_api.optimize import Optimize
 from gpujob_api.report import FailureClass
+from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
@@ -175,6 +177,20 @@ def test_a_job_that_failed_is_finished_and_says_so() -> None:
     assert value(failed, "Failed") is ConditionStatus.TRUE
     reasons = [conditions.find(failed.status, kind) for kind in ("Succeeded", "Failed")]
     assert len({(one.reason, one.message) for one in reasons if one is not None}) == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "saying"), [(0, ["Succeeded"]), (1, ["Failed", "Succeeded"])]
+)
+def test_how_a_job_ended_is_said_where_it_is_looked_for(exit_code: int, saying: list[str]) -> None:
+    """And nowhere else: thousands of finished jobs are stored."""
+    job = running(make_job(retries=0, optimize=Optimize(mode=OptimizeMode.OFF)))
+    ended = said(job, decided(job, pods=(make_pod(job, exit_code=exit_code),)))
+    assert [one.type for one in ended.status.conditions if one.message] == saying
+    assert value(ended, "Running") is ConditionStatus.FALSE
+    how = conditions.find(ended.status, "Succeeded")
+    assert how is not None
+    assert ended.status.summary.reason == f"{how.reason}: {how.message}"
 
 
 def test_who_is_tried_again_has_neither_failed_nor_finished() -> None:

@@ -148,5 +148,8 @@ def test_the_real_modules_pin_what_the_code_expects() -> None:
     kwok = tools.Pins.read("kwok")
     assert kwok.wanted(tools.SETS["kwok"][0]) == ()
     assert parse_version(kwok.versions["sigs.k8s.io/kwok"])[:2] == (0, 8)
+    kueue = tools.Pins.read("kueue")
+    assert parse_version(kueue.versions["sigs.k8s.io/kueue"])[:2] == (0, 19)
+    assert "kueue" not in tools.DEFAULT_SETS
     karpenter = tools.Pins.read("karpenter")
     assert parse_version(karpenter.versions["sigs.k8s.io/karpenter"])[:2] == (1, 14)

@@ -79,12 +79,17 @@ def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> N
         f"{format_count(job.status.counters.interruptions, 'interruption')}"
     )
     writer = ConditionWriter(job, job.status, now)
-    writer.set(conditions.RUNNING, False, "Finished", text)
+    # The text is said once: ten thousand finished jobs are stored and listed with it.
+    writer.set(conditions.RUNNING, False, "Finished")
     writer.set(conditions.SUCCEEDED, True, "Completed", text)
-    writer.set(conditions.FINISHED, True, "Succeeded", text)
+    writer.set(conditions.FINISHED, True, "Succeeded")
     untuned.at_the_end(job, job.status, received, writer)
     status = writer.status(
-        phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
+        phase=JobPhase.SUCCEEDED,
+        finished_at=now,
+        stop=None,
+        next_attempt_at=None,
+        progressed_at=None,
     )
     return NextStep(status, events=(EventNote("Succeeded", text),))
 
@@ -105,14 +110,15 @@ def _retry_or_fail(
         next_attempt_at=decision.next_attempt_at,
     )
     writer = ConditionWriter(job, status, now)
-    writer.set(conditions.RUNNING, False, kind, text)
     if not decision.retry:
+        writer.set(conditions.RUNNING, False, kind)
         writer.set(conditions.SUCCEEDED, False, kind, text)
         writer.set(conditions.FAILED, True, kind, text)
-        writer.set(conditions.FINISHED, True, "Failed", text)
-        status = writer.status(phase=JobPhase.FAILED, finished_at=now)
+        writer.set(conditions.FINISHED, True, "Failed")
+        status = writer.status(phase=JobPhase.FAILED, finished_at=now, progressed_at=None)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
     was_preempted = rule_of(job.status.stop).for_others
+    writer.set(conditions.RUNNING, False, kind, text)
     writer.set(conditions.SCHEDULED, False, "WaitingForRetry", text)
     status = writer.status(
         phase=JobPhase.PENDING,

@@ -1,0 +1,31 @@
+"""Sources of a Go module that a go.mod in `tools/` pins, so that no manifest is copied from it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from gpujob_local.control_plane.go_toolchain import ToolError, find_go
+from gpujob_local.control_plane.tools import GO_SETTINGS, TOOLS_FOLDER, Pins
+
+
+def source_folder(set_name: str, module: str, say: Callable[[str], None]) -> Path:
+    """The sources of the pinned version, downloaded where they are not there yet.
+
+    Raises `ToolError` when that fails.
+    """
+    pins = Pins.read(set_name)
+    go = find_go(pins.go_version, TOOLS_FOLDER / "go" / "requirements.txt", say)
+    done = subprocess.run(
+        [str(go), "mod", "download", "-json", module],
+        cwd=pins.folder,
+        env=os.environ | GO_SETTINGS,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        # With -json the reason is in the answer.
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        raise ToolError(f"the sources of {module} are missing:\n{said[-2000:]}")
+    return Path(json.loads(done.stdout)["Dir"])
