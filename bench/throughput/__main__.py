@@ -44,7 +44,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 
 from bench.machine import print_result
@@ -169,10 +169,17 @@ async def delete_all(stack: Stack, kind: Kind, namespace: str, load: Load) -> No
     """What is done does not weigh on what comes after."""
     path = kind.resource.path(namespace)
     body = {"propagationPolicy": "Background"}
-    with suppress(OSError):
-        # The server goes on when the request has taken too long.
-        await asyncio.to_thread(stack.client.request, "DELETE", path, body)
+
+    def asked() -> bool:
+        try:
+            stack.client.request("DELETE", path, body)
+        except OSError:
+            # It has taken too long, and the server deletes no more of them.
+            return False
+        return True
+
     limit = WAIT_SECONDS_MAX + DELETION_SECONDS * load.jobs * load.workers
+    await wait_until(asked, f"the deletion of {namespace}", stack, limit_seconds=limit)
     what = f"the end of all pods of {namespace}"
     await wait_until(lambda: not stack.has_pods(namespace), what, stack, limit_seconds=limit)
 

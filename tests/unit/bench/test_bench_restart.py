@@ -172,6 +172,26 @@ class FakeTime:
         return 10.0 * len(self._cluster.asked)
 
 
+async def test_a_deletion_that_takes_too_long_is_asked_for_again(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server stops where its client has given up."""
+    stack, answers = stack_of(cluster), [TimeoutError("timed out"), TimeoutError("timed out")]
+    ask, asked = stack.client.request, 0
+
+    def request(method: str, *arguments: Any) -> object:
+        nonlocal asked
+        asked += method == "DELETE"
+        if method == "DELETE" and answers:
+            raise answers.pop()
+        return ask(method, *arguments)
+
+    monkeypatch.setattr(stack.client, "request", request)
+    monkeypatch.setattr(asyncio, "sleep", no_pause)
+    await throughput.delete_all(stack, GPUJOBS, "space", Load(1))
+    assert asked == 3
+
+
 @pytest.mark.parametrize(("jobs", "waits"), [(20, False), (2000, True)])
 async def test_more_jobs_may_take_longer_to_be_deleted(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, jobs: int, waits: bool
