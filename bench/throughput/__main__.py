@@ -7,8 +7,9 @@ Real: etcd with fsync, kube-apiserver, controller manager, scheduler, and the op
 of its own with its own rights. Played: kubelets by kwok (a pod runs as soon as it is bound, and has
 succeeded at once), agents by one process with the product's publisher, whose readings go to the
 operator directly, or with `--readings status` by the status. Plain batch Jobs of the same pods come
-first, without operator and agents; then the GPUJobs, on the same control plane. All share this
-machine's cores, so figures of two machines do not compare; the ratio of the columns does.
+first, without operator and agents, then the GPUJobs, each on a control plane that was just started:
+none works with what another one left. All share this machine's cores, so figures of two machines do
+not compare; the ratio of the columns does.
 
 With `kueue` among the kinds the same batch Jobs come through a queue of Kueue, too; the first time
 its manager is built, which takes minutes. It runs as a bare process with an administrator's rights,
@@ -16,7 +17,7 @@ and with what its default installation has but for things that would slow it dow
 many requests as the scheduler here, manages batch Jobs alone (no webhook is called for pods), its
 kinds have only the version that is stored (nothing is converted), it elects no leader, logs less,
 and does not serve who waits (`VisibilityOnDemand`). The quota of its one ClusterQueue is all that
-the nodes have. A kind's product is taken away before the next kind comes.
+the nodes have.
 
 Times are those of a user: from before the request until a watch shows the last pod bound, the job
 succeeded. CPU is user and system time of each process, per job. `stack_cpu_milliseconds` is the sum
@@ -187,7 +188,6 @@ async def delete_all(stack: Stack, kind: Kind, namespace: str, load: Load) -> No
 async def run_kind(
     stack: Stack, kube: Kube, kind: Kind, product: Product, options: argparse.Namespace
 ) -> Outcome:
-    """Where another kind comes after it, nothing of this one goes on."""
     await product.start()
     warm_up = Load(WARM_UP_JOBS, options.gangs, limit_seconds=options.limit_seconds)
     first = f"warm-up-{kind.name}"
@@ -195,20 +195,13 @@ async def run_kind(
     await delete_all(stack, kind, first, warm_up)
     load = Load(options.jobs, options.gangs, options.arrive, options.limit_seconds)
     say(f"{kind.name}: {load.jobs} of {load.workers} pods")
-    namespace = f"measured-{kind.name}"
-    restart = options.restart and kind is GPUJOBS
     outcome = await measure(
-        *(stack, kube, kind, load, namespace),
+        *(stack, kube, kind, load, f"measured-{kind.name}"),
         prepare=product.prepare,
-        restart=restart,
+        restart=options.restart and kind is GPUJOBS,
         beside_per_second=options.beside,
     )
     say(f"{kind.name}: {outcome.problem or 'done'}")
-    if kind.name != options.kinds[-1]:
-        await delete_all(stack, kind, namespace, load)
-        if options.beside:
-            await delete_all(stack, kind, beside_namespace(namespace), load)
-        await product.stop()
     return outcome
 
 
@@ -218,20 +211,28 @@ async def _succeed(outcome: Awaitable[Outcome]) -> None:
         raise RuntimeError(f"warm-up of {done.kind}: {done.problem}")
 
 
-async def run_all(stack: Stack, options: argparse.Namespace) -> list[Outcome]:
+async def run_alone(stack: Stack, kind: Kind, options: argparse.Namespace) -> Outcome:
     kube = Kube(await load_configuration(str(stack.cluster.kubeconfig)))
     try:
-        # What is missing is built before anything is measured.
-        products = {name: await asyncio.to_thread(PRODUCTS[name], stack) for name in options.kinds}
+        # What is missing is built before anything runs.
+        product = await asyncio.to_thread(PRODUCTS[kind.name], stack)
         await asyncio.to_thread(stack.start_nodes)
         await wait_until(lambda: stack.ready_nodes() >= stack.nodes, "ready nodes", stack)
-        say(f"{stack.nodes} nodes ready")
-        return [
-            await run_kind(stack, kube, KINDS[name], product, options)
-            for name, product in products.items()
-        ]
+        say(f"{kind.name}: {stack.nodes} nodes ready")
+        return await run_kind(stack, kube, kind, product, options)
     finally:
         await kube.close()
+
+
+def run_all(options: argparse.Namespace) -> list[Outcome]:
+    """Each kind on a control plane of its own: none works with what another one left."""
+    more, direct = tuple(options.operator_arguments.split()), options.readings == "direct"
+    outcomes: list[Outcome] = []
+    for name in options.kinds:
+        with start_cluster(say) as cluster:
+            stack = Stack(cluster, options.nodes, options.gpus, more, direct)
+            outcomes.append(asyncio.run(run_alone(stack, KINDS[name], options)))
+    return outcomes
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -296,11 +297,7 @@ def print_outcomes(outcomes: Sequence[Outcome], options: argparse.Namespace) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    with start_cluster(say) as cluster:
-        more = tuple(options.operator_arguments.split())
-        direct = options.readings == "direct"
-        stack = Stack(cluster, options.nodes, options.gpus, more, direct)
-        outcomes = asyncio.run(run_all(stack, options))
+    outcomes = run_all(options)
     print_outcomes(outcomes, options)
     return 0 if all(outcome.complete for outcome in outcomes) else 1
 

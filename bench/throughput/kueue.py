@@ -1,4 +1,4 @@
-"""Kueue's manager as a process of its own, beside the control plane: started, and taken away.
+"""Kueue's manager as a process of its own, beside the control plane.
 
 It has the certificates that it makes itself. What a kubelet would do with the Secret in which they
 are, write it into a folder of the manager's pod, is done here.
@@ -31,7 +31,6 @@ from bench.throughput.kueue_manifests import (
 from bench.throughput.load import KUEUE_QUEUE
 from bench.throughput.progress import say, wait_until
 from bench.throughput.stack import Stack, loopback_get
-from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.control_plane.go_sources import source_folder
 from gpujob_local.control_plane.identity import write_private
 from gpujob_local.control_plane.manifests import install_crds, read_manifests
@@ -40,8 +39,6 @@ from gpujob_local.control_plane.tools import find_tools
 
 NAME = "kueue"
 MODULE = "sigs.k8s.io/kueue"
-# Until the garbage collector has noticed Kueue's kinds, and Kueue has let go of each Workload.
-QUEUES_SECONDS_MAX = 600.0
 POLL_SECONDS = 0.1
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -51,7 +48,6 @@ _WEBHOOKS = {
 }
 _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = f"/apis/{VERSION}"
-_WORKLOADS = f"{_KUEUE}/workloads"
 _CLUSTER_QUEUES, _FLAVORS = f"{_KUEUE}/clusterqueues", f"{_KUEUE}/resourceflavors"
 
 
@@ -63,7 +59,6 @@ class Kueue:
     binary: Path
     sources: Path
     ports: Ports = field(default_factory=lambda: Ports(free_port(), free_port(), free_port()))
-    _queues: list[str] = field(default_factory=list[str])
 
     @classmethod
     def found(cls, stack: Stack) -> "Kueue":
@@ -89,26 +84,7 @@ class Kueue:
         queues = f"{_KUEUE}/namespaces/{namespace}/localqueues"
         await asyncio.to_thread(self.stack.client.create, queues, local_queue())
         queue = f"{queues}/{KUEUE_QUEUE}"
-        self._queues.append(queue)
         await self._until(lambda: self._is_active(queue), f"an active LocalQueue of {namespace}")
-
-    async def stop(self) -> None:
-        """The queues go first: Kueue itself has to let go of them."""
-        client = self.stack.client
-        await self._until(lambda: not client.get(_WORKLOADS, limit="1")["items"], "no Workload")
-        for path in (
-            *self._queues,
-            f"{_CLUSTER_QUEUES}/{KUEUE_QUEUE}",
-            f"{_FLAVORS}/{KUEUE_QUEUE}",
-        ):
-            await self._delete(path)
-        self._queues.clear()
-        await asyncio.to_thread(self.stack.stop_part, NAME)
-        for manifest in self._webhooks():
-            await self._delete(f"{_WEBHOOKS[manifest['kind']]}/{manifest['metadata']['name']}")
-        for definition in self._definitions():
-            await self._delete(f"{_CRDS}/{definition['metadata']['name']}")
-        await self._delete(f"{_NAMESPACES}/{SYSTEM}")
 
     def _install(self) -> None:
         client = self.stack.client
@@ -163,23 +139,8 @@ class Kueue:
         conditions = (self.stack.client.get(path).get("status") or {}).get("conditions") or ()
         return any(one["type"] == "Active" and one["status"] == "True" for one in conditions)
 
-    async def _delete(self, path: str) -> None:
-        """Returns once it is gone."""
-        client = self.stack.client
-
-        def gone() -> bool:
-            try:
-                client.get(path)
-            except ApiError as error:
-                return error.code == 404
-            return False
-
-        await asyncio.to_thread(client.delete, path)
-        await self._until(gone, f"the end of {path}")
-
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
-        limit, poll = QUEUES_SECONDS_MAX, POLL_SECONDS
-        await wait_until(condition, what, self.stack, limit_seconds=limit, poll_seconds=poll)
+        await wait_until(condition, what, self.stack, poll_seconds=POLL_SECONDS)
 
     def _config(self, path: str) -> Path:
         return self.sources / "config" / "components" / path

@@ -1,4 +1,4 @@
-"""What runs beside the control plane for each kind of jobs: started before them, and taken away."""
+"""What runs beside the control plane for each kind of jobs."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from bench.throughput.stack import Stack
 
 
 class Product(Protocol):
-    """One that is started once and may be stopped once."""
+    """Ends with its control plane."""
 
     async def start(self) -> None:
         """Returns once it would do what jobs ask for."""
@@ -20,10 +20,6 @@ class Product(Protocol):
 
     async def prepare(self, namespace: str) -> None:
         """Before jobs come in a namespace that is there."""
-        ...
-
-    async def stop(self) -> None:
-        """After its jobs were deleted: nothing of it runs on or is called any more."""
         ...
 
 
@@ -36,8 +32,6 @@ class Nothing:
     async def start(self) -> None: ...
 
     async def prepare(self, namespace: str) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +50,6 @@ class OperatorAndAgents:
         await wait_until(lambda: stack.measured_nodes() >= stack.nodes, measured, stack)
 
     async def prepare(self, namespace: str) -> None: ...
-
-    async def stop(self) -> None:
-        await asyncio.to_thread(self.stack.stop_part, "agents")
-        await asyncio.to_thread(self.stack.stop_operator)
 
 
 # By kind; each finds or builds what it needs at once.

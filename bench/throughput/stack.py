@@ -128,7 +128,7 @@ class Stack:
     def stop_operator(self) -> None:
         """As a Deployment stops it. What it had taken stays in `processes`."""
         self._ended["operator"] = self.processes()["operator"]
-        self.stop_part("operator")
+        stop_child(self.cluster.children.pop("operator"), STOP_SECONDS)
 
     def operator_is_ready(self) -> bool:
         """True once it holds the Lease and has listed every kind."""
@@ -217,10 +217,6 @@ class Stack:
         log = self.cluster.directory / "logs" / f"{name}.log"
         child = start_child(name, command, environment, log, folder=repository)
         self.cluster.children[name] = child
-
-    def stop_part(self, name: str) -> None:
-        """As the end of its pod would."""
-        stop_child(self.cluster.children.pop(name), STOP_SECONDS)
 
 
 def start_cluster(say: Say) -> LocalCluster:

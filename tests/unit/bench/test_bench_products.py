@@ -1,7 +1,9 @@
-"""The throughput benchmark's products: what is started for a kind is taken away before the next."""
+"""The throughput benchmark's products: what is started for each kind of jobs, and when."""
 
 import argparse
 import base64
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from bench.throughput import kueue as kueues
 from bench.throughput.figures import JobTimes, Outcome
 from bench.throughput.kueue import Kueue
 from bench.throughput.kueue_manifests import Ports
-from bench.throughput.load import GPUJOBS, KINDS, KUEUE_JOBS, PLAIN_JOBS, Kind, Load
+from bench.throughput.load import KINDS, KUEUE_JOBS, PLAIN_JOBS, Kind, Load
 from bench.throughput.products import PRODUCTS, Nothing, OperatorAndAgents, Product
 from bench.throughput.stack import PARTS, PLAYED, Stack
 from gpujob_local.control_plane.api_client import ApiError
@@ -74,8 +76,6 @@ class FakeCluster:
     said: list[str] = field(default_factory=list[str])
     objects: dict[str, Any] = field(default_factory=dict[str, Any])
     commands: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    # How often Workloads are still found.
-    workloads: int = 0
     nodes: int = 2
     gpus: int = 8
 
@@ -101,15 +101,10 @@ class FakeCluster:
 
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
         if path == f"{KUEUE}/workloads":
-            self.workloads = max(0, self.workloads - 1)
-            return {"items": [{}] * self.workloads}
+            return {"items": []}
         if path not in self.objects:
             raise ApiError(404, "NotFound", path)
         return self.objects[path]
-
-    def delete(self, path: str) -> None:
-        self.said.append(f"delete {path}")
-        del self.objects[path]
 
     def check(self) -> None: ...
 
@@ -121,14 +116,8 @@ class FakeCluster:
             made = {one: base64.b64encode(one.encode()) for one in ("tls.crt", "tls.key")}
             self.objects[SECRET]["data"] = made
 
-    def stop_part(self, name: str) -> None:
-        self.said.append(f"stop {name}")
-
     def start_operator(self) -> None:
         self.said.append("start operator")
-
-    def stop_operator(self) -> None:
-        self.said.append("stop operator")
 
     def start_agents(self) -> None:
         self.said.append("start agents")
@@ -175,25 +164,6 @@ async def test_kueue_is_installed_before_it_runs_and_has_queues_after(
     ]
 
 
-async def test_kueue_is_taken_away_queues_first(cluster: FakeCluster, tmp_path: Path) -> None:
-    kueue = kueue_of(cluster, tmp_path)
-    await kueue.start()
-    await kueue.prepare("space")
-    cluster.said.clear()
-    cluster.workloads = 3
-    await kueue.stop()
-    assert cluster.workloads == 0, "its jobs are gone before its queues"
-    assert cluster.said == [
-        f"delete {KUEUE}/namespaces/space/localqueues/bench",
-        f"delete {KUEUE}/clusterqueues/bench",
-        f"delete {KUEUE}/resourceflavors/bench",
-        "stop kueue",
-        f"delete {ADMISSION}/mutatingwebhookconfigurations/kueue-mutating-webhook-configuration",
-        f"delete {CRDS}/workloads.kueue.x-k8s.io",
-        "delete /api/v1/namespaces/kueue-system",
-    ]
-
-
 def files_of(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
@@ -214,13 +184,12 @@ async def test_kueue_finds_its_certificates_and_its_configuration(
     assert files_of(Path(certificates)) == {"tls.crt": "tls.crt", "tls.key": "tls.key"}
 
 
-async def test_operator_and_agents_are_started_and_taken_away(cluster: FakeCluster) -> None:
+async def test_agents_are_started_after_the_operator(cluster: FakeCluster) -> None:
     stack: Any = cluster
     product = OperatorAndAgents(stack)
     await product.start()
     await product.prepare("space")
-    await product.stop()
-    assert cluster.said == ["start operator", "start agents", "stop agents", "stop operator"]
+    assert cluster.said == ["start operator", "start agents"]
 
 
 async def test_plain_jobs_need_nothing(cluster: FakeCluster) -> None:
@@ -228,7 +197,6 @@ async def test_plain_jobs_need_nothing(cluster: FakeCluster) -> None:
     product = PRODUCTS[PLAIN_JOBS.name](stack)
     await product.start()
     await product.prepare("space")
-    await product.stop()
     assert isinstance(product, Nothing)
     assert cluster.said == []
 
@@ -250,9 +218,6 @@ class FakeProduct:
 
     async def prepare(self, namespace: str) -> None:
         self.said.append(f"prepare {namespace}")
-
-    async def stop(self) -> None:
-        self.said.append("stop")
 
 
 async def played(
@@ -280,9 +245,7 @@ async def played(
     return said
 
 
-async def test_a_kind_before_another_is_taken_away_with_its_jobs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_happens_around_the_jobs_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     said = await played(KUEUE_JOBS, monkeypatch, "--kinds", "kueue,jobs", "--beside", "2")
     assert said == [
         "start",
@@ -291,14 +254,24 @@ async def test_a_kind_before_another_is_taken_away_with_its_jobs(
         "delete warm-up-kueue",
         "prepare measured-kueue",
         "measure measured-kueue",
-        "delete measured-kueue",
-        "delete beside-measured-kueue",
-        "stop",
     ]
 
 
-async def test_the_last_kind_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = await played(GPUJOBS, monkeypatch, "--kinds", "kueue,gpujobs")
-    assert said[0] == "start"
-    assert said[-1] == "measure measured-gpujobs"
-    assert "stop" not in said
+def test_each_kind_has_a_control_plane_of_its_own(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def started(say: Any) -> Generator[FakeCluster]:
+        cluster.said.append("control plane")
+        yield cluster
+        cluster.said.append("end")
+
+    async def run(stack: Stack, kind: Kind, options: argparse.Namespace) -> Outcome:
+        cluster.said.append(kind.name)
+        return Outcome(kind.name, {}, {}, {})
+
+    monkeypatch.setattr(throughput, "start_cluster", started)
+    monkeypatch.setattr(throughput, "run_alone", run)
+    outcomes = throughput.run_all(throughput.parse(["--kinds", "jobs,gpujobs"]))
+    assert [one.kind for one in outcomes] == ["jobs", "gpujobs"]
+    assert cluster.said == ["control plane", "jobs", "end", "control plane", "gpujobs", "end"]
