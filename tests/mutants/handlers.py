@@ -72,8 +72,8 @@ HANDLERS = (
     of_operator(
         "agents wait until the jobs are listed",
         "handlers/relist.py",
-        "    NODES_WATCHED,\n    WatchedKind(Kind.GPU_NODE, GPU_NODES),\n    GPUJOBS_WATCHED,\n",
-        "    GPUJOBS_WATCHED,\n    NODES_WATCHED,\n    WatchedKind(Kind.GPU_NODE, GPU_NODES),\n",
+        "    NODES_WATCHED,\n    GPU_NODES_WATCHED,\n    GPUJOBS_WATCHED,\n",
+        "    GPUJOBS_WATCHED,\n    NODES_WATCHED,\n    GPU_NODES_WATCHED,\n",
         *_WATCHES,
         "test_agents_of_a_new_leader.py",
     ),

@@ -109,7 +109,7 @@ CAUGHT = (
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.DOUBTFUL_WRITTEN)),
     ("I15", mutants.REPEATS_WHAT_IS_REFUSED, paired(TroubleKind.WEBHOOK)),
     ("I15", mutants.ONE_WRITE_AT_A_TIME, paired(TroubleKind.SLOW)),
-    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(10, LOST_ANSWERS)),
+    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(5, LOST_ANSWERS)),
     ("I15", mutants.BREAKS_ON_ODD_WORDS, played(scenes.odd_words)),
     ("I5", mutants.WAITS_FOR_EVERY_CONTAINER, played(scenes.sidecars)),
     ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(10, LATE_EVENTS)),

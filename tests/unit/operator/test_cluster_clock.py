@@ -1,11 +1,14 @@
 """The operator's time is the API server's, and no step of a wall clock moves it while it leads."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 
 from gpujob_operator.act.cluster_clock import TOLERANCE_SECONDS, ClusterClock
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.options import parse_arguments, run_options
+from gpujob_operator.run import Operator
 from tests.harness.builders import T0
 
 HOUR = timedelta(hours=1)
@@ -90,3 +93,15 @@ def test_by_how_much_it_was_set_is_told_once(wrong: timedelta) -> None:
     machine.seconds += 5
     machine.hear()
     assert len(machine.moved) == 1, "it was right"
+
+
+@pytest.mark.parametrize("wrong", [HOUR, -HOUR])
+def test_an_operator_measures_anew_what_it_measured_by_a_wrong_clock(
+    wrong: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `run.py` builds it."""
+    operator, moved = Operator(run_options(parse_arguments(["run"]), "me"), plan), list[timedelta]()
+    monkeypatch.setattr(operator._cache, "clock_moved", moved.append)
+    operator._clock.heard(format_datetime(datetime.now(UTC) - wrong))
+    (by,) = moved
+    assert abs(by + wrong) < timedelta(minutes=1)

@@ -242,6 +242,8 @@ class Watch:
                     problem = BadLine(str(event.get("problem", "an unknown type of event")))
                     self._cache.unreadable.note(watched.kind.value, "", problem)
                 self._version = _resource_version(manifest) or self._version
+                # Not held until the next event comes.
+                del event, manifest
 
     async def _pause(self, failure: ApiError | None) -> None:
         """Waits for a short time after a normal end, longer after an error, and as long as the API

@@ -186,7 +186,8 @@ def test_how_a_job_ended_is_said_where_it_is_looked_for(exit_code: int, saying: 
     """And nowhere else: thousands of finished jobs are stored."""
     job = running(make_job(retries=0, optimize=Optimize(mode=OptimizeMode.OFF)))
     ended = said(job, decided(job, pods=(make_pod(job, exit_code=exit_code),)))
-    assert [one.type for one in ended.status.conditions if one.message] == saying
+    telling = [one.type for one in ended.status.conditions if one.message]
+    assert telling == ["Accepted", *saying]
     assert value(ended, "Running") is ConditionStatus.FALSE
     how = conditions.find(ended.status, "Succeeded")
     assert how is not None
