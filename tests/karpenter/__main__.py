@@ -6,7 +6,6 @@ became of its node. Not part of `make test`: the first time Karpenter is built (
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,9 +18,9 @@ import yaml
 
 from gpujob_local.control_plane.api_client import ApiClient, ApiError
 from gpujob_local.control_plane.control_plane import ControlPlane, ControlPlaneOptions
-from gpujob_local.control_plane.go_toolchain import ToolError, find_go
+from gpujob_local.control_plane.go_sources import source_folder
 from gpujob_local.control_plane.ports import free_port
-from gpujob_local.control_plane.tools import TOOLS_FOLDER, Pins, find_tools
+from gpujob_local.control_plane.tools import Pins, find_tools
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 from tests.karpenter import manifests
@@ -76,13 +75,7 @@ def main() -> int:
 
 def _define(client: ApiClient) -> None:
     """Karpenter's kinds, from the sources of the pinned version."""
-    pins = Pins.read("karpenter")
-    go = find_go(pins.go_version, TOOLS_FOLDER / "go" / "requirements.txt", _say)
-    command = [str(go), "mod", "download", "-json", MODULE]
-    done = subprocess.run(command, cwd=pins.folder, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise ToolError(f"the sources of {MODULE} are missing: {done.stderr.decode()[-500:]}")
-    sources = Path(json.loads(done.stdout)["Dir"])
+    sources = source_folder("karpenter", MODULE, _say)
     kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for folder in ("pkg/apis/crds", "kwok/apis/crds"):
         for file in sorted((sources / folder).glob("*.yaml")):

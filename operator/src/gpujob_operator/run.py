@@ -189,8 +189,7 @@ class Operator:
                     all_written = await self._lead(leadership, loop, executor)
                     await poster.flush(FLUSH_SECONDS)
                     if all_written:
-                        in_doubt = self._cache.placements.leaves_doubt
-                        await leadership.release(in_doubt=in_doubt)
+                        await self._hand_over(leadership)
 
     async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> bool:
         """Holds the Lease and runs the loop until stopped. Returns whether all that was sent was
@@ -205,6 +204,9 @@ class Operator:
             drained = await executor.drain(DRAIN_SECONDS)
             executor.submit(Plan(self._cache.placements.statuses()))
             return await executor.drain(DRAIN_SECONDS) and drained
+
+    async def _hand_over(self, leadership: Leadership) -> None:
+        await leadership.release(in_doubt=self._cache.placements.leaves_doubt)
 
     def _restored(self) -> None:
         """Nothing that comes of what the watches followed so far counts any more."""

@@ -41,8 +41,15 @@ async def test_agents_are_let_in_while_jobs_are_still_listed() -> None:
     cache = Cache(Dirty(), Metrics(), clock.now)
     kube.put(NODES, node_manifest("n0"))
     kube.put(GPU_NODES, gpu_node_manifest("n0"))
-    refresh = asyncio.create_task(Relist(kube, cache, silent=lambda kind: None).refresh())
+    knows_node: list[bool] = []
+    relist = Relist(
+        *(kube, cache),
+        silent=lambda kind: None,
+        listed=lambda: knows_node.append(cache.has_listed_nodes() and cache.has_node("n0")),
+    )
+    refresh = asyncio.create_task(relist.refresh())
     await eventually(lambda: kube.waits)
+    assert knows_node[0], "agents that wait are looked at before jobs are listed"
     assert cache.has_node("n0")
     status = GPUNodeStatus(observed_at=clock.now(), gpus=(USED,))
     assert cache.take_reading("n0", status, clock.now())

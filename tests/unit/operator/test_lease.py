@@ -1,32 +1,10 @@
 """At most one process acts, by monotonic time alone; takeover is bounded; release is at once."""
 
-import pytest
-
 from gpujob_operator.act.kube import LEASES, Unavailable
 from gpujob_operator.act.lease import HOLD_FRACTION
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.lease_candidates import SECONDS, Candidate
-
-
-@pytest.fixture
-def kube() -> FakeKube:
-    return FakeKube()
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def one(kube: FakeKube, clock: FakeClock) -> Candidate:
-    return Candidate(kube, clock, "one")
-
-
-@pytest.fixture
-def two(kube: FakeKube, clock: FakeClock) -> Candidate:
-    return Candidate(kube, clock, "two")
 
 
 def _holder(kube: FakeKube) -> str:

@@ -7,29 +7,12 @@ import pytest
 
 from gpujob_operator.act.kube import LEASES, Unavailable
 from gpujob_operator.act.lease import RENEWAL_FRACTION
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.options import parse_arguments, run_options
+from gpujob_operator.run import Operator
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.lease_candidates import SECONDS, Candidate
-
-
-@pytest.fixture
-def kube() -> FakeKube:
-    return FakeKube()
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def one(kube: FakeKube, clock: FakeClock) -> Candidate:
-    return Candidate(kube, clock, "one")
-
-
-@pytest.fixture
-def two(kube: FakeKube, clock: FakeClock) -> Candidate:
-    return Candidate(kube, clock, "two")
 
 
 async def test_who_creates_the_lease_has_no_doubt(one: Candidate) -> None:
@@ -147,3 +130,19 @@ async def test_a_lost_answer_to_create_leaves_a_doubt(one: Candidate, kube: Fake
     await one.attempt()
     assert one.leads
     assert one.leadership.in_doubt, "it cannot tell its own Lease from that of a process before it"
+
+
+@pytest.mark.parametrize(("in_doubt", "holder"), [(False, ""), (True, "me")])
+async def test_a_stopped_operator_hands_its_doubt_over(
+    kube: FakeKube, in_doubt: bool, holder: str
+) -> None:
+    """As `run.py` does it: a pending job that another process may have placed is doubted on."""
+    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
+    leadership = operator._leadership(kube)
+    assert await leadership.try_once()
+    if in_doubt:
+        operator._cache.placements.withdraw("uid", in_doubt=True)
+    await operator._hand_over(leadership)
+    (lease,) = (await kube.list(LEASES)).items
+    spec = lease["spec"]
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == (holder, 1)

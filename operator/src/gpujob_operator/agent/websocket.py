@@ -25,7 +25,7 @@ class WebSocketConnections:
         self._make_session = make_session
         self._session: aiohttp.ClientSession | None = None
 
-    async def connect(self, url: str, wait_seconds: float = 0.0) -> Connection:
+    async def connect(self, url: str, wait_seconds: float) -> Connection:
         """An operator that has just begun may let the agent wait for so long. Raises
         `ConnectionLost`."""
         try:
