@@ -40,7 +40,7 @@ from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.garbage import collect_regularly, collect_seldom, spare_later
+from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
 from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
@@ -124,7 +124,7 @@ class Operator:
 
     async def run(self) -> None:
         """Runs until `stop`, SIGTERM or SIGINT. A part that fails is restarted."""
-        collect_seldom()
+        collect_later()
         limit_read_buffers()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpujob_operator.garbage import (
+    COLLECTION_OBJECTS,
     COLLECTION_SECONDS,
     OLD_TIME_FRACTION,
     SPARE_SECONDS,
+    collect_later,
     collect_regularly,
     collect_seldom,
     give_back,
@@ -34,6 +36,7 @@ def thresholds() -> Generator[None]:
     before = gc.get_threshold()
     collect_seldom()
     yield
+    gc.enable()
     gc.set_threshold(*before)
 
 
@@ -128,6 +131,23 @@ async def test_the_first_decisions_do_not_wait_until_old_objects_are_spared(
     assert done == []
     await asyncio.sleep(0.2)
     assert done == ["collect", "freeze"]
+
+
+@pytest.mark.looptime
+async def test_no_garbage_is_looked_for_until_old_objects_are_spared() -> None:
+    """But for each minute."""
+    collect_later()
+    assert not gc.isenabled()
+    assert gc.get_threshold()[0] == COLLECTION_OBJECTS
+    collecting = asyncio.create_task(collect_regularly(clock=lambda: -1.0))
+    ring = weakref.ref(_Ring())
+    await asyncio.sleep(COLLECTION_SECONDS + 1)
+    assert ring() is None
+    collecting.cancel()
+    spare_later()
+    await asyncio.sleep(SPARE_SECONDS + 0.1)
+    assert gc.isenabled()
+    gc.unfreeze()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
