@@ -55,6 +55,56 @@ def test_any_json_is_read(value: object) -> None:
     parsed(to_json({"a": value}))
 
 
+@given(value=odd_values())
+def test_it_is_what_pythons_own_reader_reads(value: object) -> None:
+    data = to_json({"a": value})
+    mine = _parsed_by_python(data)
+    if mine is not None:
+        assert _same(parsed(data), mine)
+
+
+def _parsed_by_python(data: bytes) -> object:
+    """None where it is too much for Python's own reader."""
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, int):
+        return abs(other) >= 2**63 and one == float(other)
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'"\\ud800"', "\ud800"),
+        (b'"\xff"', "\ufffd"),
+        (b"Infinity", math.inf),
+        (b"1e400", math.inf),
+        (b"18446744073709551615", 2**64 - 1),
+        (b"18446744073709551616", float(2**64)),
+    ],
+)
+def test_what_only_one_reader_takes_is_read(text: bytes, expected: object) -> None:
+    found = parsed(text)
+    assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]x", b'{"a":1,}', b"\xff", b"nan"])
+def test_what_is_no_json_is_said_not_to_be(text: bytes) -> None:
+    with pytest.raises(ValueError, match="line 1 column"):
+        parsed(text)
+
+
 @given(data=st.binary(max_size=30))
 def test_any_bytes_are_an_event_or_said_not_to_be_one(data: bytes) -> None:
     assert "object" in read_event(data)

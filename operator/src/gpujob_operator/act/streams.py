@@ -1,8 +1,10 @@
 """Reads JSON of any content and lines of any length from the API server, within limits.
 
-Python's own reader fails on legal texts that exceed its limits: very deep nesting, or numbers with
-thousands of digits. One such object in a list of ten thousand must not affect the other ones. The
-part that exceeds a limit becomes NaN, which every reader of a field rejects by the field's name.
+Readers fail on legal texts that exceed their limits: very deep nesting, or numbers with thousands
+of digits. One such object in a list of ten thousand must not affect the other ones. The part that
+exceeds a limit becomes NaN, which every reader of a field rejects by the field's name.
+
+orjson takes half the time of Python's own reader. What it refuses, Python's own reads.
 """
 
 import json
@@ -10,6 +12,8 @@ import math
 import re
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, cast
+
+import orjson
 
 # etcd stores 1.5 MiB for an object by default, and JSON may write one byte as six.
 LINE_BYTES_MAX = 64 * 1024**2
@@ -28,8 +32,16 @@ class TooLong(Exception):  # noqa: N818 - it is a finding, not a fault of the pr
 
 
 def parsed(data: bytes) -> Any:
-    """The parsed JSON. Raises `ValueError` if the text is not JSON, and no other error."""
-    text = data.decode("utf-8", "replace")
+    """The parsed JSON. Raises `ValueError` if the text is not JSON, and no other error. An integer
+    of more than 64 bits may become a float, as it does in the API server.
+    """
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return _parsed_slowly(data.decode("utf-8", "replace"))
+
+
+def _parsed_slowly(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
