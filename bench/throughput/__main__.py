@@ -35,10 +35,11 @@ it has ended a cycle. Both are asked for every 0.05 s. Both contain the start of
 With `--beside 2` two jobs a second come one by one in a namespace of their own, until all others
 are bound. `beside_bound_seconds` are those from before the request until a watch shows the last pod
 of such a job bound: whether a burst of one namespace holds up the others.
-`beside_answered_seconds` are those until the API server has answered the request; before that no
-operator can know of the job. `beside_created_seconds` are those until a watch shows that pod at
-all; what comes after it, the scheduler takes, and the events on their way. Their CPU and writes are
-in the figures, divided by the number of the others.
+`beside_answered_seconds` are those until the API server has answered the request, and
+`beside_seen_seconds` those until a watch of this program shows the job; about then an operator can
+know of it. `beside_created_seconds` are those until a watch shows that pod at all; what comes after
+it, the scheduler takes, and the events on their way. Their CPU and writes are in the figures,
+divided by the number of the others.
 """
 
 import argparse

@@ -107,19 +107,23 @@ class JobTimes:
     created: float | None = None
     # The API server had stored the job and said so.
     answered: float | None = None
+    # A watch had shown the job.
+    seen: float | None = None
 
 
 @dataclass(slots=True)
 class Beside:
     """Of jobs that came one by one in another namespace until the others were bound: how many came
-    and were bound; how long it took until the API server had answered the request, until their pods
-    were there, and until those were bound. None: none was.
+    and were bound; how long it took until the API server had answered the request, until a watch
+    had shown the job, until their pods were there, and until those were bound. None: none was.
     """
 
     beside_jobs: int
     beside_bound: int
     beside_answered_seconds_median: float | None
     beside_answered_seconds_p99: float | None
+    beside_seen_seconds_median: float | None
+    beside_seen_seconds_p99: float | None
     beside_created_seconds_median: float | None
     beside_created_seconds_p99: float | None
     beside_bound_seconds_median: float | None
@@ -128,11 +132,14 @@ class Beside:
 
 def beside_of(jobs: Iterable[JobTimes]) -> Beside:
     times = list(jobs)
-    answered = [one.answered - one.submitted for one in times if one.answered is not None]
-    created = [one.created - one.submitted for one in times if one.created is not None]
-    bound = [one.bound - one.submitted for one in times if one.bound is not None]
-    waits = [percentile(of, percent) for of in (answered, created, bound) for percent in (50, 99)]
-    return Beside(len(times), len(bound), *waits)
+
+    def waits(name: str) -> list[float]:
+        moments = ((one.submitted, getattr(one, name)) for one in times)
+        return [at - submitted for submitted, at in moments if at is not None]
+
+    until = [waits(name) for name in ("answered", "seen", "created", "bound")]
+    figures = [percentile(of, percent) for of in until for percent in (50, 99)]
+    return Beside(len(times), len(until[-1]), *figures)
 
 
 @dataclass(frozen=True, slots=True)

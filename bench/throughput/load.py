@@ -145,8 +145,12 @@ class Run:
 
     async def come_beside(self, burst: "Run") -> None:
         """Submits jobs until the burst is bound. Returns once they are bound, too."""
-        pods = await self._version(PODS)
-        async with background(self._follow(PODS, pods, self.pod_came)):
+        pods, jobs = await self._version(PODS), await self._version(self.kind.resource)
+        follow = (
+            self._follow(PODS, pods, self.pod_came),
+            self._follow(self.kind.resource, jobs, self.job_came),
+        )
+        async with background(*follow):
             await self._submit(lambda: burst.bound >= burst.load.jobs)
             await self.until_bound(len(self.times))
 
@@ -184,6 +188,8 @@ class Run:
 
     def job_came(self, manifest: Manifest, now: float) -> None:
         times = self.times.get(manifest["metadata"]["name"])
+        if times is not None and times.seen is None:
+            times.seen = now
         if times is not None and times.succeeded is None and self.kind.succeeded(manifest):
             times.succeeded = now
             self._progress.set()

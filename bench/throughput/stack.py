@@ -143,6 +143,12 @@ class Stack:
         series = read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
         return series.get(("gpujob_cycle_seconds_count", ()), 0.0) > 0
 
+    def cycle_seconds(self) -> float:
+        """The mean length of this operator's cycles so far."""
+        series = read_series(self._operator_get("/metrics"), OPERATOR_SERIES)
+        count = series.get(("gpujob_cycle_seconds_count", ()), 0.0)
+        return series.get(("gpujob_cycle_seconds_sum", ()), 0.0) / max(count, 1.0)
+
     def connected_agents(self) -> int:
         """How many agents the operator that runs takes readings of directly."""
         series = read_series(self._operator_get("/metrics"), [AGENT_CONNECTIONS])

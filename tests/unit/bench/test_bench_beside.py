@@ -136,24 +136,32 @@ async def test_a_fault_of_the_burst_ends_what_comes_beside() -> None:
 
 def test_their_waits() -> None:
     times = [
-        JobTimes(10.0, 10.0 + wait, created=10.0 + wait / 2, answered=10.0 + wait / 4)
+        JobTimes(
+            *(10.0, 10.0 + wait),
+            created=10.0 + wait / 2,
+            answered=10.0 + wait / 4,
+            seen=10.0 + wait / 5,
+        )
         for wait in (0.1, 0.3, 2.0)
     ]
     found = beside_of([*times, JobTimes(11.0), JobTimes(11.0, created=15.0)])
     assert (found.beside_jobs, found.beside_bound) == (5, 3)
     assert found.beside_answered_seconds_median == pytest.approx(0.075)
     assert found.beside_answered_seconds_p99 == pytest.approx(0.5)
+    assert found.beside_seen_seconds_median == pytest.approx(0.06)
+    assert found.beside_seen_seconds_p99 == pytest.approx(0.4)
     assert found.beside_created_seconds_median == pytest.approx(0.15)
     assert found.beside_created_seconds_p99 == pytest.approx(4.0)
     assert found.beside_bound_seconds_median == pytest.approx(0.3)
     assert found.beside_bound_seconds_p99 == pytest.approx(2.0)
-    assert beside_of([]) == Beside(0, 0, *[None] * 6)
+    assert beside_of([]) == Beside(0, 0, *[None] * 8)
 
 
 def test_they_are_figures_only_where_they_came() -> None:
     jobs = {"a": JobTimes(0.0, 1.0, 2.0)}
     alone = Outcome("jobs", jobs, {}, {})
-    both = replace(alone, kind="gpujobs", beside=Beside(4, 4, 0.01, 0.05, 0.1, 0.5, 0.3, 2.0))
+    beside = Beside(4, 4, 0.01, 0.05, 0.02, 0.06, 0.1, 0.5, 0.3, 2.0)
+    both = replace(alone, kind="gpujobs", beside=beside)
     rows = [both.row(frozenset()), alone.row(frozenset())]
     shown = {row["figure"]: row for row in figure_rows(rows)}
     assert shown["beside_bound_seconds_median"]["gpujobs"] == 0.3

@@ -110,6 +110,20 @@ def test_cycles_of_the_killed_operator_and_of_the_next_are_added(cluster: FakeCl
     assert difference(stack.operator_series(), before) == {CYCLES: 800.0}
 
 
+def test_the_mean_length_of_the_cycles_so_far(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, answers = stack_of(cluster), [""]
+
+    def answer(_stack: Stack, _path: str) -> str:
+        return answers[-1]
+
+    monkeypatch.setattr(Stack, "_operator_get", answer)
+    assert stack.cycle_seconds() == 0.0
+    answers.append("gpujob_cycle_seconds_count 2\ngpujob_cycle_seconds_sum 3.0\n")
+    assert stack.cycle_seconds() == 1.5
+
+
 def test_both_operators_took_processor_time_and_the_higher_peak_counts(
     cluster: FakeCluster,
 ) -> None:

@@ -175,11 +175,11 @@ def test_a_gang_is_bound_with_its_last_pod() -> None:
     run.pod_came(pod("a-1", "node"), 4.0)
     run.pod_came(pod("b-0", "node"), 5.0)
     run.job_came({"metadata": {"name": "a"}, "status": {"conditions": []}}, 6.0)
-    assert run.times["a"] == JobTimes(0.0, 4.0, created=2.0)
+    assert run.times["a"] == JobTimes(0.0, 4.0, created=2.0, seen=6.0)
     complete = {"conditions": [{"type": "Complete", "status": "True"}]}
     run.job_came({"metadata": {"name": "a"}, "status": complete}, 7.0)
     run.job_came({"metadata": {"name": "a"}, "status": complete}, 8.0)
-    assert run.times["a"] == JobTimes(0.0, 4.0, 7.0, created=2.0)
+    assert run.times["a"] == JobTimes(0.0, 4.0, 7.0, created=2.0, seen=6.0)
     assert GPUJOBS.succeeded({"status": {"phase": "Succeeded"}})
     assert not GPUJOBS.succeeded({})
 
