@@ -28,8 +28,8 @@ DECISIONS = (
     of_decide(
         "a job that is being written is never looked at again",
         "planner.py",
-        "            soon = self.now + REST_MAX\n",
-        "            soon = self.now + 1000 * REST_MAX\n",
+        "            soon = self.now + WRITTEN_REST_MAX\n",
+        "            soon = self.now + 1000 * WRITTEN_REST_MAX\n",
         "test_resting_jobs.py",
     ),
     of_decide(

@@ -14,12 +14,12 @@ from gpujob_operator.decide.model.snapshot import (
     RefusedPod,
     Snapshot,
 )
-from gpujob_operator.decide.planner import REST_MAX, Planner
+from gpujob_operator.decide.planner import WRITTEN_REST_MAX, Planner
 from tests.harness.builders import after, make_gpu, make_job, make_pod, make_snapshot, placed
 
 GPUS = [make_gpu("GPU-0")]
 JOB = placed(make_job())
-REST_SECONDS = REST_MAX.total_seconds()
+REST_SECONDS = WRITTEN_REST_MAX.total_seconds()
 
 
 class Cycles:

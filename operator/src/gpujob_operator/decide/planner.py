@@ -45,8 +45,8 @@ from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.queue_status import queue_statuses
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# Jobs that start or are being written are looked at again after this, whatever happens.
-REST_MAX = timedelta(seconds=5)
+# Jobs that start, or are being written, are looked at again after this, whatever happens.
+REST_MAX, WRITTEN_REST_MAX = timedelta(seconds=5), timedelta(seconds=30)
 # A deadline of a job that is being written can wait so long: its write has to end first.
 REST_MIN = timedelta(seconds=1)
 
@@ -296,7 +296,7 @@ class _Cycle:
             cache.steps.settle(entry, step, inputs, until, next_at)
             return
         if uid in self.writing and inputs is not None and uid not in self.grown:
-            soon = self.now + REST_MAX
+            soon = self.now + WRITTEN_REST_MAX
             until = soon if next_at is None else min(soon, max(next_at, self.now + REST_MIN))
             cache.steps.rest_while_written(entry, step, inputs, until)
             return
