@@ -144,6 +144,7 @@ async def restart(stack: Stack) -> Restart:
     await asyncio.to_thread(stack.stop_operator)
     started_at = time.monotonic()
     await asyncio.to_thread(stack.spawn_operator)
+    # Before that its metrics may not be there yet.
     await since(started_at, stack.operator_is_ready, stack)
     first_cycle_seconds = await since(started_at, stack.has_decided, stack)
     return Restart(first_cycle_seconds - stack.cycle_seconds(), first_cycle_seconds)

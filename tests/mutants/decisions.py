@@ -26,6 +26,13 @@ DECISIONS = (
         "test_resting_jobs.py",
     ),
     of_decide(
+        "a job whose pod starts is not looked at again",
+        "planner.py",
+        "                until = min(until, self.now + REST_MAX)\n",
+        "                until = min(until, self.now + 1000 * REST_MAX)\n",
+        "test_resting_jobs.py",
+    ),
+    of_decide(
         "a job that is being written is never looked at again",
         "planner.py",
         "            soon = self.now + WRITTEN_REST_MAX\n",

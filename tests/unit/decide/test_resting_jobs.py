@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import (
     RefusedPod,
     Snapshot,
 )
-from gpujob_operator.decide.planner import WRITTEN_REST_MAX, Planner
+from gpujob_operator.decide.planner import REST_MAX, WRITTEN_REST_MAX, Planner
 from tests.harness.builders import after, make_gpu, make_job, make_pod, make_snapshot, placed
 
 GPUS = [make_gpu("GPU-0")]
@@ -89,8 +89,10 @@ def test_a_job_whose_pod_starts_rests(cycles: Cycles) -> None:
     cycles.run(shown, 0.1)
     for seconds in (0.2, 0.3, 2.0):
         assert (cycles.run(shown, seconds), cycles.decided) == ((), [])
+    cycles.run(shown, 0.1 + REST_MAX.total_seconds())
+    assert cycles.decided == ["job"]
     running = replace(shown, pods=(replace(pod, phase=PodPhase.RUNNING),))
-    assert kinds(cycles.run(running, 2.1)) == [WriteStatus]
+    assert kinds(cycles.run(running, 5.2)) == [WriteStatus]
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_any_json_is_read(value: object) -> None:
 @given(value=odd_values())
 def test_it_is_what_pythons_own_reader_reads(value: object) -> None:
     data = to_json({"a": value})
-    mine = _parsed_by_python(data)
-    if mine is not None:
-        assert _same(parsed(data), mine)
+    expected = _parsed_by_python(data)
+    if expected is not None:
+        assert _same(parsed(data), expected)
 
 
 def _parsed_by_python(data: bytes) -> object:
