@@ -43,6 +43,7 @@ JOB: Mapping[str, Effect] = {
         {"checkpoint.resumeArguments": ["-r"]},
     ),
     "checkpoint.resumeArguments": Effect(workers.resume_arguments, None, ["--from={path}"], SAVED),
+    "checkpoint.resume": Effect(workers.pod, None, "BestEffort"),
     "spot.policy": Effect(plans.on_a_spot_node, None, "Never"),
     "disruption": Effect(workers.pod, None, "Allow"),
     "retry.limit": Effect(plans.failed, None, 0),

@@ -39,7 +39,7 @@ from gpujob_api.report import (
     Timing,
     WaitPercent,
 )
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import ResumeMode, TunedSettings
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 from gpujob_api.summary import Summary
 
@@ -135,6 +135,7 @@ class Checkpoint:
     resume_arguments: Annotated[
         tuple[Annotated[str, Text(1024, characters_min=1)], ...], Items(16)
     ] = ()
+    resume: ResumeMode = ResumeMode.EXACT
 
     def __post_init__(self) -> None:
         check(self)

@@ -37,6 +37,7 @@ WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
 Flop = Annotated[float, Range(0, 10**21)]
 Joules = Annotated[float, Range(0, 10**9)]
 Factor = Annotated[float, Range(0, 1_000_000)]
+ProtectionReason = Annotated[str, Text(512, clip=True)]
 Explanations = Annotated[tuple[Annotated[str, Text(512, clip=True)], ...], Items(64, clip=True)]
 
 
@@ -129,6 +130,24 @@ class CheckpointReport:
     write_seconds: Seconds = 0.0
 
 
+class Protection(Enum):
+    """What the next attempt continues from: the state of this one, the beginning, or a checkpoint
+    that the script vouches for and nothing compared."""
+
+    EXACT = "Exact"
+    FROM_BEGINNING = "FromBeginning"
+    BEST_EFFORT = "BestEffort"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRefused:
+    """The checkpoint of `step` did not bring the run back, so that the attempt starts from the
+    beginning."""
+
+    step: Count
+    reason: Message
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One report of one worker. `sequence` only grows within an attempt."""
@@ -153,6 +172,10 @@ class Report:
     skipped_steps: Count | None = None
     resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
+    # None until the worker knows it, which is before its first checkpoint.
+    protection: Protection | None = None
+    protection_reason: ProtectionReason | None = None
+    resume_refused: ResumeRefused | None = None
     failure: Failure | None = None
     device: Model = ""
     torch_version: Version = ""
@@ -166,7 +189,7 @@ class Report:
         return decode(cls, parse_json(text, "report"), "report")
 
     def termination_message(self) -> str:
-        """The report in at most 4,096 bytes: explanations go first, then the message's tail."""
+        """The report in at most 4,096 bytes: explanations go first, then the texts' tails."""
         text = self.to_text()
         for characters in _MESSAGE_CHARACTERS:
             if len(text.encode()) <= TERMINATION_MESSAGE_BYTES_MAX:
@@ -174,11 +197,19 @@ class Report:
             text = self._without_explanations(characters).to_text()
         return text
 
-    def _without_explanations(self, message_characters: int) -> "Report":
-        if self.failure is None:
-            return replace(self, explain=())
-        message = self.failure.message[:message_characters]
-        return replace(self, explain=(), failure=replace(self.failure, message=message))
+    def _without_explanations(self, characters: int) -> "Report":
+        failure, refused, why = self.failure, self.resume_refused, self.protection_reason
+        if failure is not None:
+            failure = replace(failure, message=failure.message[:characters])
+        if refused is not None:
+            refused = replace(refused, reason=refused.reason[:characters])
+        return replace(
+            self,
+            explain=(),
+            failure=failure,
+            resume_refused=refused,
+            protection_reason=why[:characters] if why is not None else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,13 @@ class Toggle(Enum):
     OFF = "Off"
 
 
+class ResumeMode(Enum):
+    """Whether a run that a checkpoint cannot bring back exactly resumes from it all the same."""
+
+    EXACT = "Exact"
+    BEST_EFFORT = "BestEffort"
+
+
 def words(text: str) -> dict[str, str]:
     """How a field of `TunedSettings` is said; without, by its name. `{}` is its value."""
     return {"words": text}
@@ -131,9 +138,14 @@ class Settings:
     # Where the script keeps checkpoints of its own, and what makes it resume from one.
     script_checkpoint: str | None = None
     resume_arguments: tuple[str, ...] = ()
+    resume: ResumeMode = ResumeMode.EXACT
 
     def to_text(self) -> str:
-        return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
+        written = encode(self)
+        if self.resume is ResumeMode.EXACT:
+            # A pod of an earlier release's operator is the same text.
+            del written["resume"]
+        return json.dumps(written, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> "Settings":

@@ -1,6 +1,7 @@
 """Reports: within 4,096 bytes as a termination message, and untouched by noise."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from gpujob_api.report import (
     Failure,
     FailureClass,
     MemoryPeaks,
+    Protection,
     Reply,
     Report,
+    ResumeRefused,
     StopRequest,
     Timing,
     WorkerPhase,
@@ -65,6 +68,9 @@ def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> N
         efficiency=Efficiency(1.23456789e20, 1.23456789e15, 1.23456789e15, 99.123456, 123456.789),
         tuned=tuned,
         tuning_seconds=1234567.123456789,
+        protection=Protection.FROM_BEGINNING,
+        protection_reason=character * 512,
+        resume_refused=ResumeRefused(2**53 - 1, character * 1024),
         device=character * 128,
         torch_version=character * 64,
     )
@@ -74,6 +80,9 @@ def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> N
     assert read.current == timing
     assert read.failure is not None
     assert read.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert read.protection is Protection.FROM_BEGINNING
+    assert read.resume_refused is not None
+    assert read.resume_refused.step == 2**53 - 1
 
 
 @settings(max_examples=50)
@@ -81,10 +90,29 @@ def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> N
 def test_every_report_fits(report: Report, message: str) -> None:
     failure = Failure(FailureClass.DATA, message)
     wordy = Report(report.attempt, report.phase, failure=failure, explain=(message,) * 70)
-    for one in (report, wordy):
+    refused = replace(wordy, protection_reason=message, resume_refused=ResumeRefused(7, message))
+    for one in (report, wordy, refused):
         text = one.termination_message()
         assert len(text.encode()) <= TERMINATION_MESSAGE_BYTES_MAX
         assert Report.from_text(text).attempt == report.attempt
+
+
+def test_an_unknown_protection_is_left_out() -> None:
+    assert not {"protection", "protectionReason", "resumeRefused"} & set(
+        json.loads(_report(step=7).to_text())
+    )
+
+
+def test_what_a_resume_was_refused_for_survives() -> None:
+    report = _report(
+        protection=Protection.FROM_BEGINNING,
+        protection_reason="a generator of its own draws the batches",
+        resume_refused=ResumeRefused(190, "step 191 differs: loss 2.25 instead of 1.5"),
+    )
+    data = json.loads(report.to_text())
+    assert data["protection"] == "FromBeginning"
+    assert data["resumeRefused"]["step"] == 190
+    assert Report.from_text(report.termination_message()) == report
 
 
 @pytest.mark.parametrize(

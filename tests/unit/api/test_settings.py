@@ -3,7 +3,7 @@
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
+from gpujob_api.settings import OptimizeMode, Precision, ResumeMode, Settings, Toggle, TunedSettings
 
 
 def test_nothing_set_is_all_automatic() -> None:
@@ -37,6 +37,13 @@ def test_settings_survive() -> None:
 def test_errors_name_the_variable_and_the_field(text: str, message: str) -> None:
     with pytest.raises(FieldError, match=message):
         Settings.from_text(text)
+
+
+def test_only_a_resume_that_is_not_exact_is_written() -> None:
+    assert '"resume"' not in Settings().to_text()
+    settings = Settings(resume=ResumeMode.BEST_EFFORT)
+    assert '"resume":"BestEffort"' in settings.to_text()
+    assert Settings.from_text(settings.to_text()) == settings
 
 
 def test_tuned_settings_are_concrete() -> None:

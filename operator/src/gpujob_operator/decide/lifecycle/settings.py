@@ -36,4 +36,5 @@ def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
         checkpoint_keep=job.spec.checkpoint.keep,
         script_checkpoint=job.spec.checkpoint.path,
         resume_arguments=job.spec.checkpoint.resume_arguments,
+        resume=job.spec.checkpoint.resume,
     )
