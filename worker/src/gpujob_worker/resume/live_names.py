@@ -1,0 +1,194 @@
+"""Which variables of a running function or script can still be read: what a checkpoint has to hold.
+
+Classical backward liveness over the bytecode. Doubt makes a name live, never dead.
+"""
+
+import dis
+import inspect
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import zip_longest
+from types import CodeType
+from typing import Any, NamedTuple
+
+_STORES = {
+    *("STORE_FAST", "STORE_FAST_MAYBE_NULL", "STORE_FAST_STORE_FAST"),
+    *("STORE_GLOBAL", "STORE_NAME"),
+}
+_STORE_THEN_LOAD = "STORE_FAST_LOAD_FAST"
+# Their names are attributes or modules, not variables.
+_NO_VARIABLES = {
+    *("DELETE_ATTR", "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"),
+    *("IMPORT_FROM", "IMPORT_NAME"),
+}
+_NOTHING_FOLLOWS = {
+    *("RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"),
+    *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"),
+}
+# These reach variables without naming them: a frame's own, and those of its module.
+_READ_ANY_OF_FRAME = {"dir", "eval", "exec", "locals", "vars"}
+_READ_ANY_OF_MODULE = {"__main__", "eval", "exec", "globals"}
+# With an argument, these are about another object.
+_ASK_OBJECT = {"dir", "vars"}
+_FRAMES = {"_getframe", "currentframe"}
+# A comprehension in a script has variables of its own, which are not the script's.
+_HIDDEN = "hidden "
+_NONE: frozenset[str] = frozenset()
+
+
+class _Step(NamedTuple):
+    """One instruction: what it reads before it writes, what it writes, and what may come next."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    following: list[int]
+    handlers: list[int]
+
+
+def live_names(code: CodeType, offset: int) -> frozenset[str]:
+    """The names that may be read from `offset` (a frame's `f_lasti`) on before they are written.
+
+    A module's functions and classes are called at any time, so what they load is always live.
+    Where `reads_any_name(code)` holds, names that the code does not mention may be read too.
+    """
+    if reads_any_name(code):
+        return _every_name(code)
+    instructions = list(dis.get_instructions(code))
+    offsets = [instruction.offset for instruction in instructions]
+    # During a call, the offset may be in the call's cache entries.
+    at = max(bisect_right(offsets, offset) - 1, 0)
+    try:
+        live = _live_before(_steps(code, instructions))[at]
+    except (KeyError, TypeError):
+        # A jump to where no instruction begins: this bytecode is not understood.
+        return _every_name(code)
+    return frozenset(name.removeprefix(_HIDDEN) for name in live) | _read_elsewhere(code)
+
+
+def reads_any_name(code: CodeType) -> bool:
+    """Whether the code may read its variables without naming them (`eval`, `locals()`, ...)."""
+    if _is_function(code):
+        return _mentions(code, _READ_ANY_OF_FRAME)
+    inner = [each for each in _with_inner(code) if each is not code]
+    return _mentions(code, _READ_ANY_OF_FRAME | _READ_ANY_OF_MODULE) or any(
+        _mentions(each, _READ_ANY_OF_MODULE) for each in inner
+    )
+
+
+def _mentions(code: CodeType, reflection: set[str]) -> bool:
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "PUSH_NULL"]
+    for instruction, following in zip_longest(instructions, instructions[1:]):
+        name = instruction.opname
+        if name.startswith("<"):
+            return True  # an instruction that `dis` does not know
+        if instruction.opcode not in dis.hasname or name == "STORE_NAME":
+            continue
+        if name in _NO_VARIABLES and name != "IMPORT_NAME":
+            if instruction.argval in _FRAMES:
+                return True
+        elif instruction.argval in reflection and not _has_argument(instruction, following):
+            return True
+    return False
+
+
+def _has_argument(instruction: dis.Instruction, following: dis.Instruction | None) -> bool:
+    loads = following is not None and following.opname.startswith("LOAD_")
+    return loads and instruction.argval in _ASK_OBJECT
+
+
+def _is_function(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _shared_names(code: CodeType) -> frozenset[str]:
+    return frozenset((*code.co_cellvars, *code.co_freevars))
+
+
+def _every_name(code: CodeType) -> frozenset[str]:
+    if _is_function(code):
+        return _shared_names(code).union(code.co_varnames)
+    return frozenset().union(
+        *((*each.co_names, *each.co_varnames) for each in _with_inner(code)), _shared_names(code)
+    )
+
+
+def _read_elsewhere(code: CodeType) -> frozenset[str]:
+    """What inner functions and classes may read: their calls are not in this code's bytecode."""
+    shared = _shared_names(code)
+    if _is_function(code):
+        return shared
+    inner = [each for each in _with_inner(code) if each is not code]
+    return shared.union(
+        name
+        for each in inner
+        for instruction in dis.get_instructions(each)
+        if instruction.opcode in dis.hasname
+        for name in _effect(instruction, function=False)[0]
+    )
+
+
+def _steps(code: CodeType, instructions: list[dis.Instruction]) -> list[_Step]:
+    index = {instruction.offset: at for at, instruction in enumerate(instructions)}
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    bytecode: Any = dis.Bytecode(code)
+    entries = list(bytecode.exception_entries)
+    steps: list[_Step] = []
+    for at, instruction in enumerate(instructions):
+        following = [index[instruction.argval]] if instruction.opcode in jumps else []
+        if instruction.opname not in _NOTHING_FOLLOWS and at + 1 < len(instructions):
+            following.append(at + 1)
+        handlers = [
+            index[entry.target]
+            for entry in entries
+            if entry.start <= instruction.offset < entry.end
+        ]
+        effect = _effect(instruction, function=_is_function(code))
+        steps.append(_Step(*effect, following, handlers))
+    return steps
+
+
+def _effect(
+    instruction: dis.Instruction, *, function: bool
+) -> tuple[frozenset[str], frozenset[str]]:
+    """What an instruction reads before it writes, and what it writes."""
+    local = instruction.opcode in dis.haslocal
+    if not local and (function or instruction.opcode not in dis.hasname):
+        return _NONE, _NONE
+    if instruction.opname in _NO_VARIABLES:
+        return _NONE, _NONE
+    value: Any = instruction.argval
+    names: list[str] = [value] if isinstance(value, str) else list(value)
+    if local and not function:
+        names = [_HIDDEN + name for name in names]
+    if instruction.opname == _STORE_THEN_LOAD:
+        written, read = names
+        return frozenset({read} - {written}), frozenset({written})
+    if instruction.opname in _STORES:
+        return _NONE, frozenset(names)
+    # All others count as reads, also those of later Pythons. `del` needs a value to delete.
+    return frozenset(names), _NONE
+
+
+def _live_before(steps: list[_Step]) -> list[frozenset[str]]:
+    live = [_NONE] * len(steps)
+    changed = True
+    while changed:
+        changed = False
+        for at in range(len(steps) - 1, -1, -1):
+            step = steps[at]
+            after = _NONE.union(*(live[each] for each in step.following))
+            # What raises may have written nothing.
+            before = (after - step.writes).union(
+                step.reads, *(live[each] for each in step.handlers)
+            )
+            if before != live[at]:
+                live[at] = before
+                changed = True
+    return live
