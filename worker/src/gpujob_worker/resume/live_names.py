@@ -7,15 +7,18 @@ import dis
 import inspect
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import CodeType
 from typing import Any, NamedTuple
 
-_STORES = {
-    *("STORE_FAST", "STORE_FAST_MAYBE_NULL", "STORE_FAST_STORE_FAST"),
-    *("STORE_GLOBAL", "STORE_NAME"),
-}
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _STORE_THEN_LOAD = "STORE_FAST_LOAD_FAST"
+_STORES = {"STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_GLOBAL", "STORE_NAME"}
+_LOCAL_STORES = {"STORE_FAST", "STORE_FAST_STORE_FAST", _STORE_THEN_LOAD}
+# From Python 3.12 on, a comprehension is part of the code around it, with names of its own.
+_SET_ASIDE = "LOAD_FAST_AND_CLEAR"
+_BEFORE_LOOP = {"BUILD_LIST", "BUILD_MAP", "BUILD_SET", "CACHE", "EXTENDED_ARG", "SWAP"}
+_AFTER_LOOP = {"CACHE", "END_FOR", "EXTENDED_ARG", "POP_ITER", "POP_TOP", "SWAP"}
 # Their names are attributes or modules, not variables.
 _NO_VARIABLES = {
     *("DELETE_ATTR", "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"),
@@ -130,32 +133,34 @@ def _read_elsewhere(code: CodeType) -> frozenset[str]:
         for each in inner
         for instruction in dis.get_instructions(each)
         if instruction.opcode in dis.hasname
-        for name in _effect(instruction, function=False)[0]
+        for name in _effect(instruction, False)[0]
     )
 
 
 def _steps(code: CodeType, instructions: list[dis.Instruction]) -> list[_Step]:
     index = {instruction.offset: at for at, instruction in enumerate(instructions)}
-    jumps = {*dis.hasjrel, *dis.hasjabs}
     bytecode: Any = dis.Bytecode(code)
-    entries = list(bytecode.exception_entries)
+    handlers = [
+        [
+            index[entry.target]
+            for entry in bytecode.exception_entries
+            if entry.start <= at < entry.end
+        ]
+        for at in index
+    ]
+    set_aside = _set_aside(instructions, index, handlers)
     steps: list[_Step] = []
     for at, instruction in enumerate(instructions):
-        following = [index[instruction.argval]] if instruction.opcode in jumps else []
+        following = [index[instruction.argval]] if instruction.opcode in _JUMPS else []
         if instruction.opname not in _NOTHING_FOLLOWS and at + 1 < len(instructions):
             following.append(at + 1)
-        handlers = [
-            index[entry.target]
-            for entry in entries
-            if entry.start <= instruction.offset < entry.end
-        ]
-        effect = _effect(instruction, function=_is_function(code))
-        steps.append(_Step(*effect, following, handlers))
+        effect = _effect(instruction, _is_function(code), set_aside.get(at, _NONE))
+        steps.append(_Step(*effect, following, handlers[at]))
     return steps
 
 
 def _effect(
-    instruction: dis.Instruction, *, function: bool
+    instruction: dis.Instruction, function: bool, unchanged: frozenset[str] = _NONE
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What an instruction reads before it writes, and what it writes."""
     local = instruction.opcode in dis.haslocal
@@ -163,17 +168,66 @@ def _effect(
         return _NONE, _NONE
     if instruction.opname in _NO_VARIABLES:
         return _NONE, _NONE
-    value: Any = instruction.argval
-    names: list[str] = [value] if isinstance(value, str) else list(value)
-    if local and not function:
-        names = [_HIDDEN + name for name in names]
+    prefix = _HIDDEN if local and not function else ""
+    names = [prefix + name for name in _names(instruction)]
+    changed = frozenset(names) - {prefix + name for name in unchanged}
     if instruction.opname == _STORE_THEN_LOAD:
-        written, read = names
-        return frozenset({read} - {written}), frozenset({written})
+        written = changed & {names[0]}
+        return frozenset({names[1]}) - written, written
     if instruction.opname in _STORES:
-        return _NONE, frozenset(names)
+        return _NONE, changed
     # All others count as reads, also those of later Pythons. `del` needs a value to delete.
-    return frozenset(names), _NONE
+    return (changed if instruction.opname == _SET_ASIDE else frozenset(names)), _NONE
+
+
+def _names(instruction: dis.Instruction) -> list[str]:
+    value: Any = instruction.argval
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _set_aside(
+    instructions: list[dis.Instruction], index: dict[int, int], handlers: list[list[int]]
+) -> dict[int, frozenset[str]]:
+    """Names that an inlined comprehension sets aside and puts back, by where it does so.
+
+    The value there before is the one there afterwards, so this neither reads nor writes it. A
+    comprehension of another form than is known here reads.
+    """
+    found: dict[int, frozenset[str]] = {}
+    at = 0
+    while at < len(instructions):
+        begin = at
+        names: set[str] = set()
+        while instructions[at].opname == _SET_ASIDE:
+            names.update(_names(instructions[at]))
+            at += 1
+        loop = at = at + (not names)
+        while names and instructions[loop].opname in _BEFORE_LOOP:
+            loop += 1
+        if not names or instructions[loop].opname != "FOR_ITER":
+            continue
+        ends = [index[instructions[loop].argval], *handlers[loop]]
+        back = [_stores_from(instructions, end) for end in ends]
+        if len(ends) > 1 and all(names <= _written(instructions, stores) for stores in back):
+            found |= {each: frozenset(names) for each in (*range(begin, at), *chain(*back))}
+    return found
+
+
+def _stores_from(instructions: list[dis.Instruction], at: int) -> list[int]:
+    stores: list[int] = []
+    while instructions[at].opname in _AFTER_LOOP or instructions[at].opname in _LOCAL_STORES:
+        if instructions[at].opname in _LOCAL_STORES:
+            stores.append(at)
+        at += 1
+    return stores
+
+
+def _written(instructions: list[dis.Instruction], stores: list[int]) -> set[str]:
+    written: set[str] = set()
+    for at in stores:
+        names = _names(instructions[at])
+        written.update(names[:1] if instructions[at].opname == _STORE_THEN_LOAD else names)
+    return written
 
 
 def _live_before(steps: list[_Step]) -> list[frozenset[str]]:
