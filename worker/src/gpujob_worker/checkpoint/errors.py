@@ -13,9 +13,13 @@ class CorruptError(CheckpointError):
     """A checkpoint does not verify against its manifest."""
 
 
+class UnreadableError(CheckpointError):
+    """The system refuses to read a file: whether the checkpoint is good is not known."""
+
+
 class FencedError(CheckpointError):
     """A newer attempt of the same job owns the directory; nothing more may be committed."""
 
 
 class MismatchError(CheckpointError):
-    """A checkpoint verifies but does not fit the script's model, optimizer or data."""
+    """A checkpoint verifies but does not fit the script's model, optimizer, data or classes."""

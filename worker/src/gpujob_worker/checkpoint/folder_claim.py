@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gpujob_worker.checkpoint.errors import CorruptError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
+from gpujob_worker.checkpoint.reading import is_there, names_in
 from gpujob_worker.process_lock import ProcessLock
 
 # For so long the holder of a folder's lock may take to write whose the folder is.
@@ -32,6 +33,7 @@ class _Known(NamedTuple):
 
 class FolderClaim:
     """One process's claim. `run` is the same for all processes of one run, and for no others.
+    Every method raises `UnreadableError` where the system does not tell whose the folder is.
 
     The lock is between the processes of one attempt: of an older attempt, one may still live, and
     the checkpoint store's fence keeps it out.
@@ -89,12 +91,12 @@ class FolderClaim:
             return _ANOTHER
         if known is not None and known.attempt > self._attempt:
             return "a newer attempt has begun"
-        if any(self._folder.glob("step-*")):
+        if any(name.startswith("step-") for name in names_in(self._folder)):
             if known is None:
                 return "the checkpoints that are there are of nobody who is known"
             if known.command != self._command:
                 return "the checkpoints that are there are of another command"
-            if (self._folder / _TWICE).exists():
+            if is_there(self._folder / _TWICE):
                 return _ALIKE
         (self._folder / _TWICE).unlink(missing_ok=True)
         known = _Known(self._command, self._run, self._attempt)
@@ -109,7 +111,7 @@ class FolderClaim:
     def _known(self) -> _Known | None:
         """Whose the folder is. Raises `CorruptError`."""
         path = self._folder / _CLAIM
-        if not path.exists():
+        if not is_there(path):
             return None
         try:
             known = json.loads(read_small(path))

@@ -13,8 +13,11 @@ from typing import Any, cast
 import xxhash
 
 from gpujob_worker.checkpoint.errors import CorruptError
+from gpujob_worker.checkpoint.reading import read_file, read_patiently
 
 MANIFEST = "MANIFEST.json"
+TENSORS_FILE = "state.safetensors"
+STATE_FILE = "state.json"
 FORMAT = 1
 _BLOCK_BYTES = 1 << 20
 _SMALL_BYTES_MAX = 16 << 20
@@ -57,7 +60,7 @@ def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> st
 
 
 def rank_manifest_hash(directory: Path, rank: int) -> str:
-    """The hash of a rank's list as it can be read here. Raises `CorruptError`."""
+    """The hash of a rank's list as it is read here. Raises `CorruptError` or `UnreadableError`."""
     data = read_small(directory / f"{rank_name(rank)}.manifest.json")
     return hashlib.sha256(data).hexdigest()
 
@@ -71,7 +74,7 @@ def write_manifest(directory: Path, ranks: int, about: dict[str, Any]) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What MANIFEST.json says about the checkpoint. Raises `CorruptError`."""
+    """What MANIFEST.json lists. Raises `CorruptError` or `UnreadableError`."""
     body, newline, digest = read_small(directory / MANIFEST).partition(b"\n")
     if not newline or hashlib.sha256(body).hexdigest().encode() + b"\n" != digest:
         raise CorruptError(f"{directory.name}: {MANIFEST} does not match its own hash")
@@ -82,40 +85,60 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def verify_rank(directory: Path, about: dict[str, Any], rank: int) -> Path:
-    """Checks one rank's files by size and hash; returns their folder. Raises `CorruptError`."""
+    """Checks one rank's files by size and hash; returns their folder.
+
+    Raises `CorruptError` or `UnreadableError`.
+    """
     path = directory / f"{rank_name(rank)}.manifest.json"
     data = read_small(path)
     if hashlib.sha256(data).hexdigest() != about["ranks"].get(rank_name(rank)):
         raise CorruptError(f"{directory.name}: {path.name} does not match {MANIFEST}")
     folder = directory / rank_name(rank)
-    for name, expected in _parse(data, path)["files"].items():
-        if folder.is_symlink() or (folder / name).is_symlink() or "/" in name:
-            raise CorruptError(f"{directory.name}: {name} is a link")
-        if _describe(folder / name) != expected:
+    if read_patiently(folder, folder.is_symlink):
+        raise CorruptError(f"{directory.name}: {folder.name} is a link")
+    files = _parse(data, path).get("files")
+    if not isinstance(files, dict):
+        raise CorruptError(f"{directory.name}: {path.name} lists no files")
+    for name, expected in cast("dict[str, Any]", files).items():
+        if "/" in name:
+            raise CorruptError(f"{directory.name}: {name} is outside of {folder.name}")
+        if read_file(folder / name, _describe) != expected:
             raise CorruptError(f"{directory.name}: {name} does not match its size or hash")
+    missing = {TENSORS_FILE, STATE_FILE} - set(cast("dict[str, Any]", files))
+    if missing:
+        raise CorruptError(f"{directory.name}: {path.name} lists no {' and '.join(missing)}")
     return folder
+
+
+def verify(directory: Path) -> dict[str, Any]:
+    """Checks a whole checkpoint by size and hash; returns what MANIFEST.json lists.
+
+    Raises `CorruptError` or `UnreadableError`.
+    """
+    about = read_manifest(directory)
+    for rank in range(len(about["ranks"])):
+        verify_rank(directory, about, rank)
+    return about
 
 
 def _describe(path: Path) -> dict[str, Any]:
     digest = xxhash.xxh3_128()
     size = 0
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-                size += len(block)
-    except OSError as error:
-        raise CorruptError(f"{path.name} cannot be read: {error.strerror}") from None
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
     return {"bytes": size, "xxh3": digest.hexdigest()}
 
 
 def read_small(path: Path) -> bytes:
-    """The file's bytes, bounded. Raises `CorruptError`."""
-    try:
+    """The file's bytes, bounded. Raises `CorruptError` or `UnreadableError`."""
+
+    def read(path: Path) -> bytes:
         with path.open("rb") as stream:
-            data = stream.read(_SMALL_BYTES_MAX + 1)
-    except OSError as error:
-        raise CorruptError(f"{path.name} cannot be read: {error.strerror}") from None
+            return stream.read(_SMALL_BYTES_MAX + 1)
+
+    data = read_file(path, read)
     if len(data) > _SMALL_BYTES_MAX:
         raise CorruptError(f"{path.name} is larger than {_SMALL_BYTES_MAX} bytes")
     return data
@@ -124,7 +147,7 @@ def read_small(path: Path) -> bytes:
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise CorruptError(f"{path.name} is not JSON") from None
     if not isinstance(parsed, dict):
         raise CorruptError(f"{path.name} is not an object")

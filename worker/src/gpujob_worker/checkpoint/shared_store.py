@@ -20,9 +20,17 @@ from gpujob_worker.checkpoint.errors import (
     CorruptError,
     FencedError,
     MismatchError,
+    UnreadableError,
 )
 from gpujob_worker.checkpoint.manifest import rank_manifest_hash
-from gpujob_worker.checkpoint.store import Commit, Loaded, Store, read_rank, size_of, write_rank
+from gpujob_worker.checkpoint.store import (
+    Commit,
+    Loaded,
+    Store,
+    read_rank,
+    set_aside_note,
+    write_rank,
+)
 
 # All have come through the same start of the process group.
 HERE_SECONDS = 30.0
@@ -35,8 +43,7 @@ VISIBLE_SECONDS = 30.0
 LONGER_SECONDS = 60.0
 _TOKEN = "OPENED"  # noqa: S105 - a file's name
 _ERRORS: dict[str, type[CheckpointError]] = {
-    "FencedError": FencedError,
-    "MismatchError": MismatchError,
+    kind.__name__: kind for kind in (FencedError, MismatchError, UnreadableError)
 }
 
 
@@ -75,28 +82,24 @@ class SharedStore:
         self.refusal = self._open(keep, own_refusal)
 
     def load(self) -> Loaded | None:
-        """This process's part of the newest checkpoint whose parts all verify.
+        """This process's part of the newest checkpoint whose parts all verify; the damaged ones
+        above it are then set aside and noted.
 
-        Raises `MismatchError` for one of another number of processes.
+        Raises `MismatchError` for one of another number of processes, and `UnreadableError` where
+        one process cannot read its part; then all stay.
         """
-        ballot, number = self._ballot, 0
-        while True:
-            question = f"load/{number}"
-            newest = self._newest(question)
-            if newest is None:
-                return None
-            loaded, word = self._read(newest)
-            ballot.say(question, word)
-            if self._store is not None:
-                ballot.decide(f"{question}/fits", self._judge(question, newest))
-            waits = READ_SECONDS + LONGER_SECONDS
-            decision = ballot.decided(f"{question}/fits", waits)
-            if not decision.get("corrupt"):
-                _raise_if(decision)
-                return loaded
-            if self._store is None:
-                self.notes.append(f"checkpoint {decision['corrupt']}; set aside, falling back")
-            number += 1
+        damaged: dict[int, str] = {}
+        loaded: Loaded | None = None
+        for number, step in enumerate(self._listed()):
+            loaded, why = self._read_with_others(f"load/{number}", step)
+            if why is None:
+                break
+            damaged[step] = why
+        if self._store is not None:
+            self._store.set_aside(damaged)
+            self._store.notes.clear()
+        self.notes += [set_aside_note(why) for why in damaged.values()]
+        return loaded
 
     def write(
         self,
@@ -182,7 +185,7 @@ class SharedStore:
             self._store = Store(self.directory, self.attempt, keep, self._on_point)
             (self.directory / _TOKEN).write_text(token)
         except (CheckpointError, OSError) as error:
-            return {"failed": _text_of(error), "kind": type(error).__name__}
+            return _failure(error)
         return {"token": token}
 
     def _sees_token(self) -> bool:
@@ -197,38 +200,53 @@ class SharedStore:
                 return False
             time.sleep(POLL_SECONDS)
 
-    def _newest(self, question: str) -> int | None:
-        """The checkpoint that all look at next, as the first process finds it."""
+    def _listed(self) -> list[int]:
+        """The checkpoints that all look at, the newest first, as the first process finds them. Each
+        is judged once.
+        """
         if self._store is not None:
-            steps = self._store.steps()
-            self._ballot.decide(question, {"step": steps[0] if steps else None})
-        return self._ballot.decided(question, READ_SECONDS)["step"]
+            try:
+                self._ballot.decide("load", {"steps": self._store.steps()})
+            except CheckpointError as error:
+                self._ballot.decide("load", _failure(error))
+                raise
+        decision = self._ballot.decided("load", READ_SECONDS)
+        _raise_if(decision)
+        return decision["steps"]
+
+    def _read_with_others(self, question: str, step: int) -> tuple[Loaded | None, str | None]:
+        """This process's part, or why the checkpoint is damaged; the same in all processes."""
+        ballot = self._ballot
+        loaded, word = self._read(step)
+        ballot.say(question, word)
+        if ballot.leads:
+            ballot.decide(f"{question}/fits", self._judge(question, step))
+        decision = ballot.decided(f"{question}/fits", READ_SECONDS + LONGER_SECONDS)
+        _raise_if(decision)
+        damage = decision.get("corrupt")
+        return (loaded, None) if damage is None else (None, str(damage))
 
     def _read(self, step: int) -> tuple[Loaded | None, dict[str, Any]]:
         try:
             return read_rank(self.directory, step, self._ballot.rank, self._ballot.size), {}
         except CorruptError as error:
             return None, {"corrupt": str(error)}
-        except CheckpointError as error:
-            return None, {"failed": str(error), "kind": type(error).__name__}
+        except Exception as error:
+            # The others wait for a word, whatever went wrong here.
+            return None, _failure(error)
 
     def _judge(self, question: str, step: int) -> dict[str, Any]:
         """What becomes of a checkpoint that all have read."""
-        assert self._store is not None
         heard = self._ballot.hear(question, READ_SECONDS)
         missing = [rank for rank in range(self._ballot.size) if rank not in heard]
         if missing:
             return {"failed": f"{named(missing, self._ballot.size)} did not read step-{step}"}
-        for word in heard.values():
+        for rank, word in heard.items():
             if "failed" in word:
-                return word
+                return {**word, "failed": f"{word['failed']} (process {rank})"}
         for rank, word in heard.items():
             if "corrupt" in word:
-                why = f"{word['corrupt']} (process {rank})"
-                self._store.set_aside(step, why)
-                self.notes.extend(self._store.notes)
-                self._store.notes.clear()
-                return {"corrupt": why}
+                return {"corrupt": f"{word['corrupt']} (process {rank})"}
         return {}
 
     def _next_write(self) -> str:
@@ -260,13 +278,11 @@ class SharedStore:
             heard = self._ballot.hear(question, WRITE_SECONDS, lambda: wrote(0))
             failed = self._why_not(heard, step) or self._not_visible(heard, temporary)
             if failed is None:
-                size = size_of(temporary)
-                store.commit(temporary, step, self._ballot.size, about)
-                decision = {"bytes": size}
+                decision = {"bytes": store.commit(temporary, step, self._ballot.size, about)}
             else:
                 decision = {"failed": failed}
         except BaseException as error:
-            self._ballot.decide(question, {"failed": _text_of(error), "kind": type(error).__name__})
+            self._ballot.decide(question, _failure(error))
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -298,12 +314,16 @@ class SharedStore:
 def _list_hash(temporary: Path, rank: int) -> str | None:
     try:
         return rank_manifest_hash(temporary, rank)
-    except CorruptError:
+    except (CorruptError, UnreadableError):
         return None
 
 
 def _text_of(error: BaseException) -> str:
     return (str(error) or type(error).__name__)[:1000]
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    return {"failed": _text_of(error), "kind": type(error).__name__}
 
 
 def _raise_if(decision: dict[str, Any]) -> None:

@@ -3,11 +3,15 @@
 A checkpoint is written under a temporary name, made durable, and renamed to `step-<n>` under a lock
 together with a look at the fence. FENCE holds the newest attempt that opened the directory: what an
 older attempt still has under way is refused there.
+
+Only what is proven to be damaged is set aside, and of that alone something is removed: an error of
+the system fails the load and changes nothing. A step that is committed and whole stays as it is.
 """
 
 import contextlib
 import fcntl
 import json
+import os
 import re
 import shutil
 import time
@@ -27,24 +31,30 @@ from gpujob_worker.checkpoint.errors import (
     FencedError,
     MismatchError,
 )
+from gpujob_worker.checkpoint.exchange import exchange
 from gpujob_worker.checkpoint.manifest import (
+    STATE_FILE,
+    TENSORS_FILE,
     rank_name,
     read_manifest,
+    read_small,
     sync_directory,
+    verify,
     verify_rank,
     write_durably,
     write_manifest,
     write_rank_manifest,
 )
+from gpujob_worker.checkpoint.reading import is_there, names_in, read_file, read_patiently
 from gpujob_worker.checkpoint.tensor_file import write_tensors
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 
 KEEP_MIN = 2
 QUARANTINED_MAX = 3
 LOCK_SECONDS_MAX = 10.0
-TENSORS_FILE = "state.safetensors"
-STATE_FILE = "state.json"
-_STEP = re.compile(r"^step-(0|[1-9][0-9]{0,17})$")
+# In a folder that was set aside: why. Without it nobody proved that the folder is damaged.
+_PROOF = "CORRUPT"
+_STEP = re.compile(r"\Astep-(0|[1-9][0-9]{0,17})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +109,16 @@ class Store:
             self._remove_leftovers()
 
     def steps(self) -> list[int]:
-        """Committed steps, the newest first; whether they verify is seen when they are loaded."""
-        names = (_STEP.match(path.name) for path in self.directory.iterdir())
-        return sorted((int(match[1]) for match in names if match), reverse=True)
+        """Committed steps, the newest first; whether they verify is seen when they are loaded.
+
+        Raises `UnreadableError`.
+        """
+        matches = map(_STEP.match, names_in(self.directory))
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def save(self, step: int, state: Any, about: dict[str, Any] | None = None) -> Commit:
-        """Commits `state`. Raises `UnsavableError`, `FencedError` or `OSError`; then nothing is
-        committed and what was committed before stays."""
+        """Commits `state`. Raises `CheckpointError` or `OSError`; then nothing is committed
+        and what was committed before stays."""
         text, tensors = encode_tree(state)
         return self.write(step, text, tensors, about or {})
 
@@ -117,15 +130,19 @@ class Store:
         about: dict[str, Any],
         wrote: Callable[[int], None] = _no_progress,
     ) -> Commit:
-        """Commits what `encode_tree` returned; `wrote(bytes)` gets the progress."""
+        """Commits what `encode_tree` returned; `wrote(bytes)` gets the progress.
+
+        Where the step is committed already, that commit is returned and nothing is written.
+        """
         start = time.monotonic()
-        temporary = self.temporary(step, uuid.uuid4().hex)
-        try:
-            write_rank(temporary, 0, text, tensors, wrote, self._on_point)
-            size = size_of(temporary)
-            self.commit(temporary, step, 1, about)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        size = self.committed_bytes(step)
+        if size is None:
+            temporary = self.temporary(step, uuid.uuid4().hex)
+            try:
+                write_rank(temporary, 0, text, tensors, wrote, self._on_point)
+                size = self.commit(temporary, step, 1, about)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
         return Commit(step, size, time.monotonic() - start)
 
     def abstain(self, why: str) -> None:
@@ -140,50 +157,83 @@ class Store:
         """Where a checkpoint is written before it is committed; leftovers go when it is opened."""
         return self.directory / f".step-{step}.tmp-{self.attempt}-{name}"
 
-    def commit(self, temporary: Path, step: int, ranks: int, about: dict[str, Any]) -> None:
-        """Names what lies there, with the durable files of so many processes, `step-<n>`."""
+    def committed_bytes(self, step: int) -> int | None:
+        """How large the step's checkpoint is; None if none is there that verifies.
+
+        Raises `UnreadableError`, and `FencedError` where a newer attempt may have written it.
+        """
+        path = self._folder(step)
+        try:
+            size = size_of(path) if verify(path).get("step") == step else None
+        except CorruptError:
+            return None
+        self._check_fence()
+        return size
+
+    def commit(self, temporary: Path, step: int, ranks: int, about: dict[str, Any]) -> int:
+        """Names what lies there, with the durable files of so many processes, `step-<n>`; returns
+        its size. Where the step is committed already, that one stays.
+        """
+        size = self.committed_bytes(step)
+        if size is not None:
+            return size
         versions = {"torch": torch.__version__}
         known = {"attempt": self.attempt, "versions": versions, "step": step}
         write_manifest(temporary, ranks, {**about, **known})
+        size = size_of(temporary)
         self._on_point("manifest")
         self._rename(temporary, step)
         self._remove_old()
+        return size
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies; those that do not are set aside and noted.
+        """The newest checkpoint that verifies; the damaged ones above it are set aside and noted.
 
-        Raises `MismatchError` for one of several processes.
+        Raises `MismatchError` for one of several processes, and `UnreadableError`; then all stay.
         """
+        damaged: dict[int, str] = {}
+        loaded: Loaded | None = None
         for step in self.steps():
             try:
-                return read_rank(self.directory, step, 0, 1)
+                loaded = read_rank(self.directory, step, 0, 1)
+                break
             except CorruptError as error:
-                self.set_aside(step, str(error))
-        return None
+                damaged[step] = str(error)
+        self.set_aside(damaged)
+        return loaded
 
-    def set_aside(self, step: int, why: str) -> None:
-        """A checkpoint that does not verify is out of the way of the one before."""
-        self.notes.append(f"checkpoint {why}; set aside, falling back")
-        self._quarantine(self.directory / f"step-{step}")
+    def set_aside(self, damaged: Mapping[int, str]) -> None:
+        """Checkpoints that are proven to be damaged, with the proof, make way for older ones."""
+        for step, why in damaged.items():
+            self.notes.append(set_aside_note(why))
+            self._quarantine(self._folder(step), step, why)
+
+    def _folder(self, step: int) -> Path:
+        return self.directory / f"step-{step}"
 
     def _rename(self, temporary: Path, step: int) -> None:
-        target = self.directory / f"step-{step}"
+        target, why = self._folder(step), "it did not verify, and the step was written again"
         with self._locked():
             self._check_fence()
-            if target.exists():
-                # The same step again after a fallback: the newer one was not good enough to load.
-                self._quarantine(target)
-            temporary.rename(target)
+            if not os.path.lexists(target):
+                temporary.rename(target)
+            elif exchange(temporary, target):
+                self._on_point("exchanged")
+                self._quarantine(temporary, step, why)
+            else:
+                self._quarantine(target, step, why)
+                self._on_point("set aside")
+                temporary.rename(target)
             sync_directory(self.directory)
         self._on_point("committed")
 
     def _check_fence(self) -> None:
         path = self.directory / "FENCE"
-        try:
-            owner = int(json.loads(path.read_text())["attempt"])
-        except FileNotFoundError:
+        if not is_there(path):
             return
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        try:
+            owner = int(json.loads(read_small(path))["attempt"])
+        except (CorruptError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"FENCE cannot be read: {error}") from None
         if owner > self.attempt:
             raise FencedError(
@@ -205,12 +255,16 @@ class Store:
                     time.sleep(0.02)
             yield
 
-    def _quarantine(self, path: Path) -> None:
+    def _quarantine(self, path: Path, step: int, why: str) -> None:
+        aside = self.directory / f"step-{step}.corrupt-{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(OSError):
-            path.rename(path.with_name(f"{path.name}.corrupt-{uuid.uuid4().hex[:8]}"))
-        aside = sorted(self.directory.glob("step-*.corrupt-*"), key=lambda p: p.stat().st_mtime)
-        for old in aside[:-QUARANTINED_MAX]:
-            shutil.rmtree(old, ignore_errors=True)
+            path.rename(aside)
+            (aside / _PROOF).write_text(why)
+        with contextlib.suppress(OSError):
+            proofs = list(self.directory.glob(f"step-*.corrupt-*/{_PROOF}"))
+            proofs.sort(key=lambda proof: proof.stat().st_mtime)
+            for proof in proofs[:-QUARANTINED_MAX]:
+                shutil.rmtree(proof.parent, ignore_errors=True)
 
     def _remove_old(self) -> None:
         for step in self.steps()[self.keep :]:
@@ -249,8 +303,8 @@ def write_rank(
 
 
 def read_rank(directory: Path, step: int, rank: int, size: int) -> Loaded:
-    """One process's part of a checkpoint. Raises `CorruptError`, and `MismatchError` where another
-    number of processes wrote it.
+    """One process's part of a checkpoint. Raises `CorruptError`, `UnreadableError`, and
+    `MismatchError` where another number of processes wrote it or a value's class is not there.
     """
     path = directory / f"step-{step}"
     about = read_manifest(path)
@@ -264,11 +318,18 @@ def read_rank(directory: Path, step: int, rank: int, size: int) -> Loaded:
         )
     folder = verify_rank(path, about, rank)
     try:
-        tensors = load_file(folder / TENSORS_FILE)
-        text = (folder / STATE_FILE).read_text()
-    except (OSError, SafetensorError, UnicodeDecodeError, ValueError) as error:
+        # The hash is right: what the system answers for the file from here on is no damage.
+        tensors = read_patiently(folder / TENSORS_FILE, lambda: load_file(folder / TENSORS_FILE))
+        text = read_file(folder / STATE_FILE, Path.read_bytes).decode()
+        return Loaded(step, decode_tree(text, tensors), about)
+    except (SafetensorError, UnicodeDecodeError, CorruptError) as error:
         raise CorruptError(f"{path.name}: {error}") from None
-    return Loaded(step, decode_tree(text, tensors), about)
+    except MismatchError as error:
+        raise MismatchError(f"{path.name}: {error}") from None
+
+
+def set_aside_note(why: str) -> str:
+    return f"checkpoint {why}; set aside, falling back"
 
 
 def size_of(directory: Path) -> int:
