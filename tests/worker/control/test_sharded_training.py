@@ -136,13 +136,22 @@ def test_what_is_asked_for_is_compared_in_all_and_what_is_left_out_is_said(tmp_p
             assert f"{item} skipped: FSDPModule owns the gradients" in text
 
 
-@pytest.mark.parametrize("size", [2, 4])
+# Layers that are cut unevenly, that share a weight, or are sharded by themselves.
+UNEVEN = """
+net[0] = nn.Linear(8, 8, bias=False); net[1].weight = net[0].weight
+fully_shard(net[2], mesh=dist.init_device_mesh("cpu", (size,)))
+"""
+# torchtitan's order: nothing is left for the root.
+PART_BY_PART = """
+mesh = dist.init_device_mesh("cpu", (size,))
+for part in (*net[:2], list(net[2:])): fully_shard(part, mesh=mesh)
+"""
+
+
+@pytest.mark.parametrize(("size", "kind"), [(2, UNEVEN), (4, UNEVEN), (2, PART_BY_PART)])
 def test_what_the_first_process_measures_on_its_copy_is_in_force_in_all(
-    size: int, tmp_path: Path
+    size: int, kind: str, tmp_path: Path
 ) -> None:
-    """Of layers that are cut unevenly, that share a weight, or are sharded by themselves."""
-    kind = "net[0] = nn.Linear(8, 8, bias=False); net[1].weight = net[0].weight; "
-    kind += "fully_shard(net[2], mesh=dist.init_device_mesh('cpu', (size,)))"
     plain, _ = train(tmp_path / "plain", kind=kind, layers=3, size=size, mode="Off")
     tuned, said = train(
         tmp_path / "tuned", before=FAST_HALF, kind=kind, layers=3, size=size, mode="Auto"

@@ -120,6 +120,62 @@ def test_a_torch_that_keeps_its_groups_elsewhere_is_refused(
     assert copy_refusal(net, SIZE) == text
 
 
+class Parts(nn.Module):
+    """The parts of a language model, each of which a script wraps by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+        self.norm, self.output = nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.output(self.norm(x))
+
+
+def wrapped_part_by_part(*, root: bool = True) -> Parts:
+    """In torchtitan's order, in which nothing is left for the root."""
+    net, mesh = Parts(), init_device_mesh("cpu", (SIZE,))
+    for part in (net.embed, *net.blocks):
+        fully_shard(part, mesh=mesh)
+    fully_shard([net.norm, net.output], mesh=mesh)
+    if root:
+        fully_shard(net, mesh=mesh)
+    return net
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_root_all_of_whose_parts_are_wrapped_is_copied(root: bool) -> None:
+    net = wrapped_part_by_part(root=root)
+    assert copy_refusal(net, SIZE) is None
+    with nothing_gathered(net):
+        copy = unsharded_copy(net)
+        assert copy(torch.ones(3, 6)).shape == (3, 2)
+        with pytest.raises(ReachedError):
+            net(torch.ones(3, 6))
+    assert not any(is_sharded(each) for each in copy.parameters())
+
+
+def test_a_root_that_has_parameters_of_its_own_and_no_known_group_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, mesh = Parts(), init_device_mesh("cpu", (SIZE,))
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    assert copy_refusal(net, SIZE) is None
+    known = unsharded._groups
+
+    def of_parts(layer: nn.Module) -> list[Any]:
+        return [] if layer is net else known(layer)
+
+    monkeypatch.setattr(unsharded, "_groups", of_parts)
+    assert "FSDPParts is not known in this torch" in (copy_refusal(net, SIZE) or "")
+
+
 def test_a_plan_for_the_copy_names_the_copys_layer() -> None:
     net = sharded()
     copy: Any = unsharded_copy(net)

@@ -42,7 +42,7 @@ def copy_refusal(module: nn.Module, processes: int) -> str | None:
     """
     for layer in _sharded_layers(module):
         policy = getattr(_state(layer), "_mp_policy", None)
-        if policy is None or not _groups(layer):
+        if policy is None or not (_groups(layer) or _has_nothing_of_its_own(layer)):
             return f"what fully_shard keeps of {type(layer).__name__} is not known in this torch"
         if policy.param_dtype is not None or policy.output_dtype is not None:
             return "fully_shard casts the module itself (its MixedPrecisionPolicy)"
@@ -142,6 +142,20 @@ def _sharded_layers(module: nn.Module) -> list[nn.Module]:
         for layer in module.modules()
         if any(kind.__name__ == FULLY_SHARDED for kind in type(layer).__mro__)
     ]
+
+
+def _has_nothing_of_its_own(layer: nn.Module) -> bool:
+    """Whether every sharded parameter is one of a wrapped module inside, as in a root that was
+    wrapped after all its parts. Such a module gathers nothing itself.
+    """
+    inside = {
+        id(parameter)
+        for other in _sharded_layers(layer)
+        if other is not layer
+        for parameter in other.parameters()
+    }
+    own = [each for each in layer.parameters() if id(each) not in inside]
+    return bool(inside) and not any(map(is_sharded, own))
 
 
 def _state(layer: Any) -> Any:
