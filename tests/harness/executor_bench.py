@@ -31,7 +31,9 @@ from tests.harness.manifests import job_manifest
 class ExecutorBench:
     """An executor with everything it tells and asks."""
 
-    def __init__(self, lanes_max: int = 100, slots: int = 32) -> None:
+    def __init__(
+        self, lanes_max: int = 100, slots: int = 32, configuration: Configuration | None = None
+    ) -> None:
         self.kube = FakeKube()
         self.clock = FakeClock()
         self.metrics = Metrics()
@@ -48,7 +50,7 @@ class ExecutorBench:
             Feedback(
                 self._wrote, lambda _, uid: self.gone.append(uid), self._noted, self._restored
             ),
-            configuration=Configuration(report_url="http://operator/report"),
+            configuration=configuration or Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
             may_act=lambda: self.leads,
             version=lambda kind, uid: self.versions.get(uid, 0),

@@ -26,6 +26,11 @@ _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _EVERY_VERB = ["get", "list", "create", "update", "patch", "delete"]
 JOBS_RULE = {"apiGroups": ["gpujob.dev"], "resources": ["gpujobs"], "verbs": _EVERY_VERB}
 PODS_RULE = {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": _EVERY_VERB}
+CLAIMS_RULE = {
+    "apiGroups": [""],
+    "resources": ["persistentvolumeclaims"],
+    "verbs": ["get", "create"],
+}
 
 
 def may_impersonate(account: str) -> Json:
@@ -140,7 +145,8 @@ def _may_read(client: ApiClient, namespace: str, plural: str) -> bool:
 
 
 def collection(namespace: str, plural: str) -> str:
-    group = "/api/v1" if plural in ("pods", "services") else "/apis/gpujob.dev/v1alpha1"
+    core = plural in ("pods", "services", "persistentvolumeclaims")
+    group = "/api/v1" if core else "/apis/gpujob.dev/v1alpha1"
     return f"{group}/namespaces/{namespace}/{plural}"
 
 

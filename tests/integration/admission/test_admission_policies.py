@@ -4,10 +4,15 @@ from typing import Any
 
 import pytest
 
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import from_manifest
 from gpujob_local.control_plane.api_client import ApiError, Json
+from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
+from gpujob_operator.render.claim import default_claim
 from tests.harness.chart import NAMESPACE
 from tests.harness.jobs import job_manifest
 from tests.harness.tenants import (
+    CLAIMS_RULE,
     JOBS_RULE,
     OPERATOR,
     PODS_RULE,
@@ -318,3 +323,24 @@ def test_the_operator_creates_and_deletes_nothing_but_pods_of_gpujobs(tenants: T
     worker = worker_of(tenants, namespace)
     operator.create(collection(namespace, "pods"), worker)
     operator.delete(f"{collection(namespace, 'pods')}/{worker['metadata']['name']}")
+
+
+def claim_manifest(name: str, **metadata: Any) -> Json:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    head = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    return head | {"metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def test_the_operator_creates_no_claim_but_of_gpujobs(tenants: Tenants) -> None:
+    namespace = tenants.namespace()
+    operator = tenants.user(NAMESPACE, OPERATOR, PODS_RULE, CLAIMS_RULE, everywhere=True)
+    for owners in ([], owned_by("Job", "batch/v1"), owned_by("GPUJob", "other.dev/v1")):
+        claim = claim_manifest("foreign", ownerReferences=owners)
+        said = tenants.refusal(operator, namespace, "persistentvolumeclaims", claim)
+        assert "metadata.ownerReferences" in said
+    job = tenants.admin.create(collection(namespace, "gpujobs"), job_manifest("train"))
+    claim = default_claim(from_manifest(GPUJob, job), ClaimTemplate(ClaimSize(1024**3)))
+    operator.create(collection(namespace, "persistentvolumeclaims"), claim)
+    # Others make claims as before.
+    theirs = claim_manifest("theirs")
+    tenants.admin.create(collection(namespace, "persistentvolumeclaims"), theirs)

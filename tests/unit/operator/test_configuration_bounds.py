@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gpujob_api.codec import FieldError
+from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 from tests.harness.repository import ROOT
@@ -61,6 +62,32 @@ def test_numbers_are_bounded_as_in_the_chart(name: str) -> None:
 )
 def test_other_nonsense_is_refused_with_the_value(name: str, value: object) -> None:
     assert "got" in refusal(name, value)
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        ({"size": "1 GB"}, "size"),
+        ({}, "size"),
+        ({"size": "1Gi", "accessModes": ["ReadOnlyMany"]}, "accessModes[0]"),
+        ({"size": "1Gi", "accessModes": []}, "accessModes"),
+        ({"size": "1Gi", "storageClassName": "Fast"}, "storageClassName"),
+        ({"size": "1Gi", "storageClass": "fast"}, "storageClass"),
+        ("1Gi", ""),
+    ],
+    ids=str,
+)
+def test_a_template_of_claims_is_refused_by_its_field(template: object, field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        read("checkpointClaimTemplate", template)
+    path = f"configuration.checkpointClaimTemplate.{field}"
+    assert caught.value.field == path.removesuffix(".")
+
+
+def test_a_template_of_claims_is_taken_as_the_chart_takes_it() -> None:
+    assert read("checkpointClaimTemplate", {"size": "20Gi"}) == Configuration(
+        checkpoint_claim_template=ClaimTemplate(ClaimSize(20 * 1024**3))
+    )
 
 
 @pytest.mark.parametrize(

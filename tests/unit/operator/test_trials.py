@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import Checkpoint, GPUJob
 from gpujob_operator.act.item_runner import NO_DRY_RUN
 from gpujob_operator.act.kube import (
     JOBS,
@@ -186,7 +186,11 @@ def test_templates_are_told_apart_by_namespace_and_by_what_the_operator_adds() -
     job = make_job(template=template)
     elsewhere = replace(job, metadata=replace(job.metadata, namespace="other"))
     gang = make_job(workers=2, template=template)
-    assert len({key_of(job), key_of(elsewhere), key_of(gang)}) == 3
+    without, own = (
+        replace(job, spec=replace(job.spec, checkpoint=Checkpoint(path=path)))
+        for path in ("last.ckpt", "/data/last.ckpt")
+    )
+    assert len({key_of(one) for one in (job, elsewhere, gang, without, own)}) == 5
     assert key_of(job) == key_of(make_job("another", priority=9, template=template))
 
 

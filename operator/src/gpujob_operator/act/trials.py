@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.visible import visible
 from gpujob_operator.act.refusals import MESSAGE_CHARACTERS_MAX
+from gpujob_operator.decide.model.checkpoint_claim import names_a_place
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
 from gpujob_operator.read.shapes import mapping, mappings
@@ -123,7 +124,9 @@ def key_of(job: GPUJob) -> Key:
     """Equal for jobs whose pods the API server judges alike: namespace, template without what a
     sweep varies (commands, arguments, values of variables), and what the operator adds by the spec.
     """
-    added = (job.spec.workers > 1, job.spec.checkpoint.volume_claim_name)
+    # A job that names no place for checkpoints may get a claim of its own.
+    claim = job.spec.checkpoint.volume_claim_name
+    added = (job.spec.workers > 1, claim, names_a_place(job))
     text = json.dumps([_constant(job.spec.template), added], sort_keys=True, default=str)
     return job.metadata.namespace, hashlib.sha256(text.encode()).hexdigest()
 

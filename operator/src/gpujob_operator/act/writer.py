@@ -15,6 +15,7 @@ from typing import Protocol
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import Settings
+from gpujob_operator.act.checkpoint_claims import CheckpointClaims
 from gpujob_operator.act.kube import (
     JOBS,
     PODS,
@@ -120,6 +121,8 @@ class Writer:
         # The fields of an object's status that this version does not know, by UID; of a job that
         # cannot be read all of them.
         self._unknown = unknown
+        template = configuration.checkpoint_claim_template
+        self._claims = CheckpointClaims(kube, self._as_leader, template)
 
     def pinned(self, item: PlanItem) -> PlanItem:
         """The item with the state of the cluster for which it was decided. Call it before anything
@@ -263,6 +266,7 @@ class Writer:
     async def _create_pod(self, item: CreatePod) -> None:
         manifest = worker_pod(item, self._configuration)
         namespace = item.job.metadata.namespace
+        await self._claims.make(item.job)
         try:
             answer = await self._as_leader().create(PODS, manifest, namespace)
         except (Conflict, NotFound, Throttled, Unavailable):

@@ -12,6 +12,7 @@ from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.field_types import json_fields
 from gpujob_api.json_values import clean_text
+from gpujob_operator.decide.model.claim_template import ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 
 WEEK_SECONDS = 604_800
@@ -76,14 +77,20 @@ def configuration_from_text(text: str) -> Configuration:
     if not isinstance(data, dict):
         raise FieldError("configuration", f"must be an object; got {type(data).__name__}")
     configuration = decode(Configuration, data, "configuration")
-    unknown = {clean_text(str(name)) for name in data} - set(json_fields(Configuration))
-    if unknown:
-        raise FieldError(f"configuration.{min(unknown)}", "is an unknown field")
+    _refuse_unknown(data, Configuration, "configuration")
+    template = data.get("checkpointClaimTemplate") or {}
+    _refuse_unknown(template, ClaimTemplate, "configuration.checkpointClaimTemplate")
     for name, value in encode(configuration).items():
         problem = _problem(name, value)
         if problem:
             raise FieldError(f"configuration.{name}", problem)
     return configuration
+
+
+def _refuse_unknown(data: Mapping[Any, Any], kind: type, path: str) -> None:
+    unknown = {clean_text(str(name)) for name in data} - set(json_fields(kind))
+    if unknown:
+        raise FieldError(f"{path}.{min(unknown)}", "is an unknown field")
 
 
 def _parsed(text: str) -> Any:

@@ -23,6 +23,7 @@ from gpujob_api.meta import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
+from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.held_gpus import is_whole_gpu, memory_cap_bytes
@@ -146,7 +147,8 @@ def _complete_spec(
     # Walking all files of a large volume at each start would take minutes.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
+    claim = checkpoint_claim(job, configuration.checkpoint_claim_template)
+    spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(claim)]
 
 
 def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> dict[str, Any]:
@@ -210,8 +212,7 @@ def _token_volume() -> dict[str, Any]:
     return {"name": "gpujob-token", "projected": {"sources": [source]}}
 
 
-def _checkpoint_volume(job: GPUJob) -> dict[str, Any]:
-    claim = job.spec.checkpoint.volume_claim_name
+def _checkpoint_volume(claim: str | None) -> dict[str, Any]:
     source: dict[str, Any] = (
         {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     )

@@ -15,6 +15,7 @@ from gpujob_operator.decide.measurement.profile import (
     differ_in_paces,
     workload_keys,
 )
+from gpujob_operator.decide.model.claim_template import ClaimTemplate
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (
@@ -53,6 +54,8 @@ class Jobs:
     _by_name: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
     _volumes: Volumes = field(default_factory=Volumes)
     _by_claim: Groups[ClaimKey] = field(default_factory=lambda: Groups[ClaimKey]())
+    # That of the configuration, with which a cache is made anew.
+    _claim_template: ClaimTemplate | None = None
     _by_profile: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
     _job_diff: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
     _profile_diff: ListDiff[GPUProfile] = field(default_factory=lambda: ListDiff[GPUProfile]())
@@ -63,6 +66,7 @@ class Jobs:
     def take(self, snapshot: Snapshot) -> list[Replacement]:
         """Takes over what was observed; returns the jobs that came, changed or went."""
         self.changed, self.reprofiled, self.measured = set(), set(), set()
+        self._claim_template = snapshot.configuration.checkpoint_claim_template
         replaced = list(self._take_jobs(snapshot.jobs))
         names, owners = self._pods.take(snapshot.pods)
         self.changed |= owners
@@ -103,7 +107,8 @@ class Jobs:
             requests, spec_keys, mounts = before.requests, before.spec_keys, before.claims
         else:
             requests, spec_keys = host_requests(job), workload_keys(job)
-            mounts = tuple((job.metadata.namespace, claim) for claim in claims(job))
+            names = claims(job, self._claim_template)
+            mounts = tuple((job.metadata.namespace, claim) for claim in names)
         if before is not None:
             self._leave_groups(before)
         keys = attempt_keys(job, spec_keys)

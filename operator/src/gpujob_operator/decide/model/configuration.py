@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpujob_operator.decide.model.claim_template import ClaimTemplate
+
 
 class DeviceAccess(Enum):
     """How a pod gets its GPU: see docs/guides/install.md."""
@@ -86,6 +88,8 @@ class Configuration:
     # The image from which pods of other images get the worker's packages; none: they get none.
     worker_package_image: str | None = None
     checkpoint_mount: str = "/gpujob/checkpoints"
+    # Of the claims that are made for jobs that name no place for checkpoints; none: none is made.
+    checkpoint_claim_template: ClaimTemplate | None = None
     # Price of one GPU-hour by GPU model, on demand and spot.
     price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])
     spot_price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])

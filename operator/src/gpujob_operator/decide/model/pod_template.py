@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, SpotPolicy
+from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
+from gpujob_operator.decide.model.claim_template import ClaimTemplate
 from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
 
 # GPU nodes often carry this taint to keep other pods away.
@@ -38,15 +40,17 @@ def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
     return (*own, *ours) if own else ours
 
 
-def claims(job: GPUJob) -> tuple[str, ...]:
-    """The PersistentVolumeClaims that every worker of the job mounts, by name."""
+def claims(job: GPUJob, template: ClaimTemplate | None = None) -> tuple[str, ...]:
+    """The PersistentVolumeClaims that every worker of the job mounts, by name. `template`: that of
+    claims that the operator makes.
+    """
     try:
         sources = [one.get("persistentVolumeClaim") for one in pod_spec(job).get("volumes") or ()]
         found = [str(source.get("claimName") or "") for source in sources if source]
     except (AttributeError, TypeError):
         # Rendering and the API server refuse such a template with the field.
         return ()
-    own = job.spec.checkpoint.volume_claim_name or ""
+    own = checkpoint_claim(job, template)
     return tuple(dict.fromkeys(filter(None, (own, *found))))
 
 

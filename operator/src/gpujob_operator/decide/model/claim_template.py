@@ -1,0 +1,45 @@
+"""The template of claims that the operator makes for jobs that name no place for checkpoints."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, ClassVar
+
+from gpujob_api.bounds import Items, Subdomain
+from gpujob_api.codec import FieldError, check
+from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, Memory
+
+
+class AccessMode(Enum):
+    """Those of a PersistentVolumeClaim with which a worker can write."""
+
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimSize(Memory):
+    """What a claim asks for: 20Gi, 1Ti. At least 1 byte, at most 16 Pi."""
+
+    bytes_max: ClassVar[int] = FLEET_MEMORY_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTemplate:
+    """`storage_class_name` None: the cluster's default storage class."""
+
+    size: ClaimSize
+    storage_class_name: Subdomain | None = None
+    access_modes: Annotated[tuple[AccessMode, ...], Items(3, unique=True)] = (
+        AccessMode.READ_WRITE_ONCE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.access_modes:
+            raise FieldError("accessModes", "must have at least 1 item; got 0")
+
+    @property
+    def serves_many_nodes(self) -> bool:
+        """Whether workers on several nodes can mount one claim at the same time."""
+        return AccessMode.READ_WRITE_MANY in self.access_modes
