@@ -177,7 +177,12 @@ def _measure(world: World, random: Random) -> None:
     for job in world.snapshot.jobs:
         if job.metadata.name in world.running() and random.random() < 0.7:
             attempt = job.status.attempt
-            report = builders.make_report(attempt, step=step, checkpoint_step=step // 2)
+            resumed, saved = job.status.resumed_from_step, job.status.checkpoint
+            if attempt > 1 and resumed is None and saved is not None:
+                resumed = saved.step
+            report = builders.make_report(
+                attempt, step=step, checkpoint_step=step // 2, resumed_from_step=resumed
+            )
             reports.append(builders.received(job, report, world.seconds))
             usage[job.metadata.uid, attempt] = builders.used(random.choice([3, 6]) * GIB)
     world.snapshot = replace(world.snapshot, reports=tuple(reports), usage=usage)

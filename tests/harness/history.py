@@ -12,6 +12,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopRe
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
+from tests.harness.durable import went_back
 from tests.harness.pod_facts import attempt_of, exit_code_of, is_live, job_uid_of
 from tests.harness.recorded import RecordedJobs
 from tests.harness.room import Room
@@ -167,9 +168,9 @@ class History:
         if before.finished and new.phase is not old.phase:
             self._fail("I5", revision, f"{name}: {old.phase.value} became {new.phase.value}")
         self._check_end(revision, before, job)
-        saved, now = old.checkpoint, new.checkpoint
-        if saved is not None and (now is None or now.step < saved.step):
-            self._fail("I6", revision, f"{name}: durable step {saved.step} became {now}")
+        if went_back(old, new):
+            text = f"durable step {old.checkpoint} became {new.checkpoint}"
+            self._fail("I6", revision, f"{name}: {text}")
 
     def _check_end(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         """I5, I15: only a job's own workers end it, and an attempt that is done is the last."""

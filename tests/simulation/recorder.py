@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
+from tests.harness.durable import went_back
 from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
 from tests.simulation.awaited_pods import AwaitedPods
@@ -200,10 +201,9 @@ class Recorder:
             phases = f"{before.status.phase.value} to {job.status.phase.value}"
             self._fail("I5", revision, f"{name}: went from {phases}")
         self._check_end_is_true(revision, before, job)
-        saved = before.status.checkpoint
-        now = job.status.checkpoint
-        if saved is not None and (now is None or now.step < saved.step):
-            self._fail("I6", revision, f"{name}: durable step {saved.step} became {now}")
+        if went_back(before.status, job.status):
+            saved, now = before.status.checkpoint, job.status.checkpoint
+            self._fail("I6", revision, f"{name}: durable step {saved} became {now}")
         if job.status.stop != before.status.stop and job.status.stop is not None:
             self._check_new_stop(revision, job, job.status.stop)
 

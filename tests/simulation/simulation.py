@@ -40,6 +40,7 @@ from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
 from tests.simulation.users import Users
+from tests.simulation.volumes import keeps_checkpoints
 from tests.simulation.worker import Disk, Worker
 from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload
 
@@ -91,6 +92,7 @@ class Simulation:
             self.api, self.cluster.machines, self.recorder.fail, self.recorder
         )
         self.disks: dict[str, Disk] = {}
+        self.happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)
         self.cycles = 0
         self._plan = plan
         self._parts = parts or Parts()
@@ -123,9 +125,8 @@ class Simulation:
         for _ in range(self._count):
             self._start_operator()
         self._users.begin()
-        happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)
         for incident in self.incidents:
-            self.clock.after(incident.at, lambda incident=incident: happenings.happen(incident))
+            self.clock.after(incident.at, partial(self.happenings.happen, incident))
         for impostor in self.scenario.impostors:
             self.clock.after(impostor.at, lambda it=impostor: self._hostile.appear(it))
         self.clock.every(1.0, self._supervise)
@@ -197,7 +198,9 @@ class Simulation:
     # -- workers
 
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
-        disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], Disk())
+        disk = Disk()
+        if keeps_checkpoints(pod):
+            disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], disk)
         workload = self._workload_of(pod)
         return Worker(
             cluster, machine, pod, workload, disk, self._peers_run, self._tell, self.processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,12 @@ def mounting(submission: Submission) -> dict[str, Any]:
     claim = {"claimName": _claim_of(submission)}
     spec["template"]["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": claim}]
     return spec
+
+
+def keeps_checkpoints(pod: Mapping[str, Any]) -> bool:
+    """Whether what the pod's worker saves outlives the pod."""
+    volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
+    return "persistentVolumeClaim" in volumes.get("gpujob-checkpoints", {})
 
 
 def _claim_of(submission: Submission) -> str:

@@ -34,6 +34,7 @@ from gpujob_api.report import (
     FailureClass,
     Joules,
     Loss,
+    Protection,
     Seconds,
     Speedup,
     Timing,
@@ -317,7 +318,11 @@ class GPUJobStatus:
     measurement: Measurement | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
+    # The newest one that the next attempt can resume from.
     checkpoint: CheckpointReport | None = None
+    # As the worker last reported it.
+    protection: Protection | None = None
+    # 0: the latest attempt started again from the beginning.
     resumed_from_step: Count | None = None
     counters: Counters = field(default_factory=Counters)
     stop: StopReason | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
 from gpujob_api.quantities import format_count, format_memory
-from gpujob_api.report import Speedup
+from gpujob_api.report import Protection, Speedup
 from gpujob_api.settings import OptimizeMode
 from kubectl_gpujob import text
 
@@ -79,6 +79,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
         held = status.reservation
         share = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
         found.append(("Reserved", f"{share} ({held.source.value})"))
+    found += _protection(job)
     if status.checkpoint is not None:
         saved = status.checkpoint
         cost = f", {format_memory(saved.bytes)} in {text.duration(saved.write_seconds)}"
@@ -114,6 +115,8 @@ def as_json(job: GPUJob) -> dict[str, Any]:
         value = getattr(status, name)
         if value is not None:
             result[name] = encode(value)
+    if status.protection is not None:
+        result["protection"] = status.protection.value
     if status.tuning_seconds is not None:
         result["tuningSeconds"] = status.tuning_seconds
     return result
@@ -143,6 +146,19 @@ def _measurement(measured: Measurement) -> list[Row]:
     return [*found, ("Device", device)] if device else found
 
 
+def _protection(job: GPUJob) -> list[Row]:
+    """What an interruption loses; nothing while that is not known."""
+    unprotected = next((one for one in job.status.conditions if one.type == "Unprotected"), None)
+    if unprotected is not None:
+        return [("Unprotected", unprotected.message)]
+    words = {
+        Protection.EXACT: "resumes exactly",
+        Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",
+    }
+    known = words.get(job.status.protection) if job.status.protection is not None else None
+    return [("Protected", known)] if known is not None else []
+
+
 def _attempts(job: GPUJob) -> str:
     counters: Counters = job.status.counters
     parts = [
@@ -150,6 +166,7 @@ def _attempts(job: GPUJob) -> str:
         for name, word in _COUNTERS.items()
         if getattr(counters, name)
     ]
-    if job.status.resumed_from_step is not None:
-        parts.append(f"resumed after step {job.status.resumed_from_step}")
+    resumed = job.status.resumed_from_step
+    if resumed is not None:
+        parts.append(f"resumed after step {resumed}" if resumed else "started from the beginning")
     return ", ".join([str(job.status.attempt), *parts])

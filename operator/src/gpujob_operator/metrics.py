@@ -114,6 +114,11 @@ class Metrics:
             "Attempts of jobs whose placement took effect.",
             registry=registry,
         )
+        self.resumes_refused = Counter(
+            "gpujob_resumes_refused",
+            "Attempts that found that their checkpoint did not bring the run back exactly.",
+            registry=registry,
+        )
         self.overtaken_writes = Counter(
             "gpujob_overtaken_writes",
             "Statuses that were not sent, because a newer one was there before their turn.",

@@ -77,6 +77,36 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("protection", "text"),
+    [
+        ("Exact", "resumes exactly"),
+        ("BestEffort", "resumes from its newest checkpoint, not exactly"),
+    ],
+)
+def test_what_protects_the_run(protection: str, text: str) -> None:
+    found = job(status=succeeded_status() | {"protection": protection})
+    assert dict(report.rows(found, NOW))["Protected"] == text
+    assert report.as_json(found)["protection"] == protection
+
+
+def test_a_run_that_an_interruption_loses() -> None:
+    status = succeeded_status()
+    status["conditions"] = [
+        {
+            "type": "Unprotected",
+            "status": "True",
+            "reason": "NoDurablePlace",
+            "message": "set checkpoint.volumeClaimName",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ]
+    status["resumedFromStep"] = 0
+    rows = dict(report.rows(job(status=status), NOW))
+    assert rows["Unprotected"] == "set checkpoint.volumeClaimName"
+    assert rows["Attempts"] == "2, 1 interrupted, started from the beginning"
+
+
 def test_a_whole_gpu_is_called_so() -> None:
     status = succeeded_status()
     status["reservation"] |= {"exclusive": True, "source": "WholeGPU"}

@@ -33,6 +33,7 @@ from gpujob_operator.act.writer import (
     Writer,
     WriteResult,
 )
+from gpujob_operator.decide.measurement.milestones import RESUME_REFUSED
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
@@ -146,8 +147,10 @@ class ItemRunner:
             self._attempts.conflicted(item)
         elif isinstance(item, WriteStatus) and result is not WriteResult.DONE:
             self._attempts.not_placed(item)
-        elif isinstance(item, WriteStatus) and places_attempt(item):
-            self._metrics.placements.inc()
+        elif isinstance(item, WriteStatus):
+            self._metrics.placements.inc(places_attempt(item))
+            refused = any(note.reason == RESUME_REFUSED for note in item.events)
+            self._metrics.resumes_refused.inc(refused)
         if isinstance(item, CreatePod) and result is WriteResult.DONE:
             # Here and not below, where the Service of a gang is created for its first pod, too.
             self.refusals.created(item)

@@ -1,13 +1,22 @@
 """What reports and readings change in the status of a running attempt."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
+from gpujob_api.gpujob import Checkpoint, GPUJob, GPUJobStatus, Reservation, ReservationSource
 from gpujob_api.quantities import GIB
-from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
+from gpujob_api.report import (
+    CheckpointReport,
+    Protection,
+    Report,
+    ResumeRefused,
+    Speedup,
+    Timing,
+    WorkerPhase,
+)
 from gpujob_operator.decide.measurement.progress import (
     is_hung,
     joined_usage,
@@ -51,13 +60,13 @@ def test_the_most_contexts_that_were_seen_stay_known() -> None:
 
 
 def told(job: GPUJob, report: Report, at: float = 100.0) -> GPUJobStatus:
-    return with_report(job.status, received(job, report, at))
+    return with_report(job, job.status, received(job, report, at), CONFIGURATION)
 
 
 def test_reports_of_another_attempt_are_ignored() -> None:
     """I3: an older attempt has no say any more."""
     assert told(JOB, make_report(attempt=2, checkpoint_step=9)) == JOB.status
-    assert with_report(JOB.status, None) == JOB.status
+    assert with_report(JOB, JOB.status, None, Configuration()) == JOB.status
 
 
 def test_the_durable_step_never_goes_back() -> None:
@@ -66,6 +75,76 @@ def test_the_durable_step_never_goes_back() -> None:
     assert told(job, make_report(checkpoint_step=20)).checkpoint == CheckpointReport(50)
     assert told(job, make_report(checkpoint_step=60)).checkpoint == CheckpointReport(60)
     assert told(job, make_report()).checkpoint == CheckpointReport(50)
+
+
+def test_what_goes_with_the_pod_is_not_durable() -> None:
+    job = running(make_job(claim=None))
+    assert told(job, make_report(checkpoint_step=20)).checkpoint is None
+    legacy = with_status(job, checkpoint=CheckpointReport(10))
+    assert told(legacy, make_report(checkpoint_step=20)).checkpoint is None
+
+
+def test_what_does_not_bring_the_run_back_is_not_durable() -> None:
+    """Nor is what was reported before that was known."""
+    job = with_status(JOB, checkpoint=CheckpointReport(10))
+    report = make_report(checkpoint_step=20, protection=Protection.FROM_BEGINNING)
+    status = told(job, report)
+    assert (status.protection, status.checkpoint) == (Protection.FROM_BEGINNING, None)
+    # A later attempt finds otherwise.
+    exact = make_report(checkpoint_step=20, protection=Protection.EXACT)
+    assert told(with_status(JOB, protection=status.protection), exact).checkpoint == (
+        CheckpointReport(20)
+    )
+
+
+def test_the_protection_is_kept_while_nothing_newer_is_reported() -> None:
+    job = with_status(JOB, protection=Protection.EXACT)
+    assert told(job, make_report()).protection is Protection.EXACT
+    inexact = make_report(protection=Protection.BEST_EFFORT)
+    assert told(job, inexact).protection is Protection.BEST_EFFORT
+
+
+def second(**status: Any) -> GPUJob:
+    """Its second attempt, after a first one of 190 steps."""
+    found = measured(GIB, step=190)
+    return running(make_job(), attempt=2, measurement=found, **status)
+
+
+def test_a_later_attempt_without_a_resume_starts_from_the_beginning() -> None:
+    job = second(checkpoint=CheckpointReport(190))
+    assert told(job, make_report(2, step=0)).resumed_from_step is None
+    status = told(job, make_report(2, step=3))
+    assert (status.resumed_from_step, status.checkpoint) == (0, None)
+    # From there on the step grows again.
+    job = with_status(job, resumed_from_step=0, checkpoint=CheckpointReport(10))
+    status = told(job, make_report(2, step=15, checkpoint_step=5))
+    assert (status.resumed_from_step, status.checkpoint) == (0, CheckpointReport(10))
+
+
+def test_a_first_attempt_begins_at_the_beginning_and_says_nothing_of_it() -> None:
+    assert told(JOB, make_report(step=3)).resumed_from_step is None
+
+
+def test_a_script_with_its_own_checkpoints_counts_from_zero_and_lost_nothing() -> None:
+    checkpoint = Checkpoint(volume_claim_name="c", path="saved/*.pt")
+    job = second()
+    job = replace(job, spec=replace(job.spec, checkpoint=checkpoint))
+    assert told(job, make_report(2, step=3)).resumed_from_step is None
+
+
+def test_a_refused_checkpoint_is_not_durable_any_more() -> None:
+    refused = ResumeRefused(190, "the loss differs")
+    job = second(checkpoint=CheckpointReport(190), resumed_from_step=190)
+    report = make_report(
+        2, step=192, checkpoint_step=190, resumed_from_step=190, resume_refused=refused
+    )
+    status = told(job, report)
+    assert (status.resumed_from_step, status.checkpoint) == (0, None)
+    # Nor while the worker goes on naming it, and not once it has one of its own.
+    again = with_status(job, resumed_from_step=0, checkpoint=None)
+    assert told(again, report).checkpoint is None
+    own = make_report(2, step=20, checkpoint_step=10, resume_refused=refused)
+    assert told(again, own).checkpoint == CheckpointReport(10)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def _because(explanation: PlacementExplanation) -> str:
 
 def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
     """The first difference between the other place and the decision, in the order of comparison."""
-    prefers = explanation.requirements.job.spec.spot.policy is SpotPolicy.PREFER
+    prefers = explanation.requirements.spot is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return (
             "spot, which the job prefers"

@@ -228,7 +228,7 @@ def _running(
     now: datetime,
 ) -> NextStep:
     report: Report | None = inputs.report.report if inputs.report is not None else None
-    status = with_report(with_pod_uids(job.status, pods), inputs.report)
+    status = with_report(job, with_pod_uids(job.status, pods), inputs.report, configuration)
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
         status = with_seen_gpus(status, inputs.usage.seen)
     usage = joined_usage(inputs.usage, report, job.status.reservation)
@@ -290,7 +290,7 @@ def _stopping(
     if bounded:
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
-    status = with_report(job.status, inputs.report)
+    status = with_report(job, job.status, inputs.report, configuration)
     return NextStep(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
 
 

@@ -15,6 +15,7 @@ from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
 from gpujob_operator.decide.lifecycle.start_limits import age_seconds
 from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
+from gpujob_operator.decide.measurement.milestones import after_an_interruption, refusal
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
@@ -36,7 +37,8 @@ def end_attempt(
     """
     held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
     received = _final_report(job, inputs, pods, now)
-    ended = changed(_with_report(job, inputs, received), held_seconds=round(held, 1))
+    before = job.status
+    ended = changed(_with_report(job, inputs, received, configuration), held_seconds=round(held, 1))
     job = replace(job, status=ended)
     judged = judge(job, pods, inputs.lost_nodes)
     access = configuration.device_access
@@ -44,10 +46,13 @@ def end_attempt(
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
-        return _succeeded(job, received, now)
-    if outcome.end is AttemptEnd.INTERRUPTED:
-        return _retry_or_fail(job, outcome, interrupted(job, outcome, configuration, now), now)
-    return _retry_or_fail(job, outcome, retry_decision(job, outcome, configuration, now), now)
+        step = _succeeded(job, received, now)
+    else:
+        decide = interrupted if outcome.end is AttemptEnd.INTERRUPTED else retry_decision
+        decision = decide(job, outcome, configuration, now)
+        step = _retry_or_fail(job, outcome, decision, configuration, now)
+    refused = refusal(before, ended, received.report if received is not None else None)
+    return replace(step, events=(*refused, *step.events)) if refused else step
 
 
 def _final_report(
@@ -63,8 +68,10 @@ def _final_report(
     return inputs.report
 
 
-def _with_report(job: GPUJob, inputs: JobInputs, received: ReceivedReport | None) -> GPUJobStatus:
-    status = with_report(job.status, received)
+def _with_report(
+    job: GPUJob, inputs: JobInputs, received: ReceivedReport | None, configuration: Configuration
+) -> GPUJobStatus:
+    status = with_report(job, job.status, received, configuration)
     report = received.report if received is not None else None
     return with_measurement(
         status, report, joined_usage(inputs.usage, report, job.status.reservation)
@@ -95,9 +102,16 @@ def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> N
 
 
 def _retry_or_fail(
-    job: GPUJob, outcome: Outcome, decision: RetryDecision, now: datetime
+    job: GPUJob,
+    outcome: Outcome,
+    decision: RetryDecision,
+    configuration: Configuration,
+    now: datetime,
 ) -> NextStep:
-    cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
+    if outcome.failure is not None:
+        cause = outcome.failure.message
+    else:
+        cause = _why_interrupted(job, outcome, decision, configuration)
     kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(job, outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
     status = changed(
@@ -161,7 +175,9 @@ def _kind_of(job: GPUJob, interruption: Outcome) -> str:
     return stop.reason if stop is not None and rule_of(stop).is_refusal else "Interrupted"
 
 
-def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
+def _why_interrupted(
+    job: GPUJob, outcome: Outcome, decision: RetryDecision, configuration: Configuration
+) -> str:
     stop = job.status.stop
     what = stop.message if stop else "the pods are gone"
     if outcome.lost_node:
@@ -170,6 +186,6 @@ def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
         return outcome.refusal.message
     elif rule_of(stop).is_refusal:
         return what
-    saved = job.status.checkpoint
-    step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
-    return f"interrupted ({what}); {step}"
+    if not decision.retry:
+        return f"interrupted ({what})"
+    return f"interrupted ({what}); {after_an_interruption(job, configuration)}"

@@ -22,7 +22,7 @@ def summarize(job: GPUJob, status: GPUJobStatus, stated: HasConditions, sites: S
     """The columns of a job with this status and these conditions."""
     return Summary(
         where=_where(status),
-        progress=_progress(status),
+        progress=_progress(status, stated),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
@@ -45,15 +45,16 @@ def _where(status: GPUJobStatus) -> str:
     return f"{first.node}/{gpus}{more}"
 
 
-def _progress(status: GPUJobStatus) -> str:
+def _progress(status: GPUJobStatus, stated: HasConditions) -> str:
     """Of the newest attempt, as rank 0 reported it: 12300/100000 12%."""
     measured = status.measurement
     if measured is None or not measured.step:
         return ""
+    lost = " unprotected" if conditions.find(stated, conditions.UNPROTECTED) is not None else ""
     total = measured.steps_total
     if not total:
-        return f"step {measured.step}"
-    return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%"
+        return f"step {measured.step}{lost}"
+    return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%{lost}"
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus
+from gpujob_api.gpujob import Counters, GPUJob
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle.outcome import Outcome
 from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
 from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
 # After more interruptions than this in a row, during which the durable step did not grow, the job
@@ -74,7 +75,7 @@ def interrupted(
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
         unhealthy_gpus=_unhealthy_gpus(job, now),
-        fruitless=_fruitless(job),
+        fruitless=_fruitless(job, configuration),
     )
     if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
         message = (
@@ -83,7 +84,7 @@ def interrupted(
         )
         return RetryDecision(counters, False, None, message)
     if counters.fruitless > FRUITLESS_INTERRUPTIONS_MAX:
-        saved = job.status.checkpoint
+        saved = durable_checkpoint(job, configuration)
         durable = f"the durable step stayed {saved.step}" if saved is not None else "no checkpoint"
         message = f"interrupted {counters.fruitless} times in a row without progress ({durable})"
         return RetryDecision(counters, False, None, message)
@@ -108,22 +109,22 @@ def _delay_seconds(
     return backoff if ended_at_once else 0.0
 
 
-def _fruitless(job: GPUJob) -> int:
+def _fruitless(job: GPUJob, configuration: Configuration) -> int:
     """How many interruptions in a row, this one included, came before the durable step grew.
 
     What other jobs or the user interrupt does not count: that says nothing of the job.
     """
-    if made_progress(job.status):
+    if made_progress(job, configuration):
         return 0
     stop, before = job.status.stop, job.status.counters.fruitless
     asked = stop is not None and (rule_of(stop).for_others or stop.reason == SUSPENDED)
     return before if asked else before + 1
 
 
-def made_progress(status: GPUJobStatus) -> bool:
+def made_progress(job: GPUJob, configuration: Configuration) -> bool:
     """Whether the durable step grew since an attempt was last interrupted. That there is a
     checkpoint is none: a job may come back to the same one for ever."""
-    saved, before = status.checkpoint, status.interrupted_at_step
+    saved, before = durable_checkpoint(job, configuration), job.status.interrupted_at_step
     return saved is not None and (before is None or saved.step > before)
 
 

@@ -16,12 +16,18 @@ from gpujob_operator.decide.measurement.slowdown import measured_slowdown
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.protection import (
+    Unprotected,
+    unprotected_message,
+    why_unprotected,
+)
 
 # Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
     "measurement",
     "tuned",
     "checkpoint",
+    "protection",
     "tuning_seconds",
     "progressed_at",
     "observed_at",
@@ -59,6 +65,7 @@ def finish_status(
     elif conditions.find(writer, conditions.GPU_PRESSURE) is not None:
         writer.set(conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again")
     _set_slowdown(job, status, writer, inputs)
+    _set_protection(job, status, writer, inputs, configuration)
     generation, summary = job.metadata.generation, summarize(job, status, writer, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
         return writer.status()
@@ -74,6 +81,32 @@ def _set_slowdown(
         writer.set(conditions.SLOWED, True, "CoTenants", slowdown.message)
     elif conditions.find(writer, conditions.SLOWED) is not None:
         writer.set(conditions.SLOWED, False, "WithinLimit", "no longer")
+
+
+def _set_protection(
+    job: GPUJob,
+    status: GPUJobStatus,
+    writer: ConditionWriter,
+    inputs: JobInputs,
+    configuration: Configuration,
+) -> None:
+    """From the first attempt to the end: a pending job has nothing to lose, and there may be ten
+    thousand of them."""
+    why = None
+    if status.attempt and not status.finished:
+        why = why_unprotected(job, configuration, status.protection)
+    if why is None:
+        writer.remove(conditions.UNPROTECTED)
+        return
+    received = inputs.report
+    reason = ""
+    if why is Unprotected.NOT_RESUMABLE:
+        reason = received.report.protection_reason or "" if received is not None else ""
+        known = conditions.find(writer, conditions.UNPROTECTED)
+        if not reason and known is not None and known.reason == why.value:
+            return
+    text = unprotected_message(job, why, reason)
+    writer.set(conditions.UNPROTECTED, True, why.value, text)
 
 
 def _set_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> None:

@@ -107,7 +107,7 @@ def _hung(
     if _works_silently(job, inputs):
         return None
     # The status is written at intervals, so the last report may be newer.
-    status = with_report(job.status, inputs.report)
+    status = with_report(job, job.status, inputs.report, configuration)
     idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
     if idle_seconds is None:
         return None

@@ -1,14 +1,23 @@
 """Events of a running attempt that a person looks for: what it was tuned to, from which step it
-goes on, that a checkpoint is saved. Each is said once, with the write that shows it.
+goes on, that a checkpoint is saved or was refused. Each is said once, with the write that shows it.
 """
 
 from collections.abc import Iterator
 
-from gpujob_api.gpujob import GPUJobStatus
-from gpujob_api.quantities import format_memory
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report
 from gpujob_api.settings import TunedSettings
-from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import EventNote, EventType
+from gpujob_operator.decide.model.protection import (
+    Unprotected,
+    durable_checkpoint,
+    why_unprotected,
+)
+
+# Counted by a metric as well.
+RESUME_REFUSED = "ResumeRefused"
 
 
 def milestones(
@@ -21,15 +30,66 @@ def milestones(
 def _milestones(
     before: GPUJobStatus, after: GPUJobStatus, report: Report | None
 ) -> Iterator[EventNote]:
+    yield from refusal(before, after, report)
     step = after.resumed_from_step
     if step is not None and before.resumed_from_step is None:
-        yield EventNote("Resumed", f"attempt {after.attempt} resumes after step {step}")
+        if step:
+            yield EventNote("Resumed", f"attempt {after.attempt} resumes after step {step}")
+        elif lost := _steps_made(before):
+            text = f"attempt {after.attempt} starts from the beginning; {_steps_lost(lost)}"
+            yield EventNote("RestartedFromBeginning", text, EventType.WARNING)
     if after.tuned is not None and after.tuned != before.tuned:
         text = _tuned(before.tuned, after.tuned, report)
         if text:
             yield EventNote("Tuned", text)
     if after.checkpoint is not None and _is_first(before, after.checkpoint):
         yield EventNote("CheckpointCommitted", _saved(after, after.checkpoint))
+
+
+def refusal(
+    before: GPUJobStatus, after: GPUJobStatus, report: Report | None
+) -> tuple[EventNote, ...]:
+    """That the attempt found its checkpoint not to bring the run back."""
+    refused = report.resume_refused if report is not None else None
+    if refused is None or after.resumed_from_step != 0 or before.resumed_from_step == 0:
+        return ()
+    text = (
+        f"attempt {after.attempt}: the checkpoint of step {refused.step} did not bring the run "
+        f"back, so that it starts from the beginning: {refused.reason}"
+    )
+    return (EventNote(RESUME_REFUSED, text, EventType.WARNING),)
+
+
+def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:
+    """What the next attempt starts with, and what is lost."""
+    saved = durable_checkpoint(job, configuration)
+    if saved is not None:
+        return f"checkpoint at step {saved.step} saved"
+    why, path = why_unprotected(job, configuration), job.spec.checkpoint.path
+    if why is None and path is not None:
+        return f"the script has its own checkpoints ({path[:128]})"
+    cause = {None: "no checkpoint", Unprotected.NO_DURABLE_PLACE: _no_place(job)}.get(
+        why, "not resumable"
+    )
+    text = f"{cause}: the next attempt starts from the beginning"
+    # Before its first report the figures are those of the attempt before.
+    moved = job.status.attempt == 1 or job.status.resumed_from_step is not None
+    lost = _steps_made(job.status) if moved else 0
+    return f"{text}; {_steps_lost(lost)}" if lost else text
+
+
+def _no_place(job: GPUJob) -> str:
+    claimed = job.spec.checkpoint.volume_claim_name is not None
+    return "checkpoint.path on no persistent volume" if claimed else "no claim"
+
+
+def _steps_made(status: GPUJobStatus) -> int:
+    measured, saved = status.measurement, status.checkpoint
+    return (measured.step if measured is not None else 0) or (saved.step if saved else 0)
+
+
+def _steps_lost(steps: int) -> str:
+    return f"{format_count(steps, 'step')} {'is' if steps == 1 else 'are'} lost"
 
 
 def _tuned(before: TunedSettings | None, after: TunedSettings, report: Report | None) -> str:

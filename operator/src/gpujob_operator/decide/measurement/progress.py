@@ -13,11 +13,12 @@ from gpujob_api.gpujob import (
     ReservationSource,
 )
 from gpujob_api.quantities import GIB, format_count, format_memory
-from gpujob_api.report import Report, WorkerPhase
+from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, known_context_bytes
 from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.protection import why_unprotected
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
 # A worker's peak counts up to this much above what the agent saw: the larger of both.
@@ -27,7 +28,12 @@ UNSEEN_PEAK_BYTES_MAX = GIB
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
 
-def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJobStatus:
+def with_report(
+    job: GPUJob,
+    status: GPUJobStatus,
+    received: ReceivedReport | None,
+    configuration: Configuration,
+) -> GPUJobStatus:
     """The status with the last report of rank 0. Reports of another attempt are ignored."""
     if received is None or received.report.attempt != status.attempt:
         return status
@@ -35,25 +41,53 @@ def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJob
     # A new attempt starts before the step that the last one reached, and still makes progress.
     moved = status.measurement is None or report.step not in (0, status.measurement.step)
     busy = report.phase is not WorkerPhase.TRAINING
-    checkpoint = report.checkpoint
-    if checkpoint is not None and status.checkpoint is not None:
-        # The durable step never goes back, whatever a report says (I6).
-        checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)
+    resumed = _resumed_from(job, status, report)
     return changed(
         status,
         tuned=report.tuned or status.tuned,
         tuning_seconds=(
             status.tuning_seconds if report.tuning_seconds is None else report.tuning_seconds
         ),
-        checkpoint=checkpoint or status.checkpoint,
-        resumed_from_step=(
-            status.resumed_from_step
-            if report.resumed_from_step is None
-            else report.resumed_from_step
+        checkpoint=_durable(
+            job, report, configuration, began_again=resumed == 0 != status.resumed_from_step
         ),
+        protection=report.protection or status.protection,
+        resumed_from_step=resumed,
         explain=report.explain or status.explain,
         progressed_at=received.received_at if moved or busy else status.progressed_at,
     )
+
+
+def _resumed_from(job: GPUJob, status: GPUJobStatus, report: Report) -> int | None:
+    """The step that the attempt goes on from; 0 once it is known that a later attempt starts from
+    the beginning. A script that resumes from checkpoints of its own counts its steps from 0, too.
+    """
+    if report.resume_refused is not None:
+        return 0
+    if report.resumed_from_step is not None:
+        return report.resumed_from_step
+    again = report.attempt > 1 and report.step > 0 and job.spec.checkpoint.path is None
+    return 0 if again and status.resumed_from_step is None else status.resumed_from_step
+
+
+def _durable(
+    job: GPUJob, report: Report, configuration: Configuration, *, began_again: bool
+) -> CheckpointReport | None:
+    """The newest checkpoint that the next attempt can resume from.
+
+    The durable step never goes back, whatever a report says (I6), but where the attempt itself
+    began again behind it.
+    """
+    if why_unprotected(job, configuration, report.protection) is not None:
+        return None
+    saved, known, refused = report.checkpoint, job.status.checkpoint, report.resume_refused
+    if saved is not None and refused is not None and saved.step == refused.step:
+        saved = None
+    if began_again:
+        return saved if saved is not None and saved.step <= report.step else None
+    if saved is None or known is None:
+        return saved or known
+    return max(saved, known, key=lambda checkpoint: checkpoint.step)
 
 
 def with_measurement(

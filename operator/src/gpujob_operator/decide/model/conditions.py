@@ -21,6 +21,8 @@ GPU_PRESSURE = "GPUPressure"
 SLOWED = "Slowed"
 # True while nothing of the job is tuned because the worker is not in it.
 UNTUNED = "Untuned"
+# True while an interruption starts the job again from the beginning.
+UNPROTECTED = "Unprotected"
 
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,

@@ -65,6 +65,9 @@ class Configuration:
     node_autoscaler: NodeAutoscaler = NodeAutoscaler.AUTO
     # Nothing is placed on GPUs whose reading is older than this (I14).
     telemetry_stale_seconds: float = 30.0
+    # Whether `spot.policy: Prefer` places jobs on spot nodes that an interruption starts again from
+    # the beginning.
+    spot_allow_unprotected: bool = False
     # The cycle's own pace.
     progress_write_seconds: float = 15.0
     pending_write_seconds: float = 60.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.model import conditions, stop_reasons
 from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.protection import Unprotected
 from gpujob_operator.decide.model.stop_reasons import STOP_RULES
 
 Meanings = Mapping[str, str]
@@ -109,6 +110,12 @@ CONDITIONS: Mapping[str, Meanings] = {
         "Skipped": "the worker does nothing in this image, such as one with too old a torch",
         "NoSteps": "the job ended without a step of an optimizer of torch",
     },
+    conditions.UNPROTECTED: {
+        Unprotected.NO_DURABLE_PLACE.value: "no persistent volume keeps the job's checkpoints: set "
+        "`checkpoint.volumeClaimName`",
+        Unprotected.NOT_RESUMABLE.value: "the worker reports that no checkpoint brings the run "
+        "back exactly; the message has its reason",
+    },
     conditions.SUCCEEDED: {
         "InProgress": "not finished yet",
         "Completed": "every worker ended with 0",
@@ -123,6 +130,10 @@ EVENTS: Meanings = {
     "Tuned": "which settings are in force, and how much faster steps are with them",
     "ReservationMeasured": "the measured peak took the place of the first reservation",
     "Resumed": "the step after which an attempt goes on",
+    "RestartedFromBeginning": "an attempt after the first starts from the beginning; the message "
+    "has the number of steps that are lost",
+    "ResumeRefused": "an attempt found that its checkpoint did not bring the run back exactly; "
+    "it counts as no failure",
     "CheckpointCommitted": "the first checkpoint that an attempt saved; the newest one is in "
     "`status.checkpoint`",
     **{f"Stopping{name}": text for name, text in STOPS.items()},

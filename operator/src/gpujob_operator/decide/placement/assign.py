@@ -76,7 +76,7 @@ def _best(fitting: list[Assignment], requirements: JobRequirements) -> Assignmen
     """Chooses between GPU models: the spot policy, then the lower money and energy of a step, each
     only if it is known on all models, then the smaller reservation, then the model's name.
     """
-    prefer = requirements.job.spec.spot.policy is SpotPolicy.PREFER
+    prefer = requirements.spot is SpotPolicy.PREFER
     priced = all(one.step_cost.dollars is not None for one in fitting)
     metered = all(one.step_cost.joules is not None for one in fitting)
 
@@ -160,7 +160,7 @@ def _request(asked: WorkerRequest, assumed: AssumedCapacity) -> Request:
     return Request(
         demand=asked.demand,
         nodes=mask,
-        prefers_spot=requirements.job.spec.spot.policy is SpotPolicy.PREFER,
+        prefers_spot=requirements.spot is SpotPolicy.PREFER,
         utilization_limit_percent=summed_utilization_limit_percent(
             asked.max_slowdown_percent, assumed.capacity.law(asked.model)
         ),

@@ -6,10 +6,16 @@ from typing import Any
 from gpujob_api.gpujob import SpotPolicy
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
 from gpujob_operator.decide.model.node_affinity import affinity_mismatch
+from gpujob_operator.decide.model.protection import Unprotected
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
+_A_SPOT_NODE = {
+    None: "a spot node",
+    Unprotected.NO_DURABLE_PLACE: "a spot node, not used without checkpoint.volumeClaimName",
+    Unprotected.NOT_RESUMABLE: "a spot node, not used by a run that cannot be resumed",
+}
 
 
 def nodes_for(requirements: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
@@ -34,11 +40,11 @@ def constraint_fields(node: NodeView) -> tuple[object, ...]:
 
 def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
     """Why the node's name, labels, taints or spot exclude the job, or ""."""
-    policy = requirements.job.spec.spot.policy
+    policy = requirements.spot
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"
     if policy is SpotPolicy.NEVER and node.spot:
-        return "a spot node"
+        return _A_SPOT_NODE[requirements.kept_off_spot]
     for key, value in requirements.selector.items():
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
+from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
 from gpujob_api.start_refusal import StartRefusal
@@ -34,6 +34,7 @@ from gpujob_operator.decide.model.pod_template import (
     pod_spec,
     tolerations,
 )
+from gpujob_operator.decide.model.protection import Unprotected, kept_off_spot
 from gpujob_operator.decide.model.snapshot import BoundVolume
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.packing.party import ANYBODY, Party
@@ -66,6 +67,13 @@ class JobRequirements:
     refused_by: tuple[StartRefusal, ...] = ()
     # Whose the job is, for sharing GPUs.
     party: Party = ANYBODY
+    # Why it uses no spot nodes although it prefers them.
+    kept_off_spot: Unprotected | None = None
+
+    @property
+    def spot(self) -> SpotPolicy:
+        """The policy by which it is placed."""
+        return SpotPolicy.NEVER if self.kept_off_spot else self.job.spec.spot.policy
 
     def at(self, now: datetime) -> "JobRequirements":
         """The same at this time: refusals of nodes are forgotten."""
@@ -122,8 +130,8 @@ class JobRequirements:
         tolerated = _COMMON_KEYS.get(id(self.tolerations))
         if tolerated is None:
             tolerated = tuple(map(_toleration_key, self.tolerations))
-        policy = self.job.spec.spot.policy.value
-        return selector, self.affinity, self.volumes, tolerated, policy, self.refused_by
+        policy = self.kept_off_spot or self.job.spec.spot.policy
+        return selector, self.affinity, self.volumes, tolerated, policy.value, self.refused_by
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -271,6 +279,7 @@ def requirements_of(
         volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
         refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
         party=party,
+        kept_off_spot=kept_off_spot(job, configuration or Configuration()),
     )
 
 

@@ -5,15 +5,17 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.model.protection import durable_checkpoint
 
 
 def interruption_gpu_seconds(
     job: GPUJob, configuration: Configuration, now: datetime, *, asked: bool = True
 ) -> float:
     """The GPU-seconds that an interruption of the job loses, on all its GPUs: the work since its
-    last checkpoint (or the time to save one, if it can do so within its grace) and the restart.
+    last durable checkpoint (or the time to save one, if it can do so within its grace) and the
+    restart.
 
-    A job that is not `asked` cannot save.
+    A job that is not `asked` cannot save, and one that is unprotected loses all of its attempt.
     """
     started = job.status.attempt_started_at or now
     age_seconds = max((now - started).total_seconds(), 0.0)
@@ -24,7 +26,7 @@ def interruption_gpu_seconds(
 def _lost_seconds(
     job: GPUJob, configuration: Configuration, age_seconds: float, *, asked: bool
 ) -> float:
-    saved, measured = job.status.checkpoint, job.status.measurement
+    saved, measured = durable_checkpoint(job, configuration), job.status.measurement
     if saved is None or measured is None or measured.current is None:
         return age_seconds
     unsaved_steps = max(measured.step - saved.step, 0)

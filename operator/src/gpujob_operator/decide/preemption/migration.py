@@ -10,6 +10,7 @@ from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limi
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.protection import why_unprotected
 from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -62,7 +63,12 @@ def _off_gpu(
     now: datetime,
 ) -> Move | None:
     tenants = [view.running[t.job_uid] for t in gpu.tenants if t.job_uid in view.running]
-    candidates = [job for job in tenants if is_preemptible(job, configuration)]
+    # A slower step costs less than a run that starts again from the beginning.
+    candidates = [
+        job
+        for job in tenants
+        if is_preemptible(job, configuration) and why_unprotected(job, configuration) is None
+    ]
     leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
     if leaving or len(tenants) < 2:
         return None

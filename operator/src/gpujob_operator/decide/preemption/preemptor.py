@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
@@ -118,7 +119,8 @@ class Preemptor:
         movable = {
             uid: Victim(job, MOVED, self._cost(job))
             for uid, job in self.view.running.items()
-            if job.status.checkpoint is not None and self._is_free_to_interrupt(job)
+            if durable_checkpoint(job, self.configuration) is not None
+            and self._is_free_to_interrupt(job)
         }
         self._searches += 1
         targets = (

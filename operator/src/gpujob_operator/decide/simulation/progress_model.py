@@ -10,6 +10,7 @@ from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 
@@ -44,7 +45,7 @@ def pace_from_start(
     """The progress of an attempt whose pods start now. A resumed attempt first takes the restart
     time.
     """
-    saved = job.status.checkpoint
+    saved = durable_checkpoint(job, configuration)
     step = saved.step if saved is not None else 0
     restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
     seconds = releases.expected_run_seconds(_from_step(job, step)) + restart
@@ -77,7 +78,7 @@ def final_report(
     """Exit code and last report of a worker that used its grace. It saves if its last checkpoint
     took no longer than the grace, as in `preemption.cost`.
     """
-    saved = job.status.checkpoint
+    saved = durable_checkpoint(job, configuration)
     in_time = saved is not None and saved.write_seconds <= grace_seconds(job, configuration)
     if saved is None or pace is None or not in_time:
         return EXIT_INTERRUPTED_UNSAVED, None
