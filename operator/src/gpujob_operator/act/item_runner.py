@@ -33,8 +33,8 @@ from gpujob_operator.act.writer import (
     Writer,
     WriteResult,
 )
-from gpujob_operator.decide.measurement.milestones import RESUME_REFUSED
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics

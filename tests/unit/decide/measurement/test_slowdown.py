@@ -47,10 +47,10 @@ def profile_of(job: GPUJob, step_seconds: float = ALONE_SECONDS, at: datetime = 
     return with_entries(job, None, (entry,))
 
 
-def beside(name: str, step_seconds: float) -> GPUJob:
+def beside(name: str, step_seconds: float, claim: str | None = "ckpt") -> GPUJob:
     """A job that runs on GPU-0 at this pace."""
     known = replace(measured(4 * GIB, step=100), current=Timing(step_seconds, 4 * GIB))
-    job = running(make_job(name), held=reserve(5 * GIB))
+    job = running(make_job(name, claim=claim), held=reserve(5 * GIB))
     return with_status(job, measurement=known, checkpoint=CheckpointReport(99, 0, 1.0))
 
 
@@ -89,9 +89,9 @@ def test_steps_vary_by_themselves(percent: float, too_much: bool) -> None:
     assert found.too_much is too_much
 
 
-def pair(gpus: int = 2) -> World:
-    """`slow` is slowed by `loud` on GPU-0; there may be another GPU."""
-    jobs = [beside("slow", 0.15), beside("loud", 0.1)]
+def pair(gpus: int = 2, *, slow: str | None = "ckpt", loud: str | None = "ckpt") -> World:
+    """`slow` is slowed by `loud` on GPU-0, with these claims; there may be another GPU."""
+    jobs = [beside("slow", 0.15, slow), beside("loud", 0.1, loud)]
     node = make_gpu_node("n0", *(make_gpu(f"GPU-{n}", index=n) for n in range(gpus)))
     return World(
         *jobs,
@@ -99,6 +99,23 @@ def pair(gpus: int = 2) -> World:
         gpu_nodes=[node],
         profiles=[profile_of(jobs[0])],
     )
+
+
+@pytest.mark.parametrize(("slow", "loud", "moves"), [("c", None, "slow"), (None, "c", "loud")])
+def test_the_one_that_loses_nothing_moves(slow: str | None, loud: str | None, moves: str) -> None:
+    world = pair(slow=slow, loud=loud)
+    world.tick()
+    world.tick(CONFIGURATION.slowed_seconds + 3)
+    world.tick(60)
+    assert [name for name in ("slow", "loud") if world.status(name).attempt == 2] == [moves]
+
+
+def test_no_run_starts_from_the_beginning_because_it_is_slow() -> None:
+    world = pair(slow=None, loud=None)
+    world.tick()
+    for _ in range(10):
+        world.tick(CONFIGURATION.slowed_seconds)
+    assert [world.status(name).attempt for name in ("slow", "loud")] == [1, 1]
 
 
 def test_one_of_a_pair_moves_and_they_do_not_meet_again() -> None:

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
-from gpujob_api.gpujob import GPUJob
+import pytest
+
+from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_api.quantities import GIB
+from gpujob_api.report import Protection
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
@@ -18,6 +21,7 @@ from tests.harness.builders import (
     make_snapshot,
     make_template,
     running,
+    with_status,
 )
 from tests.harness.capacity import build_capacity
 
@@ -51,6 +55,38 @@ def test_words_with_braces_are_told_as_they_are() -> None:
     """A driver's or a label's words are nobody's template."""
     node = make_node(taints=(Taint("{x}", "NoSchedule", ""),))
     assert "taint {x} is not tolerated" in message_of(make_job(), make_snapshot(nodes=[node]))
+
+
+@pytest.mark.parametrize(
+    ("claim", "protection", "text"),
+    [
+        (None, None, "1 a spot node, not used without checkpoint.volumeClaimName"),
+        (
+            "ckpt",
+            Protection.FROM_BEGINNING,
+            "1 a spot node, not used by a run that cannot be resumed",
+        ),
+    ],
+)
+def test_a_preferred_spot_node_that_would_lose_the_run_is_named(
+    claim: str | None, protection: Protection | None, text: str
+) -> None:
+    snapshot = make_snapshot(nodes=[make_node(spot=True)])
+    job = with_status(make_job(claim=claim), protection=protection)
+    assert text in message_of(job, snapshot)
+    assumed = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
+    allowing = Configuration(spot_allow_unprotected=True)
+    assert isinstance(assign(requirements_of(job, None, allowing), assumed, allowing), Assignment)
+
+
+def test_jobs_that_a_spot_node_is_closed_to_for_different_reasons_are_told_apart() -> None:
+    jobs = [
+        make_job("a", claim=None),
+        make_job("b", claim=None, spot=SpotPolicy.NEVER),
+        make_job("c"),
+        with_status(make_job("d"), protection=Protection.FROM_BEGINNING),
+    ]
+    assert len({requirements_of(job, None).node_constraints for job in jobs}) == 4
 
 
 def test_requests_that_cannot_be_read_are_told() -> None:

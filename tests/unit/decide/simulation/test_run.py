@@ -41,6 +41,12 @@ def busy(name: str = "busy", *, steps_left: int | None = 1000, **fields: Any) ->
     return with_status(job, observed_at=NOW)
 
 
+def running_on(name: str, uuid: str, **fields: Any) -> GPUJob:
+    job = make_job(name, sharing=SharingMode.EXCLUSIVE, **fields)
+    found = running(job, ("n0", (uuid,)), measurement=measured(4 * GIB, step=500), at=-60.0)
+    return with_status(found, observed_at=NOW)
+
+
 def whole(name: str, **fields: Any) -> GPUJob:
     return make_job(name, sharing=SharingMode.EXCLUSIVE, created=10, **fields)
 
@@ -111,6 +117,38 @@ def test_the_interrupted_job_runs_again_and_ends_later_by_what_it_lost() -> None
     assert told(story, "high").finished_seconds == pytest.approx(131, abs=4)
     assert told(story, "low").placed[0].seconds == pytest.approx(131, abs=4)
     assert told(story, "low").placed[0].attempt == 2
+
+
+def test_a_job_without_a_claim_is_priced_at_its_whole_attempt_and_starts_again() -> None:
+    low = with_status(busy("low", claim=None), checkpoint=CheckpointReport(450, write_seconds=2.0))
+    high = with_status(
+        whole("high", priority=5),
+        measurement=replace(measured(GIB), steps_total=1000, current=Timing(0.1, GIB)),
+    )
+    last = whole("last", priority=-5)
+    story = run(make_snapshot(low, high, last, pods=make_pods(low)))
+    # 10 s on one GPU, and 30 s to start again.
+    assert told(story, "low").stopped[0].lost_gpu_seconds == pytest.approx(40)
+    again = told(story, "low").placed[0].seconds
+    # All of its 1,500 steps of 0.1 s, after the restart.
+    assert told(story, "last").placed[0].seconds - again == pytest.approx(30 + 150, abs=6)
+
+
+def test_the_job_that_loses_nothing_makes_room() -> None:
+    """Of two that run alike, whichever is first by name."""
+    for keeps, loses in (("a", "b"), ("b", "a")):
+        known = {"checkpoint": CheckpointReport(499, write_seconds=1.0)}
+        jobs = [
+            with_status(running_on(keeps, "GPU-0", claim="ckpt"), **known),
+            with_status(running_on(loses, "GPU-1", claim=None), **known),
+        ]
+        node = make_gpu_node("n0", make_gpu("GPU-0"), make_gpu("GPU-1", index=1))
+        pods = [pod for job in jobs for pod in make_pods(job)]
+        story = run(
+            make_snapshot(*jobs, whole("high", priority=5), pods=pods, gpu_nodes=[node]),
+            horizon_seconds=120,
+        )
+        assert [name for name in ("a", "b") if told(story, name).stopped] == [keeps]
 
 
 def test_a_job_over_its_quota_waits_in_the_operators_words() -> None:

@@ -11,13 +11,11 @@ from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.protection import (
+    RESUME_REFUSED,
     Unprotected,
     durable_checkpoint,
     why_unprotected,
 )
-
-# Counted by a metric as well.
-RESUME_REFUSED = "ResumeRefused"
 
 
 def milestones(

@@ -11,6 +11,8 @@ from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import pod_spec
 
+# The event of an attempt that starts from the beginning; a metric counts it as well.
+RESUME_REFUSED = "ResumeRefused"
 # Every other volume of a template goes with the pod, or stays on its node.
 _DURABLE_VOLUMES = ("persistentVolumeClaim", "nfs")
 

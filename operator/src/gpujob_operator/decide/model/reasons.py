@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.model import conditions, stop_reasons
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.protection import Unprotected
+from gpujob_operator.decide.model.protection import RESUME_REFUSED, Unprotected
 from gpujob_operator.decide.model.stop_reasons import STOP_RULES
 
 Meanings = Mapping[str, str]
@@ -132,7 +132,7 @@ EVENTS: Meanings = {
     "Resumed": "the step after which an attempt goes on",
     "RestartedFromBeginning": "an attempt after the first starts from the beginning; the message "
     "has the number of steps that are lost",
-    "ResumeRefused": "an attempt found that its checkpoint did not bring the run back exactly; "
+    RESUME_REFUSED: "an attempt found that its checkpoint did not bring the run back exactly; "
     "it counts as no failure",
     "CheckpointCommitted": "the first checkpoint that an attempt saved; the newest one is in "
     "`status.checkpoint`",
