@@ -44,7 +44,9 @@ JOB: Mapping[str, Effect] = {
     ),
     "checkpoint.resumeArguments": Effect(workers.resume_arguments, None, ["--from={path}"], SAVED),
     "checkpoint.resume": Effect(workers.pod, None, "BestEffort"),
-    "spot.policy": Effect(plans.on_a_spot_node, None, "Never"),
+    "spot.policy": Effect(
+        plans.on_a_spot_node, None, "Never", {"checkpoint.volumeClaimName": "ckpt"}
+    ),
     "disruption": Effect(workers.pod, None, "Allow"),
     "retry.limit": Effect(plans.failed, None, 0),
     "retry.hangTimeoutSeconds": Effect(plans.silent, None, 3600),
