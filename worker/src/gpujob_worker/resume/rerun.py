@@ -1,0 +1,372 @@
+"""Compiles the script's loops anew in an attempt that resumes, so that they can be passed quickly.
+
+A script is resumed by running it again from its top. The loops on the way to the place where the
+run stopped then have to ask what they go over. `places.json` in the checkpoint directory names
+them. Only files that it names, and that have not changed since, are compiled with other loop
+headers; all line numbers, columns and names are as before. Without a `listener` the headers do what
+they did. This is read at the start of every Python process of a run that has a checkpoint
+directory, so it imports nothing until a file is found in `places.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType, FrameType
+    from typing import Any, Protocol
+
+    class Listener(Protocol):
+        """Is asked by the loops. `sys._getframe(2)` within its methods is the script's frame:
+        between the two is one function of this module. What it raises, the script's loop raises.
+        """
+
+        def loop(self, file: str, line: int, iterable: Any) -> Any:
+            """What the `for` in `line` goes over; it was to go over `iterable`."""
+            ...
+
+        def turn(self, file: str, line: int) -> None:
+            """The `while` in `line` is about to test its condition, or to begin a turn if that is
+            always true.
+            """
+            ...
+
+
+PLACES_FILE = "places.json"
+FORMAT = 1
+LOOP = "__gpujob_loop__"
+TURN = "__gpujob_turn__"
+# The checkpoint directory of the first process and its ranks, and the folder in it of a process
+# that a shell started. Which of them this is need not be known: rewritten loops act the same.
+FOLDERS = ("", "started-by-shell")
+
+listener: Listener | None = None
+# Why nothing, or not all, was read of `places.json`.
+notes: list[str] = []
+# Listed files that are run as they are written, and why; they are called as in `places.json`.
+changed: dict[str, str] = {}
+
+_listed: dict[str, _Listed] = {}
+_names: set[str] = set()
+_begun: set[str] = set()
+
+
+class _Listed:
+    """A file of `places.json`; `name` is what it is called there."""
+
+    def __init__(self, name: str, sha256: str, loops: set[int]) -> None:
+        self.name = name
+        self.sha256 = sha256
+        self.loops = loops
+
+
+def install(directory: str | os.PathLike[str] | None) -> None:
+    """Called once, before the script. Without a readable `places.json` it does nothing."""
+    program = (getattr(sys, "argv", None) or [""])[0]
+    if directory is None or program in ("", "-c"):
+        return  # no script: an interactive session, or a child of multiprocessing
+    try:
+        for folder in FOLDERS:
+            _read(os.path.join(directory, folder, PLACES_FILE))
+        if _listed:
+            _prepare(program)
+    except Exception as error:
+        notes.append(f"no loop is rewritten: {type(error).__name__}: {error}")
+
+
+def _prepare(program: str) -> None:
+    import builtins
+
+    setattr(builtins, LOOP, _loop)
+    setattr(builtins, TURN, _turn)
+    _compile_imports()
+    # With `python -i` the interpreter goes on after the script, which this would prevent.
+    if program != "-m" and _entry(program) is not None and not sys.flags.inspect:
+        _stay_out(_Runs)
+        sys.addaudithook(_Waits())
+        sys.addaudithook(_Runs())
+
+
+def is_active() -> bool:
+    """Whether a listed loop asks the listener in this process, or will once it is imported."""
+    return bool(files())
+
+
+def is_rerun(path: str) -> bool:
+    """Whether the listed loops of the file ask the listener in this process, once they run."""
+    found = _entry(path)
+    return found is not None and found.name in files()
+
+
+def files() -> set[str]:
+    """The listed files that run with other loop headers, or will if they are imported; they are
+    called as in `places.json`.
+    """
+    waiting = {entry.name for path, entry in _listed.items() if _may_be_imported(path, entry)}
+    return _begun | waiting
+
+
+def _may_be_imported(path: str, entry: _Listed) -> bool:
+    if entry.name in _begun or entry.name in changed:
+        return False
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and os.path.basename(file) in _names and path in _spellings(file):
+            return False  # it runs, and came past this
+    try:
+        with open(path, "rb") as stream:
+            return _is_as_listed(stream.read(), entry)
+    except OSError:
+        return False
+
+
+def code_of(source: bytes, filename: str) -> CodeType | None:
+    """The rewritten code of a file with this source; None where it is to be run as written."""
+    entry = _entry(filename)
+    if entry is None or not _is_as_listed(source, entry):
+        return None
+    try:
+        code = rewritten(source, filename, entry.loops)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        changed[entry.name] = f"{filename} cannot be compiled: {type(error).__name__}: {error}"
+        return None
+    _begun.add(entry.name)
+    return code
+
+
+def _is_as_listed(source: bytes, entry: _Listed) -> bool:
+    import hashlib
+
+    if hashlib.sha256(source).hexdigest() == entry.sha256:
+        return True
+    changed[entry.name] = f"{entry.name} has changed since it was saved"
+    return False
+
+
+def rewritten(source: bytes, filename: str, lines: Collection[int]) -> CodeType:
+    """The module's code, in which the `for` and `while` statements of `lines` ask the listener.
+
+    Raises what `compile` raises.
+    """
+    import ast
+
+    tree: Any = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and node.lineno in lines:
+            node.iter = _call(LOOP, filename, node.lineno, node.iter, node.iter)
+        elif isinstance(node, ast.While) and node.lineno in lines:
+            node.test = _asking(filename, node.lineno, node.test)
+    return compile(tree, filename, "exec", dont_inherit=True)
+
+
+def _asking(filename: str, line: int, test: Any) -> Any:
+    import ast
+
+    is_constant = isinstance(test, ast.Constant)
+    if is_constant and not test.value:
+        return test  # its body is never run
+    call = _call(TURN, filename, line, test)
+    if is_constant:
+        return call
+    return ast.copy_location(ast.BoolOp(ast.And(), [call, test]), test)
+
+
+def _call(name: str, filename: str, line: int, place: Any, *more: Any) -> Any:
+    """Is where the expression is, in tracebacks too."""
+    import ast
+
+    new = [ast.Name(name, ast.Load()), ast.Constant(filename), ast.Constant(line)]
+    function, *values = (ast.copy_location(each, place) for each in new)
+    return ast.copy_location(ast.Call(function, [*values, *more], []), place)
+
+
+def _loop(file: str, line: int, iterable: Any) -> Any:
+    return iterable if listener is None else listener.loop(file, line, iterable)
+
+
+def _turn(file: str, line: int) -> bool:
+    if listener is not None:
+        listener.turn(file, line)
+    return True
+
+
+def _read(path: str) -> None:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        notes.append(f"{path} cannot be read: {error}")
+        return
+    try:
+        _list(data)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        notes.append(f"{path} is not understood: {type(error).__name__}: {error}")
+
+
+def _list(data: bytes) -> None:
+    """Raises `KeyError`, `TypeError` or `ValueError`; then nothing of the data is listed."""
+    import json
+
+    content = json.loads(data)
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']!r}, where this reads {FORMAT}")
+    read: dict[str, _Listed] = {}
+    for name, entry in content["files"].items():
+        path, sha256 = os.path.abspath(name), entry["sha256"]
+        if not isinstance(sha256, str):
+            raise TypeError(f"the sha256 of {name} is no text")
+        read[path] = _Listed(name, sha256, {int(line) for line in entry["loops"]})
+        known = _listed.get(path)
+        if known is not None and known.sha256 == sha256:
+            read[path].loops |= known.loops
+    _listed.update(read)
+    _names.update(map(os.path.basename, read))
+
+
+def _entry(filename: str) -> _Listed | None:
+    """A file is known by its own path too: what a ConfigMap's links lead to has another name in
+    each pod.
+    """
+    return next((_listed[path] for path in _spellings(filename) if path in _listed), None)
+
+
+def _spellings(filename: str) -> tuple[str, str]:
+    return os.path.abspath(filename), os.path.realpath(filename)
+
+
+def _compile_imports() -> None:
+    """Modules, and what `python -m` runs: never from a cache of bytecode, and never into one."""
+    from importlib.machinery import SourceFileLoader
+
+    plain = SourceFileLoader.get_code
+
+    def get_code(self: Any, fullname: str) -> CodeType | None:
+        # Another kind of loader compiles in a way of its own.
+        if type(self) is SourceFileLoader and os.path.basename(self.path) in _names:
+            code = _code_of_module(self, fullname)
+            if code is not None:
+                return code
+        return plain(self, fullname)
+
+    SourceFileLoader.get_code = get_code
+
+
+def _code_of_module(loader: Any, fullname: str) -> CodeType | None:
+    path: str = loader.get_filename(fullname)
+    if _entry(path) is None:
+        return None
+    try:
+        source: bytes = loader.get_data(path)
+    except OSError:
+        return None  # the plain way raises it
+    return code_of(source, path)
+
+
+# The main program. CPython compiles it, raises the audit event "exec" with its code, and runs that.
+# No Python function is under way then, and `__main__` is ready: its names, its `__loader__`,
+# `sys.argv` and `sys.path` are what they are to be. An error that an audit hook raises at this
+# event takes the way of an error of the script itself (`PyErr_Print`: `sys.excepthook`,
+# `sys.last_value`, an exit code), as does SystemExit. So a hook can run other code in its place,
+# and end it by SystemExit. This order is the same in CPython 3.8 to 3.14 (`run_mod` in
+# `Python/pythonrun.c`); the event alone is documented. Where it does not come the script runs as
+# written, and `is_rerun` is False.
+#
+# The hook that runs the script is made of C functions alone. A Python function would be in the
+# script's tracebacks, and would be the caller of its module, which has none. Hooks cannot be
+# removed, and are called for the events of the script too; so each of the two is an object whose
+# class gets another `__call__`, of C and without effect, before the script begins.
+#
+# One thing differs: Python ends itself by SIGINT after a KeyboardInterrupt that nobody caught;
+# here it ends with code 1.
+
+
+def _stay_out(hook: Any) -> None:
+    from operator import is_
+
+    hook.__call__ = is_  # takes an event and its arguments
+
+
+class _Waits:
+    """Waits for the main program to be compiled, and gets `_Runs` ready for it."""
+
+    __cantrace__ = True
+
+    def __call__(self, event: str, values: tuple[Any, ...]) -> None:
+        if event != "exec" or _caller() is not None:
+            return
+        code: Any = values[0]
+        filename = getattr(code, "co_filename", "")
+        if getattr(code, "co_name", "") != "<module>" or filename.startswith("<"):
+            return
+        _stay_out(_Waits)
+        try:
+            instead = _code_of_main(code, filename)
+        except Exception as error:  # the script is to run, whatever this is
+            notes.append(f"{filename} runs as written: {type(error).__name__}: {error}")
+            return
+        if instead is not None:
+            _Runs.make_ready(instead)
+
+
+class _Runs:
+    """Called right after `_Waits`, for the same event."""
+
+    # The script can be traced, and measured by a profiler.
+    __cantrace__ = True
+    __call__: Any
+
+    @staticmethod
+    def make_ready(code: CodeType) -> None:
+        from functools import partial
+
+        names = sys.modules["__main__"].__dict__
+        steps = [partial(exec, code, names), partial(_end, names)]
+        steps.insert(0, partial(_start, steps))
+        # A C function of any number of iterables, of which the first one makes the steps. From
+        # Python 3.14 on `partial` is a descriptor.
+        gathered: set[Any] = set()
+        _Runs.__call__ = staticmethod(partial(gathered.union, map(partial.__call__, steps)))
+
+
+def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
+    """Only where the untouched source gives the code that is about to be run."""
+    import warnings
+
+    entry = _entry(filename)
+    if entry is None:
+        return None
+    with open(filename, "rb") as stream:
+        source = stream.read()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # given already, as the interpreter compiled it
+        if rewritten(source, filename, ()) != code:
+            changed[entry.name] = f"{filename} is not what the interpreter has read"
+            return None
+        return code_of(source, filename)
+
+
+def _start(steps: list[Any]) -> None:
+    """Nothing is run where another hook kept `_Runs` from its event, and this is a later one."""
+    _stay_out(_Runs)
+    if _caller() is not None:
+        steps.clear()
+
+
+def _end(names: dict[str, Any]) -> None:
+    """As the interpreter after the script's last line."""
+    names.pop("__file__", None)
+    names.pop("__cached__", None)
+    raise SystemExit(0)
+
+
+def _caller() -> FrameType | None:
+    """The frame of the caller's caller; None where C called the caller."""
+    try:
+        return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    except ValueError:
+        return None
