@@ -36,6 +36,11 @@ def start() -> None:
         return
     _watches = True
     atexit.register(_end)
+    directory = os.environ.get("GPUJOB_CHECKPOINT_DIR", "")
+    if directory.strip():
+        from gpujob_worker.resume import rerun
+
+        rerun.install(directory)
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
         when_imported(name, before=_prepare)

@@ -16,7 +16,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import CodeType, FrameType
+    from types import CodeType
     from typing import Any, Protocol
 
     class Listener(Protocol):
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
             """What the `for` in `line` goes over; it was to go over `iterable`."""
             ...
 
-        def turn(self, file: str, line: int) -> None:
+        def turn(self, file: str, line: int) -> bool:
             """The `while` in `line` is about to test its condition, or to begin a turn if that is
-            always true.
+            always true; False ends it.
             """
             ...
 
@@ -85,9 +85,9 @@ def _prepare(program: str) -> None:
     _compile_imports()
     # With `python -i` the interpreter goes on after the script, which this would prevent.
     if program != "-m" and _entry(program) is not None and not sys.flags.inspect:
-        _stay_out(_Runs)
-        sys.addaudithook(_Waits())
-        sys.addaudithook(_Runs())
+        from gpujob_worker.resume.main_program import run_instead
+
+        run_instead(_code_of_main)
 
 
 def is_active() -> bool:
@@ -188,9 +188,7 @@ def _loop(file: str, line: int, iterable: Any) -> Any:
 
 
 def _turn(file: str, line: int) -> bool:
-    if listener is not None:
-        listener.turn(file, line)
-    return True
+    return True if listener is None else listener.turn(file, line)
 
 
 def _read(path: str) -> None:
@@ -267,106 +265,21 @@ def _code_of_module(loader: Any, fullname: str) -> CodeType | None:
     return code_of(source, path)
 
 
-# The main program. CPython compiles it, raises the audit event "exec" with its code, and runs that.
-# No Python function is under way then, and `__main__` is ready: its names, its `__loader__`,
-# `sys.argv` and `sys.path` are what they are to be. An error that an audit hook raises at this
-# event takes the way of an error of the script itself (`PyErr_Print`: `sys.excepthook`,
-# `sys.last_value`, an exit code), as does SystemExit. So a hook can run other code in its place,
-# and end it by SystemExit. This order is the same in CPython 3.8 to 3.14 (`run_mod` in
-# `Python/pythonrun.c`); the event alone is documented. Where it does not come the script runs as
-# written, and `is_rerun` is False.
-#
-# The hook that runs the script is made of C functions alone. A Python function would be in the
-# script's tracebacks, and would be the caller of its module, which has none. Hooks cannot be
-# removed, and are called for the events of the script too; so each of the two is an object whose
-# class gets another `__call__`, of C and without effect, before the script begins.
-#
-# One thing differs: Python ends itself by SIGINT after a KeyboardInterrupt that nobody caught;
-# here it ends with code 1.
-
-
-def _stay_out(hook: Any) -> None:
-    from operator import is_
-
-    hook.__call__ = is_  # takes an event and its arguments
-
-
-class _Waits:
-    """Waits for the main program to be compiled, and gets `_Runs` ready for it."""
-
-    __cantrace__ = True
-
-    def __call__(self, event: str, values: tuple[Any, ...]) -> None:
-        if event != "exec" or _caller() is not None:
-            return
-        code: Any = values[0]
-        filename = getattr(code, "co_filename", "")
-        if getattr(code, "co_name", "") != "<module>" or filename.startswith("<"):
-            return
-        _stay_out(_Waits)
-        try:
-            instead = _code_of_main(code, filename)
-        except Exception as error:  # the script is to run, whatever this is
-            notes.append(f"{filename} runs as written: {type(error).__name__}: {error}")
-            return
-        if instead is not None:
-            _Runs.make_ready(instead)
-
-
-class _Runs:
-    """Called right after `_Waits`, for the same event."""
-
-    # The script can be traced, and measured by a profiler.
-    __cantrace__ = True
-    __call__: Any
-
-    @staticmethod
-    def make_ready(code: CodeType) -> None:
-        from functools import partial
-
-        names = sys.modules["__main__"].__dict__
-        steps = [partial(exec, code, names), partial(_end, names)]
-        steps.insert(0, partial(_start, steps))
-        # A C function of any number of iterables, of which the first one makes the steps. From
-        # Python 3.14 on `partial` is a descriptor.
-        gathered: set[Any] = set()
-        _Runs.__call__ = staticmethod(partial(gathered.union, map(partial.__call__, steps)))
-
-
 def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
-    """Only where the untouched source gives the code that is about to be run."""
+    """Only where the untouched source gives `code`, which is about to be run."""
     import warnings
 
     entry = _entry(filename)
     if entry is None:
         return None
-    with open(filename, "rb") as stream:
-        source = stream.read()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # given already, as the interpreter compiled it
-        if rewritten(source, filename, ()) != code:
-            changed[entry.name] = f"{filename} is not what the interpreter has read"
-            return None
-        return code_of(source, filename)
-
-
-def _start(steps: list[Any]) -> None:
-    """Nothing is run where another hook kept `_Runs` from its event, and this is a later one."""
-    _stay_out(_Runs)
-    if _caller() is not None:
-        steps.clear()
-
-
-def _end(names: dict[str, Any]) -> None:
-    """As the interpreter after the script's last line."""
-    names.pop("__file__", None)
-    names.pop("__cached__", None)
-    raise SystemExit(0)
-
-
-def _caller() -> FrameType | None:
-    """The frame of the caller's caller; None where C called the caller."""
     try:
-        return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    except ValueError:
-        return None
+        with open(filename, "rb") as stream:
+            source = stream.read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the interpreter has given them
+            if rewritten(source, filename, ()) == code:
+                return code_of(source, filename)
+        changed[entry.name] = f"{filename} is not what the interpreter has read"
+    except Exception as error:  # the script is to run, whatever this is
+        changed[entry.name] = f"{filename} runs as written: {type(error).__name__}: {error}"
+    return None

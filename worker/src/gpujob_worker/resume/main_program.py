@@ -1,0 +1,100 @@
+"""Runs other code in the place of the main program's, and lets nothing of the script notice it.
+
+CPython compiles the main program, raises the audit event "exec" with its code, and runs that. No
+Python function is under way then, and `__main__` is ready: its `__file__` and `__loader__`,
+`sys.argv` and `sys.path` are what they are to be. An error that an audit hook raises at this event
+goes the way of an error of the script itself (`sys.excepthook`, `sys.last_value`, the exit code),
+and so does SystemExit. Thus a hook can run other code there and end it by SystemExit. This order is
+that of CPython 3.9 to 3.14 (`run_mod` in `Python/pythonrun.c`). Only the event is documented: where
+it does not come, the script runs as written.
+
+The hook that runs the script is made of C functions alone. A Python function would be in the
+script's tracebacks, and would be the caller of its module, which has none. Hooks stay, and are
+called for the script's own events too: each of the two is an object whose class has a `__call__`
+of C without effect, but for the one event.
+
+One thing differs: after a KeyboardInterrupt that nobody caught Python ends itself by SIGINT, and
+here with code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from operator import is_
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+    from typing import Any
+
+
+def run_instead(code_instead: Callable[[CodeType, str], CodeType | None]) -> None:
+    """`code_instead(code, filename)` is asked once, before the main program runs; None runs the
+    program as it is. It must not raise. Called once in a process.
+    """
+    sys.addaudithook(_Waits(code_instead))
+    sys.addaudithook(_Runs())
+
+
+class _Waits:
+    """Waits for the main program to be compiled, and gets `_Runs` ready for it."""
+
+    def __init__(self, code_instead: Callable[[CodeType, str], CodeType | None]) -> None:
+        self._code_instead = code_instead
+
+    def __call__(self, event: str, values: tuple[Any, ...]) -> None:
+        if event != "exec" or _caller() is not None:
+            return
+        name = getattr(values[0], "co_filename", "")
+        if not name or name.startswith("<"):
+            return
+        _stay_out(_Waits)
+        code = self._code_instead(values[0], name)
+        if code is not None:
+            _Runs.make_ready(code)
+
+
+class _Runs:
+    """Called right after `_Waits`, for the same event."""
+
+    # Hooks are not traced otherwise, nor is what they call: the script.
+    __cantrace__ = True
+    __call__: Any = is_  # takes an event and its arguments
+
+    @staticmethod
+    def make_ready(code: CodeType) -> None:
+        names = sys.modules["__main__"].__dict__
+        steps = [partial(exec, code, names), partial(_end, names)]
+        steps.insert(0, partial(_start, steps))
+        # A C function of any number of iterables, of which the first one makes the steps. From
+        # Python 3.14 on `partial` is a descriptor.
+        gathered: set[Any] = set()
+        _Runs.__call__ = staticmethod(partial(gathered.union, map(partial.__call__, steps)))
+
+
+def _start(steps: list[Any]) -> None:
+    """Nothing is run where another hook kept `_Runs` from its event, and this is a later one."""
+    _stay_out(_Runs)
+    if _caller() is not None:
+        steps.clear()
+
+
+def _end(names: dict[str, Any]) -> None:
+    """As the interpreter after the script's last line."""
+    names.pop("__file__", None)
+    names.pop("__cached__", None)
+    raise SystemExit(0)
+
+
+def _stay_out(hook: Any) -> None:
+    hook.__call__ = is_
+
+
+def _caller() -> FrameType | None:
+    """The frame of the caller's caller; None where C called the caller."""
+    try:
+        return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    except ValueError:
+        return None
