@@ -1,9 +1,12 @@
 """Activation checkpointing: the same bits, statistics that are counted once, every refusal."""
 
 import contextlib
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,6 +87,50 @@ def test_a_block_that_fails_when_it_is_run_again_does_not_end_the_script() -> No
         checkpointing_refusal(ActivationCheckpointing(root), call)
         == "a probe failed: ValueError: not again"
     )
+
+
+class Deep(nn.Module):
+    """Leaves its layer out where a number drawn for each call says so."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(16, 16), draw
+
+    def forward(self, x: Any) -> Any:
+        # Hardly ever, so that results seldom differ.
+        return x if self.draw() < 1e-9 else torch.tanh(self.layer(x))
+
+
+DRAWS = {
+    "Python's generator": random.random,
+    "NumPy's generator": np.random.rand,
+    "a generator of the script's own": np.random.default_rng(1).random,
+}
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_blocks_that_draw_from_what_is_not_put_back_are_not_run_twice(source: str) -> None:
+    draw = DRAWS[source]
+    root, call = root_and_call(nn.Sequential(Deep(draw), Deep(draw)))
+    before = random.getstate(), repr(np.random.get_state())
+    assert checkpointing_refusal(ActivationCheckpointing(root), call) == (
+        f"the blocks draw from {source}, and would draw again in backward"
+    )
+    assert (random.getstate(), repr(np.random.get_state())) == before
+
+
+def test_draws_of_torch_and_draws_outside_of_the_blocks_are_no_reason() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16)) for _ in range(2)))
+
+        def forward(self, x: Any) -> Any:
+            return self.blocks(x) * (1 + random.random())
+
+    for module in (Around(), nn.Sequential(*(Deep(lambda: float(torch.rand(()))) for _ in "ab"))):
+        root, call = root_and_call(module)
+        assert checkpointing_refusal(ActivationCheckpointing(root), call) is None
 
 
 def test_layers_that_speak_to_others_are_not_run_twice() -> None:

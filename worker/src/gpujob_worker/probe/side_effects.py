@@ -25,6 +25,9 @@ MODULE_INTERNALS = frozenset(
 _CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
 
+TORCH = "torch's generator"
+
+
 class RandomStates:
     """Every generator that a script may use: python, numpy, torch, and torch's on each GPU."""
 
@@ -49,6 +52,25 @@ class RandomStates:
         now = RandomStates()
         pairs = zip((self.torch, *self.cuda), (now.torch, *now.cuda), strict=True)
         return not all(torch.equal(one, other) for one, other in pairs)
+
+
+class Draws:
+    """Which generators a module draws from after this moment, those beside torch's included."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._states, self._own = RandomStates(), OwnGenerators.of_module(module)
+
+    @property
+    def source(self) -> str | None:
+        """The first generator that has drawn numbers; None where none has."""
+        before, now = self._states, RandomStates()
+        if before.drawn:
+            return TORCH
+        if now.python != before.python:
+            return "Python's generator"
+        if before.numpy is not None and repr(now.numpy) != repr(before.numpy):
+            return "NumPy's generator"
+        return "a generator of the script's own" if self._own.drew else None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from gpujob_worker.inject.guards import (
 )
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import RootPlan
-from gpujob_worker.probe.side_effects import no_trace, put_back
+from gpujob_worker.probe.side_effects import Draws, no_trace, put_back
 from gpujob_worker.tune.probe import RootProbe
 
 _TOLERANCE = 1e-6
@@ -56,11 +56,17 @@ def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) 
     once = {name: buffer.detach().clone() for name, buffer in counted.items()}
     for name, buffer in counted.items():
         put_back(buffer, starts[name])
+    draws: list[Draws] = []
     checkpointing.enable()
     try:
-        outputs, gradients = plain.compare(probe.run(RootPlan()))
+        again = probe.run(RootPlan(), lambda: draws.append(Draws(root.module)))
     finally:
         checkpointing.disable()
+    # torch's generator is put back around a recomputation, and no other.
+    source = next((each.source for each in draws), None)
+    if source is not None:
+        return f"the blocks draw from {source}, and would draw again in backward"
+    outputs, gradients = plain.compare(again)
     worst = max(outputs.relative_error, gradients.relative_error)
     if worst > _TOLERANCE:
         return f"results differ by {worst:.1e}"

@@ -38,6 +38,7 @@ from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, Part, measure_g
 from gpujob_worker.tune.registry import setting_called, tuned
 from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.speed import SpeedItems
+from gpujob_worker.tune.split_check import SplitCheck
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
     SPEEDUP_NEEDED,
@@ -80,6 +81,7 @@ class Tuner:
             source=source,
         )
         self.applied = Applied()
+        self.split_check = SplitCheck(limited=self._facts.memory_limited)
         # The fused kernel is not known to compute the same in all of the optimizers.
         self._unproven = False
 
@@ -122,7 +124,7 @@ class Tuner:
         *,
         keeps_chunk: bool = True,
     ) -> bool:
-        """Splits the root's call into `rows` samples if that is shown to change nothing."""
+        """Splits the root's call into `rows` samples if that changes nothing on the real batch."""
         context, setting = self._context(root, recorded), setting_called("batch_split")
         total, reason = recorded.inputs.rows, setting.switched_off(context)
         if reason is None and total is not None and rows >= total:
@@ -131,7 +133,12 @@ class Tuner:
         if reason is not None:
             self._explain.skipped(setting.ITEM, reason)
             return False
-        self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}")
+        found = self.split_check.compared(root, recorded, rows)
+        if found.refusal is not None:
+            self._explain.skipped(setting.ITEM, found.refusal)
+            return False
+        part = f"; {found.part}" if found.part else ""
+        self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}{part}")
         plan = self.applied.plan
         self.applied.plan = replace(plan, rows_per_step=rows, keeps_chunk=keeps_chunk)
         return True
