@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import pytest
+import yaml
 
 from gpujob_local.control_plane.control_plane import ClusterError
 from gpujob_local.kubelets.cluster import KubeletCluster
@@ -35,6 +37,7 @@ WORDS: Mapping[str, str] = {
     "node NODE ": "node node-1 ",
     "gpujob-worker2": "node-2",
 }
+VOLUME_OF_FIRST = "gpujob-first"
 SHARED_FOLDER = "private/var/lib/gpujob"
 RELEASES = {"gpujob": "gpujob-system", "gpujob-agent": "gpujob-agents"}
 
@@ -137,6 +140,21 @@ def spot_node(cluster: KubeletCluster) -> Generator[KubeletNode]:
 
 
 @pytest.fixture
+def volume_of_first(cluster: KubeletCluster, spot_node: KubeletNode) -> Generator[None]:
+    """What kind's default storage class would make for the claim of the first job."""
+    text = (ROOT / "examples" / "kind" / "checkpoints.yaml").read_text(encoding="utf-8")
+    volume: dict[str, Any] = next(yaml.safe_load_all(text))
+    volume["metadata"]["name"] = VOLUME_OF_FIRST
+    volume["spec"] |= {
+        "accessModes": ["ReadWriteOnce"],
+        "claimRef": {"namespace": "default", "name": "first"},
+    }
+    cluster.client().create("/api/v1/persistentvolumes", volume)
+    yield
+    cluster.kubectl("delete", "persistentvolume", VOLUME_OF_FIRST, "--wait=false")
+
+
+@pytest.fixture
 def users_jobs(cluster: KubeletCluster) -> Generator[Team]:
     """Those of the namespace `default`, removed afterwards."""
     yield Team(cluster, "default")
@@ -145,6 +163,7 @@ def users_jobs(cluster: KubeletCluster) -> Generator[Team]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("volume_of_first")
 def test_kind(cluster: KubeletCluster, spot_node: KubeletNode, users_jobs: Team) -> None:
     team = users_jobs
 

@@ -32,6 +32,9 @@ _SCHEDULER_SECONDS = {
     UNSCHEDULABLE: UNSCHEDULABLE_SECONDS,
     "SchedulerError": SCHEDULER_ERROR_SECONDS,
 }
+# A claim may have been made right before the pod, and its volume takes the storage class a while.
+UNBOUND_CLAIM_SECONDS = 60.0
+_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"
 # A registry or a secret may be there a moment later.
 CANNOT_START_SECONDS = 30.0
 # Volumes take their time to be attached: each wait is twice as long as the one before.
@@ -107,7 +110,11 @@ def _of_pod(
         if limit is None:
             return None
         text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
-        return Refusal(UNSCHEDULABLE, with_advice(text), place.node, limit - waited_seconds)
+        # The volume would be made no sooner for another node.
+        is_of_node = _UNBOUND_CLAIM not in pod.message
+        left = (limit if is_of_node else UNBOUND_CLAIM_SECONDS) - waited_seconds
+        node = place.node if is_of_node else None
+        return Refusal(UNSCHEDULABLE, with_advice(text), node, left)
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
         if pod.reason_since is not None:
