@@ -11,6 +11,7 @@ from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim, gets
 from gpujob_operator.decide.model.claim_template import AccessMode, ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import claims
+from gpujob_operator.decide.model.protection import Unprotected, why_unprotected
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     T0,
@@ -76,6 +77,15 @@ def test_a_job_goes_where_the_volume_of_its_default_claim_is() -> None:
 
     assert node_of(None) == "n0"
     assert node_of(ONE_NODE) == "n1"
+
+
+def test_a_job_with_a_default_claim_is_protected() -> None:
+    job = make_job("train", claim=None)
+    assert why_unprotected(job, Configuration()) is Unprotected.NO_DURABLE_PLACE
+    with_template = Configuration(checkpoint_claim_template=ONE_NODE)
+    assert why_unprotected(job, with_template) is None
+    gang = make_job("gang", claim=None, workers=2)
+    assert why_unprotected(gang, with_template) is Unprotected.NO_DURABLE_PLACE
 
 
 def test_a_template_is_read_and_written_as_in_the_configuration_file() -> None:
