@@ -1,0 +1,247 @@
+"""Files that a resumed script finds again: held as they are until it is back at its place.
+
+On its way there the script opens, writes and removes what it wrote and removed the first time. What
+was there before it started stays as it is: handles lead to nowhere, removals are left out.
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpujob_worker.resume.written_files import APPEND, WRITE, is_open, size_of
+
+NOTES_MAX = 100
+_CREATED_MAX = 100_000
+_DIRECTORIES = ("dir_fd", "src_dir_fd", "dst_dir_fd")
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    path: str
+    mode: str
+    stateful: bool
+    reference: weakref.ref[Any]
+
+
+class HeldFiles:
+    """From the start of a process that resumes until `release`.
+
+    `is_script` tells whether the caller of a wrapped function is the script's; `absolute` gives the
+    absolute path of what it was given, or None where that is no path.
+    """
+
+    def __init__(
+        self,
+        open_plainly: Any,
+        is_script: Callable[[], bool],
+        absolute: Callable[[Any], str | None],
+    ) -> None:
+        self.active = True
+        self.notes: dict[str, str] = {}
+        self._open_plainly = open_plainly
+        self._is_script = is_script
+        self._absolute = absolute
+        self._created: set[str] = set()
+        self._removed: set[str] = set()
+        self._handles: list[_Handle] = []
+        self._plain: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        for name in ("remove", "unlink", "rmdir", "truncate"):
+            self._wrap(os, name, self._removes)
+        self._wrap(shutil, "rmtree", self._removes)
+        for name in ("rename", "replace"):
+            self._wrap(os, name, self._renames)
+        for name in ("link", "symlink"):
+            self._wrap(os, name, self._links)
+        self._wrap(os, "mkdir", self._makes)
+        self._wrap(os, "open", self._opens)
+
+    def _wrap(self, module: Any, name: str, around: Callable[..., Any]) -> None:
+        plain = getattr(module, name)
+
+        @functools.wraps(plain)
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            # With the descriptor of a folder, it is a step of what is looked at as a whole.
+            relative = any(keywords.get(each) is not None for each in _DIRECTORIES)
+            if not self.active or relative or not self._is_script():
+                return plain(*arguments, **keywords)
+            return around(plain, *arguments, **keywords)
+
+        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if plain in known:
+                known.add(wrapped)
+        setattr(module, name, wrapped)
+        self._plain.append((module, name, plain, wrapped))
+
+    def uninstall(self) -> None:
+        self.active = False
+        for module, name, plain, wrapped in self._plain:
+            if getattr(module, name) is wrapped:
+                setattr(module, name, plain)
+
+    def holds(self, path: str) -> bool:
+        """Whether something was there before the process started."""
+        return os.path.lexists(path) and not self._is_new(path)
+
+    def _is_new(self, path: str) -> bool:
+        while path not in self._created:
+            parent = os.path.dirname(path)
+            if parent == path:
+                return False
+            path = parent
+        return True
+
+    def created(self, path: str) -> None:
+        if len(self._created) < _CREATED_MAX:
+            self._created.add(path)
+
+    def note(self, path: str, what: str) -> None:
+        if len(self.notes) < NOTES_MAX:
+            self.notes.setdefault(path, what)
+
+    def open(
+        self, path: str, mode: str, stateful: bool, file: Any, flags: str, *rest: Any, **named: Any
+    ) -> Any:
+        """A handle as the script asks for that leads to nowhere; with `+`, to a temporary file."""
+
+        def opener(_path: Any, _flags: int) -> int:
+            if "+" not in flags:
+                return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            with tempfile.TemporaryFile() as temporary:
+                return os.dup(temporary.fileno())
+
+        handle = self._open_plainly(file, flags, *rest, opener=opener, **named)
+        self.note(path, "stays as it is until the run is back at its place")
+        self._handles = [each for each in self._handles if is_open(each.reference())]
+        self._handles.append(_Handle(path, mode, stateful, weakref.ref(handle)))
+        return handle
+
+    def _removes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
+        known = self._absolute(path)
+        if known is None or not self.holds(known):
+            return plain(path, *arguments, **keywords)
+        self.note(known, "is not removed or shortened again")
+        self._removed.add(known)
+        return None
+
+    def _renames(self, plain: Any, src: Any, dst: Any, **keywords: Any) -> Any:
+        old, new = self._absolute(src), self._absolute(dst)
+        if old is None or new is None or not os.path.lexists(old):
+            return plain(src, dst, **keywords)
+        if self.holds(old):
+            self.note(old, "is not moved again")
+            self._removed.add(old)
+        elif self.holds(new):
+            self.note(new, "stays as it is until the run is back at its place")
+            _discard(old)
+        else:
+            plain(src, dst, **keywords)
+            self.created(new)
+        return None
+
+    def _links(self, plain: Any, src: Any, dst: Any, *rest: Any, **keywords: Any) -> Any:
+        new = self._absolute(dst)
+        if new is None or new not in self._removed or not self.holds(new):
+            plain(src, dst, *rest, **keywords)
+            if new is not None:
+                self.created(new)
+
+    def _makes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
+        known = self._absolute(path)
+        if known in self._removed and os.path.isdir(known):
+            return
+        plain(path, *arguments, **keywords)
+        if known is not None:
+            self.created(known)
+
+    def _opens(self, plain: Any, path: Any, flags: int, *rest: Any, **keywords: Any) -> int:
+        known = self._absolute(path) if flags & os.O_CREAT else None
+        if known is not None and not os.path.lexists(known):
+            self.created(known)
+        return plain(path, flags, *rest, **keywords)
+
+    def release(self, saved: dict[str, Any], appended: dict[str, int | None]) -> list[str]:
+        """The reasons why the files are not as they were; then nothing was touched.
+
+        `appended` has the sizes of files that were first appended to after the save.
+        """
+        handles = [(each, handle) for each in self._handles if is_open(handle := each.reference())]
+        reasons = [
+            reason
+            for each, _ in handles
+            if (reason := _handle_reason(each, saved.get(each.path))) is not None
+        ]
+        opened = {each.path for each, _ in handles}
+        for path, entry in saved.items():
+            reason = self._file_reason(path, entry, path in opened)
+            if reason is not None:
+                reasons.append(reason)
+        if reasons:
+            return reasons
+        self.uninstall()
+        for each, handle in handles:
+            _go_on(handle, each, saved[each.path])
+        self._shorten(saved, appended)
+        return []
+
+    def _file_reason(self, path: str, entry: dict[str, Any], opened: bool) -> str | None:
+        if entry["mode"] != APPEND and not (entry["open"] and entry["mode"] == WRITE):
+            return None
+        size = size_of(path) if not self._is_new(path) else 0
+        if (size or 0) < entry["size"]:
+            now = "is gone" if size is None else f"has {size} bytes"
+            return f"{path} {now}; it had {entry['size']} when the run was saved"
+        if entry["mode"] == WRITE and not opened:
+            return f"{path} was open for writing when the run was saved, and is not open now"
+        return None
+
+    def _shorten(self, saved: dict[str, Any], appended: dict[str, int | None]) -> None:
+        """Lines of a process that was killed after its last save are made again."""
+        lengths = dict(appended)
+        lengths |= {path: each["size"] for path, each in saved.items() if each["mode"] == APPEND}
+        for path, length in lengths.items():
+            size = size_of(path)
+            if size is None or self._is_new(path):
+                continue
+            if length is None:
+                _discard(path)
+            elif size > length:
+                os.truncate(path, length)
+
+
+def _discard(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _handle_reason(handle: _Handle, entry: dict[str, Any] | None) -> str | None:
+    path = handle.path
+    if entry is None or not entry["open"]:
+        return f"{path} is open for writing, and was not when the run was saved"
+    if handle.stateful:
+        return f"{path} is written by more than appending to it, and is open"
+    if entry["mode"] != handle.mode:
+        return f"{path} is open to {handle.mode}, and was to {entry['mode']} when the run was saved"
+    return None
+
+
+def _go_on(handle: Any, held: _Handle, entry: dict[str, Any]) -> None:
+    """From here on the script's handle writes to the file, at the place at which it was saved."""
+    handle.flush()
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if held.mode == APPEND else 0)
+    real = os.open(held.path, flags)
+    try:
+        os.ftruncate(real, entry["size"])
+        descriptor = handle.fileno()
+        os.dup2(real, descriptor, os.get_inheritable(descriptor))
+    finally:
+        os.close(real)
+    # Tells an encoder, too, whether it is at the beginning: only there it writes its mark.
+    handle.seek(entry["position"] if held.mode == WRITE else entry["size"])

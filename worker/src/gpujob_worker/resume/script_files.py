@@ -1,0 +1,214 @@
+"""The files that an unmodified script writes, across a resume.
+
+Every file that the script opens for writing is noted, its size is saved with each checkpoint, and
+in a process that resumes it is held as it is until the script is back at its place. Writers in C++
+other than torch's and safetensors', and descriptors from `os.open`, are not seen.
+"""
+
+import builtins
+import functools
+import importlib
+import inspect
+import io
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from gpujob_worker.resume.append_journal import AppendJournal
+from gpujob_worker.resume.held_files import HeldFiles
+from gpujob_worker.resume.written_files import (
+    APPEND,
+    UPDATE,
+    WRITE,
+    WrittenFiles,
+    size_of,
+)
+
+# They took `open` when they were imported.
+_TOOK_OPEN = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))
+# They open, remove and rename for their callers.
+_FOR_CALLERS = {"os", "pathlib", "pathlib._abc", "pathlib._local", "shutil", __name__}
+_HELD = "gpujob_worker.resume.held_files"
+_OWN = ("gpujob_worker.", "gpujob_api.")
+_COMPRESSED = {"bz2", "gzip", "lzma"}
+# Its place among the further arguments of `open`.
+_OPENER = 5
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+
+
+class ScriptFiles:
+    """What one process of a script writes. Inert in forked children."""
+
+    def __init__(self) -> None:
+        self.journal = AppendJournal()
+        self._open_plainly: Any = builtins.open
+        self._written = WrittenFiles()
+        self._held: HeldFiles | None = None
+        self._not_the_scripts: tuple[str, ...] = _NO_FILES
+        self._saves = 0
+        self._notes: dict[str, str] = {}
+        self._active = True
+
+    def install(self) -> None:
+        plain = self._open_plainly
+
+        @functools.wraps(plain)
+        def opens(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+            if not self._active or type(file) is int or ("r" in mode and "+" not in mode):
+                return plain(file, mode, *arguments, **keywords)
+            return self._open(file, mode, *arguments, **keywords)
+
+        builtins.open = io.open = opens
+        for name, attribute in _TOOK_OPEN:
+            module = importlib.import_module(name)
+            if getattr(module, attribute, None) is plain:
+                setattr(module, attribute, opens)
+        self._wrap_saving(torch, "save")
+        self._wrap_saving(safetensors.torch, "save_file")
+        os.register_at_fork(after_in_child=self._stop)
+
+    def exclude(self, directory: Path) -> None:
+        """What lies in the directory (that of the checkpoints) is not the script's."""
+        self._not_the_scripts += (os.path.join(os.path.abspath(directory), ""),)
+
+    def _stop(self) -> None:
+        self._active = False
+        if self._held is not None:
+            self._held.active = False
+
+    def _open(self, file: Any, mode: str, *arguments: Any, **keywords: Any) -> Any:
+        caller = _caller()
+        path = self._script_path(file, caller)
+        if path is None or keywords.get("opener") is not None or len(arguments) > _OPENER:
+            return self._open_plainly(file, mode, *arguments, **keywords)
+        kind = _kind(mode, caller)
+        stateful = kind == WRITE and ("+" in mode or caller in _COMPRESSED)
+        held = self._held
+        if held is not None and kind != UPDATE and size_of(path) is not None and held.holds(path):
+            handle = held.open(path, kind, stateful, file, mode, *arguments, **keywords)
+        else:
+            known = self._written.get(path)
+            begins = kind == APPEND and (known is None or known.mode != APPEND)
+            size = size_of(path) if begins or held is not None else None
+            handle = self._open_plainly(file, mode, *arguments, **keywords)
+            if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+                return handle
+            if begins:
+                self.journal.note(path, size, self._saves)
+            if held is not None and size is None:
+                held.created(path)
+        self._written.note(path, kind, handle, stateful=stateful)
+        return handle
+
+    def _script_path(self, file: Any, caller: str) -> str | None:
+        """The absolute path of a file that is the script's."""
+        path = None if caller.startswith(_OWN) else _absolute(file)
+        if path is None or path.startswith(self._not_the_scripts):
+            return None
+        return path
+
+    def _wrap_saving(self, module: Any, name: str) -> None:
+        """A function that writes its second argument by a writer in C++."""
+        plain = getattr(module, name)
+        parameter = "f" if module is torch else "filename"
+
+        @functools.wraps(plain)
+        def saves(what: Any, *arguments: Any, **keywords: Any) -> Any:
+            file = arguments[0] if arguments else keywords.get(parameter)
+            path = self._script_path(file, _caller()) if self._active else None
+            if path is None:
+                return plain(what, *arguments, **keywords)
+            held = self._held
+            if held is not None and held.holds(path):
+                held.note(path, "stays as it is until the run is back at its place")
+                return None
+            if held is not None:
+                held.created(path)
+            result = plain(what, *arguments, **keywords)
+            self._written.note(path, WRITE)
+            return result
+
+        setattr(module, name, saves)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `release` needs, in plain values."""
+        self._saves += 1
+        return {"saves": self._saves, "files": self._written.saved()}
+
+    def hold(self) -> None:
+        """What is there now stays as it is until `release`."""
+        self._held = HeldFiles(self._open_plainly, self._called_by_script, self._held_path)
+        self._held.install()
+        self._notes = self._held.notes
+
+    def _called_by_script(self) -> bool:
+        return self._active and not _caller().startswith(_OWN)
+
+    def _held_path(self, file: Any) -> str | None:
+        path = _absolute(file)
+        return None if path is None or path.startswith(self._not_the_scripts) else path
+
+    def release(self, saved: dict[str, Any]) -> list[str]:
+        """Handles go on where the run was saved. Reasons why the files are not as they were: then
+        nothing was changed, and what is held stays held.
+        """
+        held = self._held
+        assert held is not None, "hold() comes first"
+        reasons = self.conflicts() or held.release(
+            saved["files"], self.journal.sizes_since(saved["saves"])
+        )
+        if reasons:
+            return reasons
+        self._held = None
+        self._saves = saved["saves"]
+        for path, entry in saved["files"].items():
+            if entry["mode"] == APPEND or self._written.get(path) is None:
+                self._written.note(path, entry["mode"])
+        return []
+
+    def conflicts(self) -> list[str]:
+        """Why a resume would not find the files as they are, known without one."""
+        found: list[str] = []
+        for path, file in self._written:
+            if file.mode == UPDATE and file.changed(path):
+                found.append(f"{path} is updated in place, which cannot be done a second time")
+            elif file.stateful and file.opened():
+                found.append(f"{path} is written by more than appending to it, and is open")
+        if self._written.full or self.journal.full:
+            found.append("the script writes more files than are kept track of")
+        return found
+
+    def held(self) -> dict[str, str]:
+        """What was held, by path, with what that means; the first hundred."""
+        return self._notes
+
+
+def _kind(mode: str, caller: str) -> str:
+    if "+" in mode and ("w" not in mode or caller.endswith("memmap")):
+        return UPDATE if "x" not in mode else WRITE
+    return APPEND if "a" in mode else WRITE
+
+
+def _absolute(file: Any) -> str | None:
+    try:
+        path = os.fsdecode(file)
+        # Far quicker, and what most paths are that are opened often.
+        plain = path.startswith("/") and "/." not in path and "//" not in path
+        return path if plain and not path.endswith("/") else os.path.abspath(path)
+    except (TypeError, ValueError):
+        return None
+
+
+def _caller() -> str:
+    """The module that asks: not one that does what others ask."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if name not in _FOR_CALLERS and name != _HELD:
+            return name
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,119 @@
+"""Modes, handles and sizes of the files that a script writes."""
+
+import contextlib
+import os
+import stat
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+PATHS_MAX = 10_000
+# Of files that are written at once and closed, only the latest are remembered.
+CLOSED_MAX = 1000
+
+APPEND, WRITE, UPDATE = "append", "write", "update"
+
+
+def size_of(path: str) -> int | None:
+    """None where there is no regular file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def is_open(handle: Any) -> bool:
+    return handle is not None and not handle.closed
+
+
+@dataclass(slots=True)
+class WrittenFile:
+    mode: str
+    # Its writer has a state besides the place in the file: a compressor, or it reads again, too.
+    stateful: bool = False
+    handles: list[weakref.ref[Any]] = field(default_factory=list[weakref.ref[Any]])
+    # Size and time at the opening: who opens for updates may only read.
+    before: tuple[int, int] | None = None
+
+    def opened(self) -> list[Any]:
+        """The handles that are open now."""
+        return [handle for each in self.handles if is_open(handle := each())]
+
+    def add(self, handle: Any) -> None:
+        if self.handles:
+            self.handles = [each for each in self.handles if is_open(each())]
+        self.handles.append(weakref.ref(handle))
+
+    def changed(self, path: str) -> bool:
+        """Whether a file that was opened for updates was updated."""
+        return self.before is not None and stamp(path) != self.before
+
+
+def stamp(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+class WrittenFiles:
+    """By path, in the order of their last opening; bounded."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[str, WrittenFile] = {}
+        self._closed: dict[str, WrittenFile] = {}
+        self.full = False
+
+    def get(self, path: str) -> WrittenFile | None:
+        return self._lasting.get(path) or self._closed.get(path)
+
+    def note(self, path: str, mode: str, handle: Any = None, *, stateful: bool = False) -> None:
+        known = self._lasting.pop(path, None) or self._closed.pop(path, None)
+        file = WrittenFile(mode, stateful) if known is None else known
+        file.mode, file.stateful = mode, stateful
+        if handle is not None:
+            file.add(handle)
+            if mode == UPDATE and file.before is None:
+                file.before = stamp(path)
+        if mode == WRITE:
+            self._closed[path] = file
+            if len(self._closed) > CLOSED_MAX:
+                self._forget()
+        elif len(self._lasting) < PATHS_MAX:
+            self._lasting[path] = file
+        else:
+            self.full = True
+
+    def _forget(self) -> None:
+        """Drops the oldest that is closed, and keeps those that are open in sight."""
+        for path, file in list(self._closed.items()):
+            del self._closed[path]
+            if not file.opened():
+                return
+            if len(self._lasting) >= PATHS_MAX:
+                self.full = True
+                return
+            self._lasting[path] = file
+
+    def __iter__(self) -> Iterator[tuple[str, WrittenFile]]:
+        yield from list(self._lasting.items())
+        yield from list(self._closed.items())
+
+    def saved(self) -> dict[str, Any]:
+        """Plain values by path; what handles still hold back is written first."""
+        found: dict[str, Any] = {}
+        for path, file in self:
+            position = None
+            for handle in file.opened():
+                with contextlib.suppress(OSError, ValueError):
+                    handle.flush()
+                    position = os.lseek(handle.fileno(), 0, os.SEEK_CUR)
+            size = size_of(path)
+            if size is not None:
+                opened = position is not None
+                entry = {"mode": file.mode, "size": size, "open": opened, "position": position}
+                found[path] = entry
+        return found
