@@ -164,6 +164,69 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
     assert json.loads((folder / "result.json").read_text()) == expected
 
 
+ACCUMULATING = """
+import json, os, signal, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from gpujob_worker import prepare
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+loader = DataLoader(torch.randn(24, 4), batch_size=2, shuffle=True)
+count = [0]
+job = prepare(model, optimizer, loader)
+job.state("count", count)
+for epoch in range(3):
+    for x in job.loader:
+        loss = model(x).square().mean() / 4
+        loss.backward()
+        count[0] += 1
+        if os.environ["GPUJOB_ATTEMPT"] == "1" and count[0] == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if count[0] % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+weights = [tensor.tolist() for tensor in model.state_dict().values()]
+json.dump({"count": count, "weights": weights}, open("RESULT", "w"))
+"""
+
+
+def accumulates(folder: Path, attempt: int, stop: int) -> WorkerRun:
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    result = str(folder / "result.json")
+    script.write_text(ACCUMULATING.replace("RESULT", result).replace("STOP", str(stop)))
+    environment = {
+        "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "GPUJOB_ATTEMPT": str(attempt),
+    }
+    return start_worker(
+        folder / f"attempt-{attempt}",
+        ["python", str(script)],
+        settings={"mode": "Off"},
+        environment=environment,
+    )
+
+
+def test_a_stop_within_an_accumulated_step_waits_for_the_step(tmp_path: Path) -> None:
+    """The gradients of the batches before it are in no checkpoint."""
+    whole = accumulates(tmp_path / "whole", 1, stop=0)
+    assert whole.wait() == 0, whole.errors
+    expected = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert expected["count"] == [36]
+    # In each of the four batches of the fourth step, which are the first of the second pass.
+    for stop in (13, 14, 15, 16):
+        folder = tmp_path / f"stop-{stop}"
+        run = accumulates(folder, 1, stop)
+        assert run.wait() == 143, run.errors
+        assert run.report["checkpoint"]["step"] == run.report["step"] == 4
+        run = accumulates(folder, 2, stop)
+        assert run.wait() == 0, run.errors
+        assert run.report["resumedFromStep"] == 4
+        assert json.loads((folder / "result.json").read_text()) == expected
+
+
 def test_a_checkpoint_of_another_model_is_an_error_that_says_so(tmp_path: Path) -> None:
     run = start(tmp_path, 1, "0", "plain")
     run.wait_until(lambda: step_of(run) >= 3)

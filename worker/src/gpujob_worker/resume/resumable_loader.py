@@ -46,11 +46,14 @@ class _Positioned:
 
 
 class ResumableLoader:
-    """Wraps a DataLoader; iterating it is one epoch. Everything else is the loader's own."""
+    """Wraps a DataLoader; iterating it is one epoch. Everything else is the loader's own.
 
-    def __init__(self, loader: Any, safe_point: Callable[[], None]) -> None:
+    `between_batches` is called when the loop asks for more, after each batch.
+    """
+
+    def __init__(self, loader: Any, between_batches: Callable[[], None]) -> None:
         self._loader = loader
-        self._safe_point = safe_point
+        self._between_batches = between_batches
         self.epoch = 0
         self.position = 0
         self._start: dict[str, Any] | None = None
@@ -100,7 +103,7 @@ class ResumableLoader:
         first = self.position
         while True:
             if self.position > first:
-                self._safe_point()
+                self._between_batches()
             try:
                 batch = next(iterator)
             except StopIteration:

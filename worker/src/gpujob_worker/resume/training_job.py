@@ -42,11 +42,15 @@ class Job:
         self._parts = parts
         self._split = split
         self._values: dict[str, Any] = {}
+        # Of this process, at the last safe point of the loop over the loader.
+        self._steps = session.meter.steps
         self._store = self._open_store()
         self._checkpointer = Checkpointer(session, self._store, self._state)
         self._loaded = self._store.load() if self._store is not None else None
         self._note_store()
-        self.loader: Any = ResumableLoader(loader, self.safe_point) if loader is not None else None
+        self.loader: Any = (
+            ResumableLoader(loader, self._between_batches) if loader is not None else None
+        )
         self._adopt_loaded()
 
     @property
@@ -92,6 +96,16 @@ class Job:
     def safe_point(self) -> None:
         """Between two steps: writes a checkpoint when one is due, and leaves when asked to stop."""
         self._checkpointer.safe_point()
+
+    def _between_batches(self) -> None:
+        """A safe point, where the script has made a step since the last one.
+
+        A checkpoint has no gradients: those of batches accumulated for a step would be lost.
+        """
+        steps = self._session.meter.steps
+        if steps > self._steps:
+            self._steps = steps
+            self.safe_point()
 
     def _state(self) -> dict[str, Any]:
         tuned, scale = self._session.state.tuned, self._session.state.loss_scale
