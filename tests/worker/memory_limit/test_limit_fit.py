@@ -128,7 +128,9 @@ def limited(
     explanation = DecisionLog()
     tuner = Tuner(Settings(mode=mode), features or Features(), explanation, 1.0)
     found = MemoryFit(memory_of(device), explanation, tuner, limit)
-    return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)
+    return SimpleNamespace(
+        root=root, call=call, said=explanation, tuner=tuner, fit=found, limit=limit
+    )
 
 
 def test_a_real_model_is_measured_and_split_to_keep_a_limit(device: str) -> None:
@@ -337,6 +339,43 @@ def test_real_steps_correct_the_prediction_and_what_is_left_is_judged() -> None:
     with pytest.raises(MemoryLimitError, match="12 GiB measured"):
         case.fit.correct(case.root, case.call, 12 * 2**30)
     case.fit.judge(12 * 2**30, ends=False)
+
+
+@pytest.mark.parametrize(("over", "splits"), [(1.2, True), (1.03, False)])
+def test_a_limit_that_was_misjudged_is_kept_another_way_at_once(over: float, splits: bool) -> None:
+    """Far above it the run does not wait for what giving back freed memory saves."""
+    torch.manual_seed(10)
+    module = Wide()
+    free = limited(module, 4096, 2**40)
+    free.fit.fit(free.root, free.call)
+    whole = amount_of(free.said.line("memory limit"))
+    case = limited(module, 4096, int(whole / 0.8) + 40 * MIB)
+    case.fit.fit(case.root, case.call)
+    assert case.tuner.applied.plan.rows_per_step is None, case.said.lines
+    case.said.skipped("batch split", case.fit.not_asked)
+    assert case.fit.correct(case.root, case.call, int(case.limit * over))
+    assert (case.tuner.applied.plan.rows_per_step is not None) is splits, case.said.lines
+    assert ("from now on" in case.said.line("memory limit")) is True
+    assert ("applied" in case.said.line("batch split")) is splits
+
+
+def test_the_error_lists_what_was_tried_with_numbers() -> None:
+    torch.manual_seed(11)
+    module = Wide(depth=2)
+    case = limited(module, 1024, 2**33)
+    case.fit.fit(case.root, case.call)
+    observed = int(2**33 * 1.5)
+    assert case.fit.correct(case.root, case.call, observed)
+    with pytest.raises(MemoryLimitError) as caught:
+        case.fit.judge(observed)
+    text = str(caught.value)
+    assert "12 GiB measured for 1024 samples" in text
+    assert "limit 8 GiB" in text
+    for item in ("batch split", "activation checkpointing"):
+        tried = case.said.line(item)
+        assert tried in text
+        assert "MiB" in tried or "GiB" in tried, tried
+    assert "memory does not ask for it" not in text
 
 
 def test_an_allocation_that_fails_is_not_taken_for_all_that_is_needed() -> None:

@@ -27,7 +27,7 @@ from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"
-# Settings that could have kept the limit.
+# Settings that could have kept the limit, or were not enough.
 _WAYS = ("batch split", "activation checkpointing")
 # So far above the limit that no measurement error explains it.
 OVERSTEP_FRACTION = 0.05
@@ -137,7 +137,7 @@ class MemoryFit:
     ) -> bool:
         """After the baseline: real steps took `observed_bytes`.
 
-        The model is raised by its error, and the rows are chosen again. Returns False if nothing is
+        The model is raised by its error, and the way is chosen again. Returns False if nothing is
         left to choose; raises `MemoryLimitError` in that case, if `ends`.
         """
         chooser = self._chooser
@@ -151,6 +151,9 @@ class MemoryFit:
             self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
             return True
         if self._gives_back_early(observed_bytes):
+            # It may be enough, and nobody knows: a run so far above its limit does not wait for it.
+            if self._overstepped(observed_bytes):
+                self._choose_finer(chooser, root, recorded, observed_bytes)
             return True
         return self._choose_finer(chooser, root, recorded, observed_bytes) or self._end(
             observed_bytes, ends=ends
@@ -244,8 +247,8 @@ class MemoryFit:
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:
             text += f" for {self._chooser.way()}"
-        against = {decision.item: str(decision) for decision in self._explain.skips}
-        said = "".join(f"; {against[item]}" for item in _WAYS if item in against)
+        tried = filter(None, map(self._explain.line, _WAYS))
+        said = "".join(f"; {line}" for line in tried)
         return (
             f"{text}, limit {format_memory(self._limit)}. It needs a limit of "
             f"{needed} bytes ({format_memory(needed)}; gpu.memory), or a smaller batch{said}"

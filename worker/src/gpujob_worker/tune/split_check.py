@@ -112,20 +112,26 @@ class SplitCheck:
 
     def __init__(self, *, limited: bool) -> None:
         self._limited = limited
-        # What is left of a memory limit, once it was measured.
-        self.at_once: AtOnce | None = None
         self._found: dict[tuple[int, int | None, int], Compared] = {}
 
     def compared(self, root: Root, recorded: RecordedCall, rows: int) -> Compared:
         """Once for each split: a limit may ask for the same again in each of the first steps."""
         key = (id(root.module), recorded.inputs.rows, rows)
         if key not in self._found:
-            at_once = self.at_once
-            if at_once is None and self._limited:
-                # Nothing was measured yet. An earlier run made steps of so many samples.
-                at_once = AtOnce(rows, 2 * rows)
+            at_once = _within_limit(root, recorded, rows) if self._limited else None
             self._found[key] = compare(root, recorded, rows, at_once)
         return self._found[key]
+
+
+def _within_limit(root: Root, recorded: RecordedCall, rows: int) -> AtOnce:
+    """A memory limit lets so many samples through with a graph as the split is to have, and
+    without one twice as many. Of a batch that has gone through whole it lets through that.
+    """
+    total = recorded.inputs.rows or rows
+    if root.plan.rows_per_step is None and recorded.output_gradients:
+        # Gradients are held twice.
+        return AtOnce(max(rows, total // 2), total)
+    return AtOnce(rows, 2 * rows)
 
 
 def compare(
