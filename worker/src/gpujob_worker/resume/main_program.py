@@ -26,7 +26,7 @@ from operator import is_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import CodeType
     from typing import Any
 
 
@@ -45,7 +45,7 @@ class _Waits:
         self._code_instead = code_instead
 
     def __call__(self, event: str, values: tuple[Any, ...]) -> None:
-        if event != "exec" or _caller() is not None:
+        if event != "exec" or _is_called_by_python():
             return
         name = getattr(values[0], "co_filename", "")
         if not name or name.startswith("<"):
@@ -66,19 +66,11 @@ class _Runs:
     @staticmethod
     def make_ready(code: CodeType) -> None:
         names = sys.modules["__main__"].__dict__
-        steps = [partial(exec, code, names), partial(_end, names)]
-        steps.insert(0, partial(_start, steps))
+        steps = [partial(_stay_out, _Runs), partial(exec, code, names), partial(_end, names)]
         # A C function of any number of iterables, of which the first one makes the steps. From
         # Python 3.14 on `partial` is a descriptor.
         gathered: set[Any] = set()
         _Runs.__call__ = staticmethod(partial(gathered.union, map(partial.__call__, steps)))
-
-
-def _start(steps: list[Any]) -> None:
-    """Nothing is run where another hook kept `_Runs` from its event, and this is a later one."""
-    _stay_out(_Runs)
-    if _caller() is not None:
-        steps.clear()
 
 
 def _end(names: dict[str, Any]) -> None:
@@ -92,9 +84,10 @@ def _stay_out(hook: Any) -> None:
     hook.__call__ = is_
 
 
-def _caller() -> FrameType | None:
-    """The frame of the caller's caller; None where C called the caller."""
+def _is_called_by_python() -> bool:
+    """Whether the caller has a Python function below it."""
     try:
-        return sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     except ValueError:
-        return None
+        return False
+    return True

@@ -65,14 +65,13 @@ class _Listed:
 
 def install(directory: str | os.PathLike[str] | None) -> None:
     """Called once, before the script. Without a readable `places.json` it does nothing."""
-    program = (getattr(sys, "argv", None) or [""])[0]
-    if directory is None or program in ("", "-c"):
-        return  # no script: an interactive session, or a child of multiprocessing
+    if directory is None:
+        return
     try:
         for folder in FOLDERS:
             _read(os.path.join(directory, folder, PLACES_FILE))
         if _listed:
-            _prepare(program)
+            _prepare((getattr(sys, "argv", None) or [""])[0])
     except Exception as error:
         notes.append(f"no loop is rewritten: {type(error).__name__}: {error}")
 
@@ -80,25 +79,29 @@ def install(directory: str | os.PathLike[str] | None) -> None:
 def _prepare(program: str) -> None:
     import builtins
 
+    # In every process: a function of the script may be sent to it by its code.
     setattr(builtins, LOOP, _loop)
     setattr(builtins, TURN, _turn)
+    if program in ("", "-c"):
+        return  # no script: an interactive session, or a child of multiprocessing
+    os.register_at_fork(after_in_child=_forget_listener)
     _compile_imports()
     # With `python -i` the interpreter goes on after the script, which this would prevent.
-    if program != "-m" and _entry(program) is not None and not sys.flags.inspect:
+    if program != "-m" and _may_be_listed(program) and not sys.flags.inspect:
         from gpujob_worker.resume.main_program import run_instead
 
         run_instead(_code_of_main)
 
 
+def _forget_listener() -> None:
+    """A child runs the script's functions, and is not on the way to the place."""
+    global listener
+    listener = None
+
+
 def is_active() -> bool:
     """Whether a listed loop asks the listener in this process, or will once it is imported."""
     return bool(files())
-
-
-def is_rerun(path: str) -> bool:
-    """Whether the listed loops of the file ask the listener in this process, once they run."""
-    found = _entry(path)
-    return found is not None and found.name in files()
 
 
 def files() -> set[str]:
@@ -119,13 +122,13 @@ def _may_be_imported(path: str, entry: _Listed) -> bool:
     try:
         with open(path, "rb") as stream:
             return _is_as_listed(stream.read(), entry)
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
 def code_of(source: bytes, filename: str) -> CodeType | None:
     """The rewritten code of a file with this source; None where it is to be run as written."""
-    entry = _entry(filename)
+    entry = _entry(filename, source)
     if entry is None or not _is_as_listed(source, entry):
         return None
     try:
@@ -133,17 +136,22 @@ def code_of(source: bytes, filename: str) -> CodeType | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         changed[entry.name] = f"{filename} cannot be compiled: {type(error).__name__}: {error}"
         return None
+    changed.pop(entry.name, None)  # what lies where it lay may be another file
     _begun.add(entry.name)
     return code
 
 
 def _is_as_listed(source: bytes, entry: _Listed) -> bool:
-    import hashlib
-
-    if hashlib.sha256(source).hexdigest() == entry.sha256:
+    if _sha256(source) == entry.sha256:
         return True
     changed[entry.name] = f"{entry.name} has changed since it was saved"
     return False
+
+
+def _sha256(source: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(source).hexdigest()
 
 
 def rewritten(source: bytes, filename: str, lines: Collection[int]) -> CodeType:
@@ -226,11 +234,23 @@ def _list(data: bytes) -> None:
     _names.update(map(os.path.basename, read))
 
 
-def _entry(filename: str) -> _Listed | None:
-    """A file is known by its own path too: what a ConfigMap's links lead to has another name in
-    each pod.
+def _entry(filename: str, source: bytes) -> _Listed | None:
+    """A file that lies in another folder than it did, as each pod may have its own, is known by
+    its name and content.
     """
-    return next((_listed[path] for path in _spellings(filename) if path in _listed), None)
+    for path in _spellings(filename):
+        if path in _listed:
+            return _listed[path]
+    if not _may_be_listed(filename):
+        return None
+    name, sha256 = os.path.basename(filename), _sha256(source)
+    alike = (entry for path, entry in _listed.items() if os.path.basename(path) == name)
+    return next((entry for entry in alike if entry.sha256 == sha256), None)
+
+
+def _may_be_listed(filename: str) -> bool:
+    """By the last part of its name, in any spelling. Nothing is read."""
+    return any(os.path.basename(path) in _names for path in _spellings(filename))
 
 
 def _spellings(filename: str) -> tuple[str, str]:
@@ -256,8 +276,6 @@ def _compile_imports() -> None:
 
 def _code_of_module(loader: Any, fullname: str) -> CodeType | None:
     path: str = loader.get_filename(fullname)
-    if _entry(path) is None:
-        return None
     try:
         source: bytes = loader.get_data(path)
     except OSError:
@@ -269,17 +287,17 @@ def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
     """Only where the untouched source gives `code`, which is about to be run."""
     import warnings
 
-    entry = _entry(filename)
-    if entry is None:
-        return None
     try:
         with open(filename, "rb") as stream:
             source = stream.read()
+        entry = _entry(filename, source)
+        if entry is None:
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the interpreter has given them
             if rewritten(source, filename, ()) == code:
                 return code_of(source, filename)
         changed[entry.name] = f"{filename} is not what the interpreter has read"
     except Exception as error:  # the script is to run, whatever this is
-        changed[entry.name] = f"{filename} runs as written: {type(error).__name__}: {error}"
+        notes.append(f"{filename} runs as written: {type(error).__name__}: {error}")
     return None
