@@ -82,8 +82,15 @@ class Checkpointer:
 
     def safe_point(self) -> None:
         """Begins a checkpoint when one is due; leaves by `Interrupted` when asked to stop."""
+        self.carry_out(self.ordered())
+
+    def ordered(self) -> Order:
+        """What is to be done now; asked once after each step."""
         self._follow_writer()
-        order = self._pace.passes(self._wish())
+        return self._pace.passes(self._wish())
+
+    def carry_out(self, order: Order) -> None:
+        """Does it, at a safe point."""
         if self._pace.lost is not None and order is not Order.GO_ON:
             self._session.explanation.note(_ITEM, f"nothing more is saved: {self._pace.lost}")
             self._abstain(self._pace.lost)

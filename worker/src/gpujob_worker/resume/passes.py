@@ -9,8 +9,10 @@ there the state now is taken, and put back.
 
 import collections
 import functools
+import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -19,10 +21,17 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.resume.random_numbers import Generators, random_state, restore_random
+from gpujob_worker.resume.script_source import is_script_file
 
 # Batches that a wrapper may have fetched ahead.
 IN_FLIGHT_MAX = 8
 _RECORD = "_gpujob_pass"
+# In a loader that is read ahead of its loop: by how many batches.
+AHEAD = "_gpujob_ahead"
+# In an iterator that was brought back: the one that reads in its place.
+_READS = "_gpujob_reads"
+# Calls between a script's loop and the loader that it reads, in wrappers of libraries.
+_CALLS_MAX = 30
 
 
 class Pass:
@@ -31,8 +40,11 @@ class Pass:
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
         self._generators = Generators(loader)
-        self.ahead = 0
         self.fetched = 0
+        # Batches that are handed out as None: the script had them before it was stopped.
+        self.past = 0
+        # The frame of the script, and its line, in which the pass began.
+        self._site = _script_site()
         # By which a resumed pass began later.
         self.skipped = 0
         self._start = self.now()
@@ -44,6 +56,20 @@ class Pass:
     @property
     def loader(self) -> Any:
         return self._loader()
+
+    @property
+    def consumed(self) -> int:
+        """Batches that the loop around the loader has had."""
+        return self.fetched - int(getattr(self.loader, AHEAD, 0))
+
+    def is_of(self, frame: FrameType, lines: range) -> bool:
+        """Whether the pass began in one of the lines, in this call of the function."""
+        identity, line = self._site
+        return identity == id(frame) and line in lines
+
+    def begins_in_place_of(self, other: "Pass") -> None:
+        """Takes the place in the script of a pass that it is read instead of."""
+        self._site = other._site
 
     def state(self, consumed: int) -> dict[str, Any]:
         """At a safe point; `consumed` batches of the pass are in the weights."""
@@ -87,6 +113,12 @@ class Pass:
             self._first = now
         self._before.append(now)
 
+    def leaves_random_numbers(self) -> None:
+        """Whoever brings the script back puts all random numbers back at once."""
+        if self._then is not None and not self._replay:
+            self._generators.restore(self._then["generators"])
+            self._then = None
+
     def begins_with(self, saved: dict[str, Any]) -> None:
         """A whole pass whose first fetch is to see the random numbers of `saved`."""
         self._then = saved
@@ -111,14 +143,15 @@ class Passes:
     """Watches every loader of the process. One listener decides what a pass is about.
 
     `begins(loader)` returns a state to resume with, or None; `fetching(pass)` is called between two
-    batches, also before the fetch that finds no more; `shortened(pass)` returns the most batches
-    that the script is to get of a pass, or None.
+    batches, also before the fetch that finds no more.
     """
 
     def __init__(self) -> None:
         self.begins: Callable[[Any], dict[str, Any] | None] = lambda loader: None
         self.fetching: Callable[[Pass], None] = lambda record: None
-        self.shortened: Callable[[Pass], int | None] = lambda record: None
+        # By identity, in the order they were made.
+        self._live: dict[int, weakref.ref[Any]] = {}
+        self._awaited: list[dict[str, Any]] = []
         self._plain_iter = DataLoader.__iter__
         self._plain_next = _BaseDataLoaderIter.__next__
         self._off = False
@@ -145,9 +178,21 @@ class Passes:
         if self._off:
             return self._plain_iter(loader)
         saved = self.begins(loader)
+        if saved is None and self._awaited:
+            iterator, record = self._at_place(loader, self._awaited.pop(0))
+            record.past = record.fetched
+            record.leaves_random_numbers()
+        else:
+            iterator, record = self._at_place(loader, saved)
+        self._watch(iterator, record)
+        return iterator
+
+    def _at_place(self, loader: Any, saved: dict[str, Any] | None) -> tuple[Any, Pass]:
+        """A new iterator and its pass, at its beginning or where a saved one was."""
         whole = saved is not None and not saved["consumed"]
         if saved is not None:
-            place = saved["now"] if whole else saved["start"]
+            # `start` has the state in which the order of a pass that has begun was drawn.
+            place = saved["now"] if whole and "start" not in saved else saved["start"]
             restore_random(place["random"])
             generators = Generators(loader)
             generators.restore(place["generators"])
@@ -155,24 +200,83 @@ class Passes:
                 generators.tell_epochs(saved["epochs"])
         record = Pass(loader)
         iterator: Any = self._plain_iter(loader)
-        setattr(iterator, _RECORD, record)
-        if saved is None:
-            return iterator
-        if whole:
-            record.begins_with(record.now())
-        else:
+        if saved is not None and "start" in saved:
             record.resume(iterator, saved, self._plain_next)
-        return iterator
+        elif saved is not None:
+            record.begins_with(record.now())
+        return iterator, record
+
+    def _watch(self, iterator: Any, record: Pass) -> None:
+        setattr(iterator, _RECORD, record)
+        identity = id(iterator)
+        self._live.pop(identity, None)
+        self._live[identity] = weakref.ref(iterator, lambda gone: self._gone(identity, gone))
+
+    def _gone(self, identity: int, reference: Any) -> None:
+        if self._live.get(identity) is reference:
+            del self._live[identity]
+
+    def of_loop(self, frame: FrameType, lines: range) -> list[Pass]:
+        """The passes that began in the lines, and whose iterators still are, in their order."""
+        iterators = [reference() for reference in list(self._live.values())]
+        records = [pass_of(each) for each in iterators if each is not None]
+        return [each for each in records if each is not None and each.is_of(frame, lines)]
+
+    def bring_back(self, frame: FrameType, lines: range, saved: list[dict[str, Any]]) -> None:
+        """Brings the passes of a loop to their places: those that have begun, and those to come.
+
+        They hand out None for each batch that was trained on.
+        """
+        references = list(self._live.values())
+        begun = [each for each in (reference() for reference in references) if each is not None]
+        here = [each for each in begun if (of := pass_of(each)) and of.is_of(frame, lines)]
+        for iterator, state in zip(here, saved, strict=False):
+            self.bring_one_back(iterator, state).past = state["consumed"]
+        self._awaited = list(saved[len(here) :])
+
+    def awaits_none(self) -> bool:
+        """Forgets the passes that have not begun; whether all had."""
+        awaited, self._awaited = self._awaited, []
+        return not awaited
+
+    def bring_one_back(self, iterator: Any, saved: dict[str, Any]) -> Pass:
+        """Lets an iterator go on from a saved place: it keeps its identity."""
+        before = pass_of(iterator)
+        assert before is not None
+        reads, record = self._at_place(before.loader, saved)
+        record.begins_in_place_of(before)
+        record.leaves_random_numbers()
+        if reads is not iterator:
+            setattr(iterator, _READS, reads)
+        setattr(iterator, _RECORD, record)
+        return record
 
     def _next(self, iterator: Any) -> Any:
         record: Pass | None = getattr(iterator, _RECORD, None)
         if record is None or self._off:
             return self._plain_next(iterator)
+        if record.past:
+            record.past -= 1
+            return None
         self.fetching(record)
-        most = self.shortened(record)
-        if most is not None and record.fetched >= most:
-            raise StopIteration
         record.fetches()
-        batch = self._plain_next(iterator)
+        batch = self._plain_next(getattr(iterator, _READS, iterator))
         record.fetched += 1
         return batch
+
+
+def pass_of(iterator: Any) -> Pass | None:
+    """The pass that an iterator of a loader reads."""
+    return getattr(iterator, _RECORD, None)
+
+
+def _script_site() -> tuple[int, int]:
+    """The frame of the script that is nearest, by identity, and its line."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    for _ in range(_CALLS_MAX):
+        if frame is None:
+            break
+        if is_script_file(frame.f_code.co_filename):
+            return id(frame), frame.f_lineno
+        frame = frame.f_back
+    return 0, 0

@@ -1,34 +1,40 @@
-"""Plain loops over a `DataLoader`, without any code for checkpoints: begun again at their place.
+"""Scripts without any code for checkpoints: brought back to where they were, or refused beforehand.
 
-What the script made is saved between two batches. To come back, the script runs as written, and
-gets one batch of each pass that was finished, until it asks for the pass in which it stopped: there
-everything is put back. What the script counts itself begins anew. Best effort; the first loss is
-compared with the one that the run before had.
+A script is saved at the beginning of a loop's turn, between two steps: its variables, the state of
+its models and optimizers, random numbers, the place of its loaders and its files. To come back it
+runs as written up to its first training loop; loops on the way to its place begin at the turn at
+which they were, and there everything is put back. What cannot be read is known from the first step
+on: such a script is not saved, and an interruption starts it from the beginning.
+
+`docs/design/0033-exact-resume-of-plain-scripts.md` says why this is sound, and what it cannot see.
 """
 
 import functools
-import itertools
-import os
-import weakref
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gpujob_worker.checkpoint.errors import CorruptError, MismatchError
+from gpujob_api.report import Protection
+from gpujob_api.settings import ResumeMode
+from gpujob_worker.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
-from gpujob_worker.resume.first_loss import FirstLoss
-from gpujob_worker.resume.passes import Pass
-from gpujob_worker.resume.script_objects import ScriptObjects
+from gpujob_worker.checkpoint.tree import encode_tree
+from gpujob_worker.resume import rerun
+from gpujob_worker.resume.cycle import replace_cycle
+from gpujob_worker.resume.lockstep import Order
+from gpujob_worker.resume.passes import AHEAD, Pass
+from gpujob_worker.resume.script_place import NoPlaceError, Place, current_frame
+from gpujob_worker.resume.script_return import ScriptReturn
+from gpujob_worker.resume.script_state import ScriptState
+from gpujob_worker.resume.started_process import FOLDER
+from gpujob_worker.resume.turn_watch import TurnWatch
 from gpujob_worker.resume.unmodified import Unmodified
 from gpujob_worker.run.graceful_stop import Interrupted
 
 KIND = "plain script"
 REFUSED_FILE = "not-resumable"
-AHEAD = "_gpujob_ahead"
-# Batches that the script gets of a pass that was finished before the stop: loops that divide by
-# their number of batches need one.
-_OF_A_FINISHED_PASS = 1
 _ITEM = "resume"
 
 
@@ -36,42 +42,49 @@ class PlainScript:
     """The script as the one training of the process."""
 
     kind = KIND
-    # What the script did since its last batch (a schedule's step) would be done twice.
     leaves_evaluations = False
 
     def __init__(self, unmodified: Unmodified) -> None:
         self._unmodified = unmodified
-        self._objects = ScriptObjects()
-        # In the order of their first passes, also of loaders that are gone: a script may make one
-        # for each pass.
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._next_number = itertools.count()
-        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._loader: weakref.ref[Any] | None = None
-        self._last: weakref.ref[Any] | None = None
-        self._since_step: set[int] = set()
-        self._mixed_steps = 0
-        self._saved: dict[str, Any] | None = None
-        self._looked = False
-        self._refused = False
+        self._session = unmodified.session
+        self._state = ScriptState(unmodified.passes)
+        self._return = ScriptReturn(
+            self._state, unmodified.passes, self._look, self._arrived, self._leave_for_beginning
+        )
+        self._watch = TurnWatch(self._at_turn)
+        self._order: Order | None = None
+        self._place: Place | None = None
+        self._looked = self._refused = self._judged = False
+        # Backward passes when the last step ended: more were made since where a step is under way.
+        self._passes_at_step = 0
+        # Why the last attempt to save failed.
+        self._unsavable: str | None = None
 
     def install(self) -> None:
-        self._objects.install()
-        passes = self._unmodified.passes
-        passes.shortened = self._shortened
+        environment, state = self._session.environment, self._state
+        state.variables.accepts_less = environment.settings.resume is ResumeMode.BEST_EFFORT
+        state.objects.install(self._made)
+        state.gradients.install()
+        state.files.install()
+        replace_cycle()
+        directory = environment.checkpoint_directory
+        if directory is not None:
+            state.files.exclude(directory)
+        if rerun.is_active() and _has_checkpoint(directory):
+            state.hold_files()
         self._unmodified.plain = self
-        self._watch_saves()
+        self._session.stop.heard = self._hears_stop
+        register_optimizer_step_pre_hook(self._before_step)
+        rerun.listener = self._return
 
-    @property
-    def skipping(self) -> bool:
-        """Whether the script is on its way to the place at which it stopped."""
-        return self._saved is not None
+    # What `Unmodified` asks of a training: a script's safe points are its own.
 
     def owns(self, loader: Any) -> bool:
-        return self._loader is not None and self._loader() is loader
+        del loader
+        return False
 
     def consumed(self, record: Pass) -> int:
-        return record.fetched - int(getattr(record.loader, AHEAD, 0))
+        return record.consumed
 
     def between_batches(self) -> bool:
         return True
@@ -79,156 +92,232 @@ class PlainScript:
     def steps_total(self) -> int | None:
         return None
 
-    def snapshot(self) -> dict[str, Any]:
-        loader = self._loader() if self._loader is not None else None
-        return {
-            "loader": self._numbers.get(loader, 0),
-            "pass": self._passes.get(loader, 0),
-            "ended": self._ended(),
-            "objects": self._objects.states(),
-        }
+    # The script's objects, loaders and steps.
 
-    def _ended(self) -> bool:
-        """Whether the script has had the last batch of its pass."""
-        record = self._unmodified.pass_under_way
-        try:
-            return record is not None and self.consumed(record) >= len(record.loader)
-        except TypeError:
-            return False
+    def _made(self) -> None:
+        """The script makes a model or an optimizer: settings of the run before hold from now on."""
+        if self._session.environment.world_size == 1:
+            self._look()
 
     def begins(self, loader: Any) -> None:
-        """Any pass of any loader begins, outside of a trainer."""
-        if loader not in self._numbers:
-            self._numbers[loader] = next(self._next_number)
-        self._passes[loader] = self._passes.get(loader, 0) + 1
-        if not self._looked and not self._unmodified.waits_for_group:
-            self._looked = True
-            self._look()
-        if self._saved is not None and self._is_place(loader) and not self._saved["body"]["ended"]:
-            self._arrive(loader)
-
-    def _is_place(self, loader: Any) -> bool:
-        """Whether the loader's pass is the one in which the script stopped."""
-        assert self._saved is not None
-        body = self._saved["body"]
-        at = self._numbers.get(loader), self._passes.get(loader)
-        return at == (body["loader"], body["pass"])
+        """A pass of any loader begins."""
+        del loader
+        self._look()
 
     def fetches(self, loader: Any) -> None:
-        self._last = weakref.ref(loader)
-        self._since_step.add(id(loader))
+        """A batch is asked for, also in an evaluation."""
+        del loader
+        if self._session.stop.requested:
+            self._hears_stop()
 
-    def stepped(self) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        if self._off:
+            return
+        self._state.gradients.before_step(optimizer)
+        if not (self._state.loops.began or self._refused or self._return.under_way):
+            self._state.variables.see_before_first_step(current_frame(1))
+
+    @property
+    def _off(self) -> bool:
+        return self._unmodified.plain is not self or not self._unmodified.is_of_script
+
+    def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step outside of a trainer."""
-        mixed, self._since_step = len(self._since_step) > 1, set()
-        if self._refused or self.skipping:
+        self._state.gradients.after_step(optimizer)
+        self._passes_at_step = self._session.state.backward_passes
+        loss = self._session.state.optimizer_stepped()
+        if self._refused:
             return
-        loader = self._last() if self._last is not None else None
-        self._mixed_steps = self._mixed_steps + 1 if mixed else 0
-        if self._mixed_steps > 1:
-            self._refuse("a step reads from several loaders")
-        elif loader is None:
-            self._refuse("its loop reads no DataLoader")
-        elif self._unmodified.training is None:
-            self._first_step(loader)
-        elif not mixed:
-            self._loader = weakref.ref(loader)
+        if self._return.under_way:
+            self._leave_for_beginning("a step was made before the place was reached")
+        frame = current_frame(1)
+        if self._unmodified.training is None and not self._first_step():
+            return
+        try:
+            self._state.loops.step_in(frame)
+        except NoPlaceError as error:
+            self._refuse(str(error))
+            return
+        self._after_step(frame, loss)
 
-    def _first_step(self, loader: Any) -> None:
+    def _first_step(self) -> bool:
+        """Whether the script can be saved, as far as its objects tell."""
+        why = self._state.objects.spread() or self._state.objects.refusal()
         if not self._looked:
-            size = self._unmodified.session.environment.world_size
-            self._refuse(f"its loop began before the process group of its {size} processes")
-            return
-        spread = self._objects.spread()
-        if spread is not None:
-            self._refuse(f"{spread}, which is not saved yet")
-            return
-        self._loader = weakref.ref(loader)
+            size = self._session.environment.world_size
+            why = f"its loop began before the process group of its {size} processes"
+        why = why or self._closed()
+        if why is not None:
+            self._refuse(why)
+            return False
         self._begin()
+        return True
 
-    def ended(self, well: bool) -> None:
-        """If the place was not reached, the next attempt starts as written. Without an error the
-        script had a batch of each pass, and what it has is not what it is to learn.
-        """
-        if not self.skipping:
+    def _begin(self) -> None:
+        store = self._unmodified.store
+        assert store is not None
+        self._state.keep_journal(store.directory / self._journal_name, anew=True)
+        self._unmodified.begin(self)
+
+    @property
+    def _journal_name(self) -> str:
+        gang = self._unmodified.gang
+        return f"appended-{0 if gang is None else gang.rank}"
+
+    def _after_step(self, frame: FrameType, loss: Any) -> None:
+        continuation = self._unmodified.continuation
+        if continuation is not None:
+            differs = continuation.passes(loss, self._state.objects.optimizers)
+            if differs is not None:
+                text = f"this is not the continuation of the run before: {differs}"
+                self._leave_for_beginning(text)
+        if self._order is None and not (continuation is not None and continuation.compares):
+            order = self._unmodified.after_script_step()
+            self._order = order if order is not Order.GO_ON else None
+        if self._order is not None or not self._judged:
+            self._watch.looks_everywhere = self._session.stop.requested
+            self._watch.start(frame)
+
+    # Saving.
+
+    def _hears_stop(self) -> None:
+        """Asked to stop, wherever the script is: it is saved at the next turn of a loop."""
+        ready = self._unmodified.training is self and self._unmodified.gang is None
+        if not ready or self._refused or self._return.under_way:
             return
-        self._give_up("the script ended before it came to the place at which it had stopped")
-        if well:
-            self._unmodified.session.leaves_unfinished()
+        continuation = self._unmodified.continuation
+        if continuation is not None and (continuation.compares or continuation.records):
+            return
+        self._order = Order.STOP
+        self._watch.looks_everywhere = True
+        self._watch.start(current_frame(1))
+
+    def _at_turn(self, frame: FrameType) -> bool:
+        """A turn of a loop begins; whether nothing more is wanted."""
+        if self._refused:
+            return True
+        if self._session.state.backward_passes != self._passes_at_step:
+            return False
+        try:
+            self._place = Place(frame, self._unmodified.passes)
+            self._place.saved()
+        except NoPlaceError as error:
+            self._place = None
+            # A loop around it may still have places.
+            if self._state.loops.begins_turn(frame):
+                self._refuse(str(error))
+            return self._refused
+        try:
+            self._carry_out()
+        finally:
+            self._place = None
+        return True
+
+    def _carry_out(self) -> None:
+        if not self._judged:
+            self._judge()
+        order, self._order = self._order, None
+        if order is not None and not self._refused:
+            self._unmodified.carry_out(order)
+        if self._unsavable is not None and not self._refused:
+            self._refuse(self._unsavable)
+
+    def _judge(self) -> None:
+        """Whether the script can be saved is known now, before the first checkpoint."""
+        self._judged = True
+        assert self._place is not None
+        try:
+            encode_tree(self._state.read(self._place))
+        except CheckpointError as error:
+            self._refuse(str(error))
+            return
+        left = self._state.variables.left
+        kind = Protection.BEST_EFFORT if left else Protection.EXACT
+        self._session.state.protected(kind, "; ".join(left) or None)
+        self._session.explanation.note("protection", f"{KIND}: {kind.value}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Raises `UnsavableError`."""
+        if self._place is None:
+            raise UnsavableError("the script is not at the beginning of a turn")
+        try:
+            body = self._state.read(self._place)
+        except UnsavableError as error:
+            self._unsavable = str(error)
+            raise
+        store, gang = self._unmodified.store, self._unmodified.gang
+        if store is not None and (gang is None or gang.rank == 0):
+            self._state.note_loops(self._place, store.directory)
+        return body
+
+    # Coming back.
 
     def _look(self) -> None:
+        """Once, before the script trains: whether there is something to come back to."""
         unmodified = self._unmodified
-        if unmodified.opens_when_it_trains or not self._opened():
+        if self._looked or unmodified.waits_for_group or self._off:
+            return
+        self._looked = True
+        if unmodified.opens_when_it_trains or self._closed() is not None:
             return
         loaded = unmodified.loaded
         if loaded is None or loaded.state.get("kind") != KIND:
+            if self._state.holds_files:
+                self._leave_for_beginning("no checkpoint of the script can be read")
             return
-        saved = self._saved = loaded.state
-        unmodified.session.explanation.note(
-            _ITEM, f"{KIND}: on the way to step {loaded.step}, a batch of each finished pass"
-        )
-        # What runs between passes sees trained weights; schedulers and the like are put back later.
-        if self._objects.mismatch(saved["body"]["objects"]) is None:
-            self._objects.restore(saved["body"]["objects"])
+        self._return.start(loaded)
+        assert unmodified.store is not None
+        self._state.keep_journal(unmodified.store.directory / self._journal_name, anew=False)
+        unmodified.adopts(loaded)
+        self._session.explanation.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
 
-    def _opened(self) -> bool:
-        """Whether it is saved."""
-        refusal = self._unmodified.open_store() or self._given_up_before()
-        if refusal is not None:
-            self._refuse(refusal)
-        return refusal is None
-
-    def _begin(self) -> None:
-        unmodified = self._unmodified
-        if not self._looked or not self._opened():
-            return
-        if unmodified.gang is None and unmodified.store is not None:
-            unmodified.first_loss = FirstLoss(unmodified.session, unmodified.store.directory)
-        unmodified.begin(self)
-
-    def _arrive(self, loader: Any) -> None:
-        unmodified = self._unmodified
-        assert self._saved is not None
-        body = self._saved["body"]
-        step = unmodified.loaded.step if unmodified.loaded is not None else 0
-        self._loader = weakref.ref(loader)
-        try:
-            self._objects.restore(body["objects"])
-        except MismatchError as error:
-            self._give_up(str(error))
-            raise Interrupted(saved=False) from None
-        self._saved = None
-        # What was read on the way (by an evaluation, say) is not read by the first step.
-        self._since_step.clear()
+    def _arrived(self, what: str) -> None:
+        step = self._unmodified.loaded_step
         self._begin()
-        if unmodified.first_loss is not None:
-            unmodified.first_loss.compare_after(step)
-        unmodified.session.explanation.note(
-            _ITEM,
-            f"{KIND}: from step {step}, best effort: {len(body['objects'])} objects, order and"
-            " random numbers are put back; what the script counts itself begins anew",
-        )
+        self._unmodified.arrived(step)
+        self._judged = True
+        self._session.state.protected(Protection.EXACT, None)
+        self._session.explanation.note(_ITEM, f"{KIND}: from step {step}: {what}")
 
-    def _shortened(self, record: Pass) -> int | None:
-        if self._saved is None:
-            return None
-        if record.fetched >= _OF_A_FINISHED_PASS and self._is_place(record.loader):
-            # Its batches were all trained on: what follows the pass is run for real.
-            self._arrive(record.loader)
-            self._unmodified.arrived_at_end(record)
-        return _OF_A_FINISHED_PASS
+    def ended(self, well: bool) -> None:
+        """If the place was not reached, the next attempt starts as written."""
+        if not self._return.under_way:
+            return
+        self._give_up("the script ended before it came to the place at which it had stopped")
+        if well:
+            self._session.leaves_unfinished()
+
+    # Giving up.
+
+    def _closed(self) -> str | None:
+        """Why nothing is saved; None where the directory is open."""
+        try:
+            return self._unmodified.open_store() or self._given_up_before()
+        except MismatchError as error:
+            return str(error)
 
     def _refuse(self, why: str) -> None:
+        """From now on nothing is saved. What is committed stays what a resume goes on from."""
         self._refused = True
-        self._unmodified.session.explanation.skipped(_ITEM, f"{KIND}: {why}")
+        self._order = None
+        self._session.explanation.skipped(_ITEM, f"{KIND}: {why}")
+        self._session.state.protected(Protection.FROM_BEGINNING, why)
+        self._session.reporter.wake()
         if self._unmodified.training is self:
             self._unmodified.end()
+
+    def _leave_for_beginning(self, why: str) -> NoReturn:
+        """The process is half another run: the next attempt starts from the beginning."""
+        self._give_up(why)
+        raise Interrupted(saved=False) from None
 
     def _give_up(self, why: str) -> None:
         store = self._unmodified.store
         assert store is not None
+        self._return.end()
         write_durably(store.directory / REFUSED_FILE, why.encode()[:1000])
-        self._saved = None
+        self._session.state.refused_resume(self._unmodified.loaded_step, why)
         self._refuse(f"{why}; the next attempt starts from the beginning")
 
     def _given_up_before(self) -> str | None:
@@ -238,23 +327,19 @@ class PlainScript:
             return None
         try:
             return read_small(path).decode(errors="replace")
-        except CorruptError:
+        except (CheckpointError, OSError):
             return "an earlier attempt found it not resumable"
 
-    def _watch_saves(self) -> None:
-        """On the way, files that are there are not written over: weights are not those of then."""
-        plain = torch.save
 
-        @functools.wraps(plain)
-        def save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> Any:
-            if self.skipping and isinstance(f, (str, os.PathLike)) and Path(f).exists():
-                self._unmodified.session.explanation.note(
-                    "resume files", f"{Path(f).name} stays as it is until the place is reached"
-                )
-                return None
-            return plain(obj, f, *arguments, **keywords)
-
-        torch.save = save
+def _has_checkpoint(directory: Path | None) -> bool:
+    """Whether there is one to come back to, as far as names tell."""
+    if directory is None:
+        return False
+    folders = [folder for folder in (directory, directory / FOLDER) if folder.is_dir()]
+    return any(
+        next(folder.glob("step-*"), None) is not None and not (folder / REFUSED_FILE).exists()
+        for folder in folders
+    )
 
 
 def adapt_accelerate(module: Any) -> None:

@@ -3,12 +3,14 @@
 import copy
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
+from gpujob_worker.resume.made_at import MadeAt, made_at
+from gpujob_worker.resume.script_place import At, current_frame
 from gpujob_worker.resume.sharded import (
     joined_module,
     joined_optimizer,
@@ -23,9 +25,12 @@ class ScriptObjects:
 
     def __init__(self) -> None:
         # By identity, in the order they were made: scripts make and drop many.
-        self._made: dict[int, weakref.ref[Any]] = {}
+        self._made: dict[int, tuple[weakref.ref[Any], MadeAt]] = {}
+        self._on_made: Callable[[], None] = lambda: None
 
-    def install(self) -> None:
+    def install(self, on_made: Callable[[], None]) -> None:
+        """`on_made` is called when an object is made, before it is."""
+        self._on_made = on_made
         schedulers = torch.optim.lr_scheduler.LRScheduler
         for kind in (torch.nn.Module, torch.optim.Optimizer, schedulers, torch.amp.GradScaler):
             _after(kind, "__init__", self._add)
@@ -33,19 +38,29 @@ class ScriptObjects:
         _after(torch.nn.Module, "__setstate__", self._add)
 
     def _add(self, made: Any) -> None:
+        self._on_made()
         known = self._made.get(id(made))
-        if known is None or known() is not made:
+        if known is None or known[0]() is not made:
             self._made.pop(id(made), None)
-            self._made[id(made)] = weakref.ref(made, functools.partial(self._gone, id(made)))
+            reference = weakref.ref(made, functools.partial(self._gone, id(made)))
+            self._made[id(made)] = reference, made_at(current_frame(2))
 
     def _gone(self, identity: int, reference: Any) -> None:
         # Another object may have the place of one that is gone.
-        if self._made.get(identity) is reference:
+        known = self._made.get(identity)
+        if known is not None and known[0] is reference:
             del self._made[identity]
+
+    def made_again(self, functions: Sequence[At]) -> tuple[list[Any], list[Any]]:
+        """Those that a resume at this place makes again, and those that it does not."""
+        made, lost = [], []
+        for found in self.all():
+            (lost if self._made[id(found)][1].is_lost(functions) else made).append(found)
+        return made, lost
 
     def all(self) -> list[Any]:
         """Modules that are in no other one, if they have a state, and all others."""
-        references = list(self._made.values())
+        references = [reference for reference, _ in list(self._made.values())]
         made = [found for found in (one() for one in references) if found is not None]
         modules = [found for found in made if isinstance(found, torch.nn.Module)]
         inner = {id(part) for module in modules for part in module.modules() if part is not module}
@@ -65,37 +80,90 @@ class ScriptObjects:
                     return f"{_kind(found)}: {refusal}"
         return None
 
-    def states(self) -> list[dict[str, Any]]:
-        """Of tensors that are spread over processes, the part that this process has."""
-        return [
-            {"kind": _kind(found), "state": with_own_parts(found.state_dict())}
-            for found in self.all()
-        ]
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [each for each in self.all() if isinstance(each, torch.optim.Optimizer)]
 
-    def mismatch(self, saved: list[dict[str, Any]]) -> str | None:
-        """How the objects differ from those that were saved; None where they are alike."""
-        found = self.all()
-        kinds, wanted = [_kind(each) for each in found], [each["kind"] for each in saved]
-        if kinds != wanted:
-            return f"the script has {', '.join(kinds)}, saved were {', '.join(wanted)}"
-        for each, state in zip(found, saved, strict=True):
-            if isinstance(each, torch.nn.Module) and _shapes(each.state_dict()) != _shapes(
-                state["state"]
-            ):
-                return f"{_kind(each)} has other parameters than were saved"
+    def refusal(self) -> str | None:
+        """Why one of them cannot be saved by its own state, by its library's name; None if all
+        can.
+        """
+        for found in self.all():
+            for kind in type(found).__mro__:
+                why = _STATES_OF_THEIR_OWN.get(
+                    f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+                )
+                why = why or _STATES_OF_THEIR_OWN.get(kind.__module__.partition(".")[0])
+                if why is not None:
+                    return f"{kind.__module__}.{kind.__name__}: {why}"
         return None
 
-    def restore(self, saved: list[dict[str, Any]]) -> None:
-        """Raises `MismatchError`; then some may be restored and others not."""
-        mismatch = self.mismatch(saved)
-        if mismatch is not None:
-            raise MismatchError(mismatch)
-        for found, state in zip(self.all(), saved, strict=True):
+    def states(self, made: Sequence[Any]) -> list[dict[str, Any]]:
+        """Of tensors that are spread over processes, the part that this process has.
+
+        Raises `UnsavableError` where an object of the script does not tell its state.
+        """
+        return [
+            {"kind": _kind(found), "at": self._made[id(found)][1].key, "state": _state_of(found)}
+            for found in made
+        ]
+
+    def _found(self, saved: list[dict[str, Any]]) -> list[Any]:
+        """The objects that were saved, each by where the script made it.
+
+        Raises `MismatchError`.
+        """
+        left = self.all()
+        found: list[Any] = []
+        for state in saved:
+            key = state["kind"], state["at"]
+            each = next(
+                (one for one in left if key == (_kind(one), self._made[id(one)][1].key)), None
+            )
+            if each is None:
+                kinds = ", ".join(map(_kind, self.all()))
+                wanted = ", ".join(str(one["kind"]) for one in saved)
+                raise MismatchError(f"the script has {kinds}, saved were {wanted}")
+            left = [one for one in left if one is not each]
+            found.append(each)
+        return found
+
+    def restore(self, saved: list[dict[str, Any]]) -> list[Any]:
+        """Returns the objects in the order in which they were saved.
+
+        Raises `MismatchError`; then some may be restored and others not.
+        """
+        made = self._found(saved)
+        for found, state in zip(made, saved, strict=True):
+            of_module = isinstance(found, torch.nn.Module)
+            if of_module and _shapes(found.state_dict()) != _shapes(state["state"]):
+                raise MismatchError(f"{_kind(found)} has other parameters than were saved")
+        for found, state in zip(made, saved, strict=True):
             try:
                 # An optimizer takes the tensors that it is given, and steps change them.
                 found.load_state_dict(_joined(copy.deepcopy(state["state"]), found))
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                raise MismatchError(f"{_kind(found)}: {error}") from None
+            except Exception as error:  # whatever a class of the script raises
+                raise MismatchError(f"{_kind(found)}: {error}"[:500]) from None
+        return made
+
+
+# Libraries whose objects have more state than they tell, or tell it only to all processes together.
+_STATES_OF_THEIR_OWN = {
+    "deepspeed": "DeepSpeed keeps float32 weights that its engine alone can save",
+    "apex": "Apex keeps float32 weights of its own",
+    "colossalai": "Colossal-AI keeps states that its booster alone can save",
+    "torch.FullyShardedDataParallel": "FSDP1 tells its state only to all processes together; FSDP2"
+    " (fully_shard) can be saved",
+    "torch.ZeroRedundancyOptimizer": "its state is spread over processes, which would have to"
+    " collect it together",
+}
+
+
+def _state_of(found: Any) -> Any:
+    try:
+        return with_own_parts(found.state_dict())
+    except Exception as error:  # whatever a class of the script raises
+        text = f"the state of {_kind(found)} cannot be read: {type(error).__name__}: {error}"
+        raise UnsavableError(text[:500]) from None
 
 
 def _kind(found: Any) -> str:

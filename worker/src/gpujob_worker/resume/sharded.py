@@ -4,6 +4,7 @@ That is the part, and what is needed to know that it comes back to the same plac
 gathered: each process saves what it has, and as many come back as there were.
 """
 
+import collections
 from typing import Any, cast
 
 import torch
@@ -38,13 +39,13 @@ def with_own_parts(state: Any) -> Any:
     """The same nested state, with plain tensors of this process alone."""
     if is_sharded(state):
         return {_KEY: _place(state), "local": state.detach().to_local()}
-    if isinstance(state, dict):
+    if type(state) in (dict, collections.OrderedDict):
         items = cast("dict[Any, Any]", state).items()
         return {key: with_own_parts(value) for key, value in items}
-    if isinstance(state, (list, tuple)):
+    if type(state) in (list, tuple):
         entries = [with_own_parts(each) for each in cast("list[Any]", state)]
         return entries if isinstance(state, list) else tuple(entries)
-    return state
+    return state  # of other containers none has a tensor that is spread
 
 
 def joined_module(saved: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:

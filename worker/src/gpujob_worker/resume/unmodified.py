@@ -10,14 +10,16 @@ from typing import Any, Protocol
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.report import Protection
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.store import Loaded, Store
 from gpujob_worker.inject.ddp import process_group, watch_process_group
 from gpujob_worker.resume.checkpointer import Checkpointer
-from gpujob_worker.resume.first_loss import FirstLoss
+from gpujob_worker.resume.continuation import STEPS, Continuation
 from gpujob_worker.resume.gang import Gang
+from gpujob_worker.resume.lockstep import Order
 from gpujob_worker.resume.passes import Pass, Passes, at_boundary
 from gpujob_worker.resume.started_process import StartedProcess
 from gpujob_worker.run.session import Session
@@ -68,7 +70,7 @@ class Fallback(Protocol):
         """A batch of any loader is asked for."""
         ...
 
-    def stepped(self) -> None:
+    def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step."""
         ...
 
@@ -92,8 +94,10 @@ class Unmodified:
         self._pending: dict[str, Any] | None = None
         self._stepped = self._off = False
         self.plain: Fallback | None = None
-        self.first_loss: FirstLoss | None = None
-        self._stop_step: int | None = None
+        self.continuation: Continuation | None = None
+        # The step of the checkpoint that this attempt found.
+        self.loaded_step = 0
+        self._saved_to_leave = False
         self._step_seconds = self._passed_at = 0.0
 
     def install(self) -> None:
@@ -149,6 +153,7 @@ class Unmodified:
             keep = environment.settings.checkpoint_keep
             self.store = Store(directory, environment.attempt, keep)
             self.loaded = self.store.load()
+        self.loaded_step = self.loaded.step if self.loaded is not None else 0
         notes = self.store.notes if self.store is not None else ()
         for number, note in enumerate(notes):
             self.session.explanation.note(f"{_ITEM} {number + 1}", note)
@@ -196,20 +201,30 @@ class Unmodified:
         self._passed_at = time.monotonic()
         pace = self.gang.lockstep() if self.gang is not None else None
         self._checkpointer = Checkpointer(session, self.store, self._snapshot, pace=pace)
+        if self._is_plain(training):
+            if self.gang is None:
+                self.continuation = Continuation(session, self.store.directory)
+            return None
+        session.state.protected(Protection.EXACT, None)
         loaded, self.loaded = self.loaded, None
         return None if loaded is None else self._adopt(training, loaded)
 
-    def arrived_at_end(self, record: Pass) -> None:
-        """The loaded state is that after the pass's last batch: it is loaded now."""
-        pending, self._pending = self._pending, None
-        assert pending is not None, "only a training with a loaded state arrives"
-        self._pass = record
-        self._restored(pending)
-        record.put(pending["pass"]["now"])
+    def adopts(self, loaded: Loaded) -> None:
+        """A script is on its way to this checkpoint: its settings are in force from now on."""
+        self._knows(loaded)
+        self.loaded = None
+
+    def arrived(self, step: int) -> None:
+        """The script is where the checkpoint of `step` was made."""
+        assert self._checkpointer is not None
+        self.session.state.resumes(step)
+        self._checkpointer.resumed()
+        if self.continuation is not None:
+            self.continuation.compare_after(step)
 
     def end(self) -> None:
         """The training ended, well or not: what comes after it is the script's."""
-        self._training = self._pending = self._pass = self.first_loss = None
+        self._training = self._pending = self._pass = self.continuation = None
         if self._checkpointer is not None:
             self._checkpointer.wait(0.0)
             self._checkpointer = None
@@ -223,22 +238,30 @@ class Unmodified:
     def _adopt(self, training: Training, loaded: Loaded) -> Any:
         """What must be known before the first step; the loader's place follows with its pass."""
         state, step = loaded.state, loaded.step
-        try:
-            kind, self._pending = state["kind"], {"step": step, "pass": state["pass"]}
-            tuned = state["tuned"]
-            known = decode(TunedSettings, tuned, "tuned") if tuned is not None else None
-        except (KeyError, TypeError, FieldError) as error:
-            raise MismatchError(f"step-{step} has another layout: {error}") from None
+        kind = self._knows(loaded)
         if kind != training.kind:
             raise MismatchError(f"step-{step} is one of {kind}, and {training.kind} trains now")
-        self.session.state.resumes(step)
-        self.session.state.start_with(known)
-        self.session.state.start_with_scale(state.get("scale"))
+        self._pending = {"step": step, "pass": state["pass"]}
         self.session.explanation.note(_ITEM, f"{training.kind}: from step {step}")
         return state["body"]
 
+    def _knows(self, loaded: Loaded) -> str:
+        """The settings of the checkpoint are known before the model's first call; returns of which
+        kind of training it is.
+        """
+        state, step = loaded.state, loaded.step
+        try:
+            kind, tuned = state["kind"], state["tuned"]
+            known = decode(TunedSettings, tuned, "tuned") if tuned is not None else None
+        except (KeyError, TypeError, FieldError) as error:
+            raise MismatchError(f"step-{step} has another layout: {error}") from None
+        self.session.state.resumes(step)
+        self.session.state.start_with(known)
+        self.session.state.start_with_scale(state.get("scale"))
+        return str(kind)
+
     def _begins(self, loader: Any) -> dict[str, Any] | None:
-        if self.plain is not None and self._of_script:
+        if self.plain is not None and self.is_of_script:
             self.plain.begins(loader)
         training = self._training
         if training is None:
@@ -264,13 +287,15 @@ class Unmodified:
         self._stepped = False
 
     @property
-    def _of_script(self) -> bool:
+    def is_of_script(self) -> bool:
         """Whether no trainer trains: what loaders and optimizers do is the script's own loop."""
-        training: Any = self._training
-        return training is None or training is self.plain
+        return self._training is None or self._is_plain(self._training)
+
+    def _is_plain(self, training: Any) -> bool:
+        return training is self.plain
 
     def _fetching(self, record: Pass) -> None:
-        if self.plain is not None and self._of_script:
+        if self.plain is not None and self.is_of_script:
             self.plain.fetches(record.loader)
         training = self._training
         if training is None or self._pending is not None:
@@ -301,33 +326,55 @@ class Unmodified:
         total = self._training.steps_total()
         if total is not None:
             self.session.state.expect_steps(total)
+        self._checkpointer.safe_point()
+
+    def after_script_step(self) -> Order:
+        """A step of a plain script is over: what is to be done at its next place."""
+        assert self._checkpointer is not None
         now = time.monotonic()
         self._step_seconds, self._passed_at = now - self._passed_at, now
-        if self.first_loss is not None:
-            self.first_loss.passes()
-            if self.session.stop.requested:
-                self._leave_after_next_loss(self._checkpointer, self.first_loss)
-                return
-        before = self._checkpointer.begun
-        self._checkpointer.safe_point()
-        if self.first_loss is not None and self._checkpointer.begun > before:
-            self.first_loss.record_after(self.session.state.step)
+        if self._saved_to_leave:
+            assert self.continuation is not None
+            left = self.session.stop.remaining_seconds()
+            goes_on = self.continuation.records and STEPS_FOR_A_LOSS * self._step_seconds < left
+            return Order.GO_ON if goes_on else Order.STOP
+        return self._checkpointer.ordered()
 
-    def _leave_after_next_loss(self, checkpointer: Checkpointer, first_loss: FirstLoss) -> None:
-        """Saves, makes one more step for its loss where there is time, and leaves."""
-        step = self.session.state.step
-        if self._stop_step is not None or not checkpointer.save_last():
-            checkpointer.leave(saved=self._stop_step is not None)
-        self._stop_step = step
-        if STEPS_FOR_A_LOSS * self._step_seconds > self.session.stop.remaining_seconds():
+    def carry_out(self, order: Order) -> None:
+        """A plain script is at a place, between two steps."""
+        checkpointer, continuation = self._checkpointer, self.continuation
+        assert checkpointer is not None
+        committed = self.session.state.checkpoint
+        if committed is not None and committed.step >= self.session.state.step and self._stepped:
+            # Each checkpoint has a number of its own.
+            self.session.state.stepped_beside()
+        self._stepped = False
+        if self._saved_to_leave:
             checkpointer.leave(saved=True)
-        first_loss.record_after(step)
+        if order is Order.STOP and continuation is not None:
+            self._save_and_record(checkpointer, continuation)
+            return
+        before = checkpointer.begun
+        checkpointer.carry_out(order)
+        if continuation is not None and checkpointer.begun > before:
+            continuation.record_after(self.session.state.step)
+
+    def _save_and_record(self, checkpointer: Checkpointer, continuation: Continuation) -> None:
+        """Saves, makes a few more steps where there is time, for what they show, and leaves."""
+        step = self.session.state.step
+        if not checkpointer.save_last():
+            checkpointer.leave(saved=False)
+        self._saved_to_leave = True
+        left = self.session.stop.remaining_seconds()
+        if STEPS_FOR_A_LOSS * STEPS * self._step_seconds > left:
+            checkpointer.leave(saved=True)
+        continuation.record_after(step)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+        del args, kwargs
         self._stepped = True
-        if self.plain is not None and self._of_script:
-            self.plain.stepped()
+        if self.plain is not None and self.is_of_script:
+            self.plain.stepped(optimizer)
 
     def _snapshot(self) -> dict[str, Any]:
         training, state = self._training, self.session.state
@@ -336,7 +383,7 @@ class Unmodified:
         return {
             "kind": training.kind,
             "body": training.snapshot(),
-            "pass": self._pass_state(training),
+            "pass": None if self._is_plain(training) else self._pass_state(training),
             "tuned": encode(tuned) if tuned is not None else None,
             "scale": scale.saved() if scale is not None else None,
         }

@@ -1,8 +1,11 @@
-"""The class of a failure: out of memory, data, checkpoint, user error."""
+"""How a run ended badly: the class of a failure, or an interruption, which is none."""
 
 import re
+import signal
+from typing import Any
 
 from gpujob_api.report import Failure, FailureClass
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -20,6 +23,14 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]i?B)")
 _CPU_TRIED = re.compile(r"you tried to allocate ([0-9]+) bytes")
 _UNITS = {"bytes": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DATA = re.compile(r"DataLoader worker|Caught \w+ in DataLoader|collate|No such file or directory")
+
+
+# What a stop does to the processes that a script started: as torch's loader says it, as a shell
+# does, and as one of our own leaves.
+_STOPPED = re.compile(r"killed by signal: Terminated|terminated with signal SIGTERM")
+_LEFT = (-signal.SIGTERM, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
+# A stop explains none of these.
+_OF_THEIR_OWN = (FailureClass.OUT_OF_MEMORY, FailureClass.CHECKPOINT)
 
 
 class MemoryLimitError(MemoryError):
@@ -55,6 +66,30 @@ def classify(
         asked = _needed(str(error), used_bytes)
         needed = max(asked or 0, predicted_bytes or 0) or None
     return Failure(kind, message[:MESSAGE_CHARACTERS_MAX], needed)
+
+
+def is_interruption(error: BaseException, *, stopped: bool) -> bool:
+    """Whether a stop began this end: it was asked for before the error appeared (`stopped`), or
+    ended a process that the script had started. Loaders break off then, pipes and connections too.
+    """
+    if isinstance(error, SystemExit):
+        return error.code in _LEFT or (stopped and bool(error.code))
+    if classify(error).failure_class in _OF_THEIR_OWN:
+        return False
+    return stopped or _lost_stopped_process(error)
+
+
+def _lost_stopped_process(error: BaseException) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"RuntimeError", "ProcessException"} and _STOPPED.search(str(error)):
+        return True
+    # Of subprocess, of torch's spawned processes, and of the ranks of its launcher.
+    failures: Any = getattr(error, "failures", None)
+    ranks: list[Any] = list(failures.values()) if isinstance(failures, dict) else []
+    found = [getattr(error, "returncode", None), getattr(error, "exit_code", None)]
+    found += [getattr(rank, "exitcode", None) for rank in ranks]
+    codes = [code for code in found if isinstance(code, int)]
+    return bool(codes) and all(code in _LEFT for code in codes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

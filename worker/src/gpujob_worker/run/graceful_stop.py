@@ -89,6 +89,8 @@ class Stop:
         # When the watcher heard a signal whose handler had not run.
         self._heard_at = float("inf")
         self.interrupt_at_once: Callable[[], bool] = lambda: False
+        # Called in the main thread, wherever the script is, once a signal was handled.
+        self.heard: Callable[[], None] = lambda: None
         # Ends what a shell would go on with.
         self.end_run: Callable[[], None] = lambda: None
 
@@ -171,6 +173,7 @@ class Stop:
         # A process that only started others ends after those, which may save what they have: an
         # exception here would make `subprocess.run` kill them.
         self.watch()
+        self.heard()
 
     def _in_child(self) -> None:
         # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.

@@ -9,9 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpujob_api.report import CheckpointReport, Failure, Speedup, Timing, WorkerPhase
+from gpujob_api.report import (
+    CheckpointReport,
+    Failure,
+    Protection,
+    ResumeRefused,
+    Speedup,
+    Timing,
+    WorkerPhase,
+)
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.run.meter import Meter
+
+REASON_CHARACTERS_MAX = 500
 
 
 @dataclass(slots=True)
@@ -31,14 +41,21 @@ class RunState:
     first_step: int = 0
     resumed_from_step: int | None = None
     checkpoint: CheckpointReport | None = None
+    # What an interruption would leave of the run, and why.
+    protection: Protection | None = None
+    protection_reason: str | None = None
+    resume_refused: ResumeRefused | None = None
     failure: Failure | None = None
     # The minimum limit of the job, if it was found not to keep its own.
     needed_bytes: int | None = None
     device: str = ""
     torch_version: str = ""
     loss_tensor: Any = None
-    # The step under way when the last backward pass began.
+    # The step under way when the last backward pass began, and how many began.
     _loss_step: int = -1
+    backward_passes: int = 0
+    # The sum of the losses since an optimizer of the script made a step.
+    since_step: Any = None
     skipped_steps: int | None = None
     # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
@@ -145,6 +162,8 @@ class RunState:
         """Adds the loss of a backward pass to that of the step: each pass may be of a part of the
         batch.
         """
+        self.backward_passes += 1
+        self.since_step = loss if self.since_step is None else self.since_step + loss
         step, known = self.meter.steps, self.loss_tensor
         again = self._loss_step == step and known is not None and known.device == loss.device
         self._loss_step = step
@@ -209,6 +228,24 @@ class RunState:
         self.first_step = step - self.meter.steps
         self.resumed_from_step = step
         self.checkpoint = CheckpointReport(step)
+
+    def optimizer_stepped(self) -> Any:
+        """The loss of the step that an optimizer of the script has just made, as a tensor."""
+        loss, self.since_step = self.since_step, None
+        return loss
+
+    def stepped_beside(self) -> None:
+        """Counts a step of a model whose steps are not the training's: a later one."""
+        self.first_step += 1
+
+    def protected(self, protection: Protection, reason: str | None) -> None:
+        """Sets what an interruption would leave of the run, and why."""
+        self.protection = protection
+        self.protection_reason = reason[:REASON_CHARACTERS_MAX] if reason else None
+
+    def refused_resume(self, step: int, reason: str) -> None:
+        """Sets that the checkpoint of `step` did not bring the run back."""
+        self.resume_refused = ResumeRefused(step, reason[:REASON_CHARACTERS_MAX])
 
     def failed(self, failure: Failure) -> None:
         self.failure = failure

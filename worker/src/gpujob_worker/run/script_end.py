@@ -7,6 +7,7 @@ the script called `sys.exit`.
 import functools
 import sys
 import traceback
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, NoReturn
@@ -23,6 +24,9 @@ class ScriptEnd:
     def __init__(self) -> None:
         self._exit: SystemExit | None = None
         self._of_child: BaseException | None = None
+        # Whether a stop was asked for, now and when the end was seen to come.
+        self.stops: Callable[[], bool] = lambda: False
+        self._stopped: bool | None = None
 
     def watch(self) -> None:
         """From now on; what the interpreter prints of an error shows the script's frames alone."""
@@ -30,12 +34,13 @@ class ScriptEnd:
 
         @functools.wraps(plain_exit)
         def exit(status: Any = None, /) -> NoReturn:  # noqa: A001 - the standard library's name
-            self._exit = SystemExit(status)
+            self._exit, self._stopped = SystemExit(status), self.stops()
             plain_exit(status)
 
         def show(
             kind: type[BaseException], error: BaseException, entries: TracebackType | None
         ) -> None:
+            self._stopped = self.stops()
             clean_traceback(error)
             plain_hook(kind, error, error.__traceback__ if entries is not None else None)
 
@@ -51,10 +56,15 @@ class ScriptEnd:
         def print_exc(*values: Any, **named: Any) -> None:
             caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             if caller.f_code is _RUNS_CHILD:
-                self._of_child = sys.exc_info()[1]
+                self._of_child, self._stopped = sys.exc_info()[1], self.stops()
             plain_print(*values, **named)
 
         traceback.print_exc = print_exc
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop had been asked for when the end came; what follows may take long."""
+        return self.stops() if self._stopped is None else self._stopped
 
     @property
     def error(self) -> BaseException | None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from gpujob_api.report import (
     STOP_ATTEMPT_OVER,
     Efficiency,
-    Failure,
-    FailureClass,
     Reply,
     Report,
     WorkerPhase,
@@ -21,19 +19,18 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.failure import classify
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.graceful_stop import (
     EXIT_MARGIN_SECONDS,
     Interrupted,
     Stop,
-    is_launchers_stop,
     leave_unsaved,
 )
 from gpujob_worker.run.lineage import Lineage
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
+from gpujob_worker.run.run_end import end_of
 from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
@@ -74,6 +71,8 @@ class Session:
         self._on_end: Callable[[bool], None] = lambda _: None
         # The script came to its end without having learned: its exit code is not the run's.
         self.is_unfinished = False
+        # A stop ended the script with an error: neither is that exit code.
+        self.broke_off = False
         self._report_directory = report_directory
         # Whether a stop of the pod reaches this very process.
         self.is_first = is_first
@@ -207,6 +206,9 @@ class Session:
             skipped_steps=self.state.skipped_steps,
             resumed_from_step=self.state.resumed_from_step,
             checkpoint=self.state.checkpoint,
+            protection=self.state.protection,
+            protection_reason=self.state.protection_reason,
+            resume_refused=self.state.resume_refused,
             failure=self.state.failure,
             device=self.state.device,
             torch_version=self.state.torch_version,
@@ -288,8 +290,12 @@ class Session:
         with contextlib.suppress(Exception):
             self.report()
 
-    def finish(self, error: BaseException | None, *, launches: bool = False) -> None:
-        """The last report: the phase for a clean end, the failure's class for any other."""
+    def finish(
+        self, error: BaseException | None, *, launches: bool = False, stopped: bool | None = None
+    ) -> None:
+        """The last report: the phase for a clean end, the failure's class for any other.
+        `stopped`: whether a stop had been asked for when the error appeared; None: as it is now.
+        """
         if self.is_of_parent:
             return
         if error is None and self.stop.requested:
@@ -297,22 +303,19 @@ class Session:
         self.stop.end()
         self._lineage.meet()
         self.launches = launches
-        clean = error is None or (isinstance(error, SystemExit) and not error.code)
-        if not (isinstance(error, Interrupted) or is_launchers_stop(error)):
-            attempted("resume", lambda: self._on_end(clean), self.explanation)
-        if isinstance(error, Interrupted):
-            self.state.enter(WorkerPhase.DRAINING)
-        elif is_launchers_stop(error):
-            self.explanation.note("stop", "the launcher was asked to stop")
-            self.state.enter(WorkerPhase.DRAINING)
-        elif error is None or clean:
-            self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)
-        elif isinstance(error, SystemExit):
-            text = f"the script ended with exit code {error.code}"
-            self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
+        stopped = self.stop.requested if stopped is None else stopped
+        held, needed = self.meter.window.peak_memory_bytes or None, self.state.needed_bytes
+        end = end_of(error, stopped=stopped, used_bytes=held, predicted_bytes=needed)
+        self.broke_off = end.broke_off
+        if not end.interrupted:
+            attempted("resume", lambda: self._on_end(end.clean), self.explanation)
+        if end.note:
+            self.explanation.note("stop", end.note)
+        if end.failure is not None:
+            self.state.failed(end.failure)
         else:
-            held = self.meter.window.peak_memory_bytes or None
-            self.state.failed(classify(error, held, self.state.needed_bytes))
+            drains = end.interrupted or self._left_early
+            self.state.enter(WorkerPhase.DRAINING if drains else WorkerPhase.FINISHED)
         last = {"step time": self.meter.read_steps, "memory": self.meter.read_memory}
         last |= {"profile": self._close_profile, "summary": self._ending}
         for what, call in {**last, "explanation": self.explanation.end}.items():

@@ -1,0 +1,142 @@
+"""Whether a resumed run is the one that stopped: its first steps say so.
+
+What the steps after a checkpoint had (loss, learning rates, random numbers) is written beside it;
+who resumes compares, before anything is saved.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from gpujob_worker.checkpoint.errors import CheckpointError
+from gpujob_worker.checkpoint.manifest import read_small, write_durably
+from gpujob_worker.probe.side_effects import RandomStates
+from gpujob_worker.run.session import Session
+
+FILE = "continuation.json"
+# A second step shows whether the first one changed the weights as it did before.
+STEPS = 2
+# Other kernels, or another GPU of the same kind, round otherwise.
+RELATIVE_DIFFERENCE_MAX = 1e-3
+# On the CPU the same steps were made with the same kernels, if not by as many threads.
+RELATIVE_DIFFERENCE_MAX_CPU = 1e-5
+
+Facts = dict[str, Any]
+
+
+class Continuation:
+    """`passes` is called once after each step of the script."""
+
+    def __init__(self, session: Session, directory: Path) -> None:
+        self._session = session
+        self._path = directory / FILE
+        self._step: int | None = None
+        self._recorded: list[Facts] = []
+        self._expected: list[Facts] | None = None
+        self._compared = 0
+
+    @property
+    def records(self) -> bool:
+        """Whether steps after a checkpoint are still written down."""
+        return self._step is not None
+
+    @property
+    def recorded(self) -> int:
+        return len(self._recorded)
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is not yet known that the run goes on as it did."""
+        return self._expected is not None
+
+    def record_after(self, step: int) -> None:
+        """The next steps are those after the checkpoint of `step`."""
+        self._step, self._recorded = step, []
+
+    def compare_after(self, step: int) -> None:
+        """The next steps are the first ones after a resume from `step`."""
+        self._expected, self._compared = self._read(step), 0
+        if not self._expected:
+            self._expected = None
+            text = "the steps after the stop are not known: nothing was compared"
+            self._session.explanation.note("resume check", text)
+
+    def passes(
+        self, loss: Any, optimizers: Callable[[], list[torch.optim.Optimizer]]
+    ) -> str | None:
+        """Returns how the run differs from the one before, or None. `loss`: of the step, as a
+        tensor.
+        """
+        if self._step is None and self._expected is None:
+            return None
+        facts = self._facts(loss, optimizers())
+        if self._step is not None:
+            self._recorded.append(facts)
+            text = json.dumps({"step": self._step, "next": self._recorded})
+            write_durably(self._path, text.encode())
+            if len(self._recorded) >= STEPS:
+                self._step = None
+        return self._compare(facts) if self._expected is not None else None
+
+    def _compare(self, facts: Facts) -> str | None:
+        assert self._expected is not None
+        before = self._expected[self._compared]
+        self._compared += 1
+        for name, what in (("rates", "learning rates"), ("random", "random numbers")):
+            if before.get(name) != facts[name]:
+                shown = f": {before.get(name)} and now {facts[name]}" if name == "rates" else ""
+                return f"the {what} of step {self._compared} after the stop are others{shown}"
+        loss: float | None = facts["loss"]
+        known: float | None = before.get("loss")
+        if loss is None or known is None:
+            alike = loss is known
+        else:
+            alike = math.isclose(loss, known, rel_tol=self._difference_max)
+        if not alike:
+            of = f"the loss of step {self._compared} after the stop"
+            return f"{of} is {loss} and would have been {known}"
+        if self._compared >= len(self._expected):
+            same = "the same" if loss == known else f"{known} before the stop"
+            count = f"{self._compared} step" + ("s" if self._compared > 1 else "")
+            text = f"{count} compared: the loss is {loss}, {same}"
+            self._session.explanation.note("resume check", text)
+            self._expected = None
+        return None
+
+    @property
+    def _difference_max(self) -> float:
+        on_cpu = self._session.state.device in ("", "cpu")
+        return RELATIVE_DIFFERENCE_MAX_CPU if on_cpu else RELATIVE_DIFFERENCE_MAX
+
+    def _facts(self, loss: Any, optimizers: list[torch.optim.Optimizer]) -> Facts:
+        rates = [float(group.get("lr", 0.0)) for each in optimizers for group in each.param_groups]
+        return {"loss": _finite(loss), "rates": rates, "random": _random_digest()}
+
+    def _read(self, step: int) -> list[Facts]:
+        try:
+            found = json.loads(read_small(self._path))
+            return list(found["next"])[:STEPS] if found["step"] == step else []
+        except (CheckpointError, OSError, ValueError, KeyError, TypeError):
+            return []
+
+
+def _finite(loss: Any) -> float | None:
+    try:
+        value = float(loss)
+    except (TypeError, RuntimeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _random_digest() -> str:
+    """Of the streams that batches and augmentations are drawn from, all on the CPU."""
+    states = RandomStates()
+    digest = xxhash.xxh3_64(repr(states.python).encode())
+    digest.update(repr(states.numpy).encode())
+    digest.update(states.torch.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,69 @@
+"""Where a script made an object, and at which turns of its loops: whether a resume makes it again.
+
+A resumed script runs up to its first training loop, and in each loop on the way to its place the
+turn in which it was. An object that it made in another turn and still has is not made again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from gpujob_worker.resume.script_place import At
+from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
+
+_CALLS_MAX = 100
+_NUMBERS = (int, str, bool, float)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeAt:
+    """`key` names the calls and lines; `turns` are the loops around them, by frame and line, each
+    with what told its turn apart.
+    """
+
+    key: str
+    turns: tuple[tuple[int, int, Any], ...]
+
+    def is_lost(self, functions: Sequence[At]) -> bool:
+        """Whether a resume from the place that these functions lead to does not come here again."""
+        for frame, line, turn in self.turns:
+            for at in functions:
+                if id(at.frame) != frame:
+                    continue
+                for loop in at.loops:
+                    if loop.line != line:
+                        continue
+                    innermost = at is functions[-1] and loop is at.loops[-1]
+                    if innermost or turn is None or turn != _turn(at.frame, loop):
+                        return True
+        return False
+
+
+def made_at(frame: FrameType | None) -> MadeAt:
+    """Of an object that is being made in a call from `frame`."""
+    lines: list[str] = []
+    turns: list[tuple[int, int, Any]] = []
+    for _ in range(_CALLS_MAX):
+        if frame is None:
+            break
+        code = frame.f_code
+        if is_script_file(code.co_filename):
+            lines.append(f"{code.co_name}:{frame.f_lineno}")
+            try:
+                loops = loops_around(code, frame.f_lineno)
+            except LookupError:
+                loops = ()
+            turns += [(id(frame), loop.line, _turn(frame, loop)) for loop in loops]
+        if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break
+        frame = frame.f_back
+    return MadeAt(" ".join(lines)[:1000], tuple(turns))
+
+
+def _turn(frame: FrameType, loop: Loop) -> Any:
+    name = loop.number_name
+    value = frame.f_locals.get(name) if name is not None else None
+    if value is None:
+        return None
+    return value if type(value) in _NUMBERS else id(value)

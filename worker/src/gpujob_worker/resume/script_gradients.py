@@ -1,0 +1,81 @@
+"""Gradients that are part of a script's state: those that its next step adds to.
+
+Most scripts clear the gradients between two steps, before or after; what lies there between two
+steps is then of no consequence. A script that was seen not to, or of which too little was seen yet,
+has them saved.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# Steps of an optimizer of which it is known what came between them.
+STEPS_SEEN_MIN = 2
+
+
+class ScriptGradients:
+    """Watches which optimizers' gradients are cleared between two steps."""
+
+    def __init__(self) -> None:
+        self._cleared: set[int] = set()
+        self._steps: dict[int, int] = {}
+        self._kept = False
+
+    def install(self) -> None:
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            _before(kind, "zero_grad", self._clears)
+
+    def _clears(self, owner: Any) -> None:
+        if isinstance(owner, torch.nn.Module):
+            self._cleared.update(self._steps)
+        else:
+            self._cleared.add(id(owner))
+
+    def before_step(self, optimizer: Any) -> None:
+        if id(optimizer) in self._steps and id(optimizer) not in self._cleared:
+            self._kept = True
+
+    def after_step(self, optimizer: Any) -> None:
+        self._steps[id(optimizer)] = min(STEPS_SEEN_MIN, self._steps.get(id(optimizer), 0) + 1)
+        self._cleared.discard(id(optimizer))
+
+    def saved(self, made: Sequence[Any]) -> list[Any]:
+        """The gradients that matter: the optimizer's number, its group, the place in it."""
+        known = all(steps >= STEPS_SEEN_MIN for steps in self._steps.values())
+        if known and not self._kept:
+            return []
+        return [
+            (number, at, place, tensor.grad)
+            for number, at, place, tensor in _stepped(made)
+            if tensor.grad is not None and id(made[number]) not in self._cleared
+        ]
+
+    def restore(self, made: Sequence[Any], saved: Sequence[Any]) -> None:
+        """Only these gradients are there afterwards. Raises `LookupError` for unknown tensors."""
+        for _, _, _, tensor in _stepped(made):
+            tensor.grad = None
+        for number, at, place, gradient in saved:
+            made[number].param_groups[at]["params"][place].grad = gradient.clone()
+
+
+def _stepped(made: Sequence[Any]) -> list[tuple[int, int, int, torch.Tensor]]:
+    return [
+        (number, at, place, tensor)
+        for number, each in enumerate(made)
+        if isinstance(each, torch.optim.Optimizer)
+        for at, group in enumerate(each.param_groups)
+        for place, tensor in enumerate(group["params"])
+    ]
+
+
+def _before(kind: Any, method: str, call: Any) -> None:
+    plain = getattr(kind, method)
+
+    @functools.wraps(plain)
+    def wrapped(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        call(self)
+        return plain(self, *arguments, **keywords)
+
+    setattr(kind, method, wrapped)

@@ -1,0 +1,141 @@
+"""The whole state of a plain script at a place, read for a checkpoint and put back."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
+from gpujob_worker.checkpoint.manifest import write_durably
+from gpujob_worker.resume import rerun
+from gpujob_worker.resume.passes import Passes
+from gpujob_worker.resume.put_back import PutBack
+from gpujob_worker.resume.random_numbers import random_state
+from gpujob_worker.resume.script_files import ScriptFiles
+from gpujob_worker.resume.script_gradients import ScriptGradients
+from gpujob_worker.resume.script_objects import ScriptObjects
+from gpujob_worker.resume.script_place import At, NoPlaceError, Place, function_key
+from gpujob_worker.resume.script_source import file_hash
+from gpujob_worker.resume.script_values import Baseline
+from gpujob_worker.resume.script_variables import ScriptVariables
+from gpujob_worker.resume.training_loops import TrainingLoops
+
+FORMAT = 2
+
+
+class ScriptState:
+    """Reads and puts back objects, variables, gradients, random numbers and files."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self.objects = ScriptObjects()
+        self.gradients = ScriptGradients()
+        self.files = ScriptFiles()
+        self.loops = TrainingLoops()
+        self.variables = ScriptVariables(self.objects, Baseline(), passes)
+        self._holds = self._keeps_journal = False
+        self._lines: dict[str, set[int]] = {}
+
+    def hold_files(self) -> None:
+        """On the way back the script's files stay as they are."""
+        self._holds = True
+        self.files.hold()
+
+    @property
+    def holds_files(self) -> bool:
+        return self._holds
+
+    def read(self, place: Place) -> dict[str, Any]:
+        """Plain values and tensors: those of the script, not copies. Raises `UnsavableError`."""
+        made, lost = self.objects.made_again(place.functions)
+        wrong = self.files.conflicts()
+        if wrong:
+            raise UnsavableError("; ".join(wrong))
+        try:
+            described = place.saved()
+        except NoPlaceError as error:
+            raise UnsavableError(str(error)) from None
+        return {
+            "format": FORMAT,
+            "folder": os.getcwd(),
+            "place": described,
+            "over": self.loops.ended(place.functions),
+            "objects": self.objects.states(made),
+            "values": self.variables.read(place.functions, made, lost),
+            "gradients": self.gradients.saved(made),
+            "random": random_state(),
+            "files": self.files.snapshot(),
+        }
+
+    def put_back(self, body: dict[str, Any], functions: Sequence[At]) -> None:
+        """All but random numbers, which the caller puts back last.
+
+        Raises `MismatchError`; then some of it may be put back.
+        """
+        if [at.key for at in functions] != [_key(each) for each in body["place"]]:
+            raise MismatchError("the script came to its place by another way")
+        made = self.objects.restore(body["objects"])
+        moved = (body["folder"], os.getcwd())
+        put_back = PutBack(body["values"]["nodes"], made, self._passes, moved)
+        self.variables.put_back(functions, body["values"], put_back)
+        try:
+            self.gradients.restore(made, body["gradients"])
+        except LookupError as error:
+            raise MismatchError(f"a gradient has no parameter: {error}") from None
+        wrong = self.files.release(_moved(body["files"], *moved)) if self._holds else []
+        if wrong:
+            raise MismatchError("; ".join(wrong))
+        self._holds = False
+        self.loops.adopt(body["over"], functions)
+
+    def note_loops(self, place: Place, directory: Path) -> None:
+        """Which loops the next attempt has to begin elsewhere, durably before the checkpoint."""
+        lines = place.lines()
+        for file, line in self.loops.lines():
+            lines.setdefault(file, set()).add(line)
+        if all(found <= self._lines.get(file, set()) for file, found in lines.items()):
+            return
+        path = directory / rerun.PLACES_FILE
+        for file, found in (*_listed(path).items(), *lines.items()):
+            self._lines.setdefault(file, set()).update(found)
+        files = {
+            file: {"sha256": file_hash(file), "loops": sorted(found)}
+            for file, found in self._lines.items()
+        }
+        write_durably(path, json.dumps({"format": rerun.FORMAT, "files": files}).encode())
+
+    def keep_journal(self, path: Path, *, anew: bool) -> None:
+        """Notes what the script appends to files, so that it is not there twice after a kill."""
+        if self._keeps_journal:
+            return
+        self._keeps_journal = True
+        if anew:
+            path.unlink(missing_ok=True)
+        self.files.journal.keep(path)
+
+
+def _listed(path: Path) -> dict[str, set[int]]:
+    """The loops of files that are still the same: older checkpoints need them."""
+    try:
+        files = json.loads(path.read_bytes())["files"]
+        return {
+            str(file): {int(line) for line in entry["loops"]}
+            for file, entry in files.items()
+            if entry["sha256"] == file_hash(file)
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _key(described: dict[str, Any]) -> tuple[str, str, int]:
+    return function_key(described["file"], described["code"], described["first"])
+
+
+def _moved(files: dict[str, Any], before: str, now: str) -> dict[str, Any]:
+    """Paths in the folder in which the script ran lie in the one in which it runs."""
+    found = {
+        now + path.removeprefix(before) if path.startswith(before + "/") else path: entry
+        for path, entry in files["files"].items()
+    }
+    return {**files, "files": found}

@@ -1,0 +1,137 @@
+"""The variables of a script: those of its functions on the way to a loop, and of its modules."""
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
+from gpujob_worker.resume.live_names import live_names
+from gpujob_worker.resume.passes import Passes
+from gpujob_worker.resume.put_back import PutBack
+from gpujob_worker.resume.script_objects import ScriptObjects
+from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
+from gpujob_worker.resume.script_source import script_modules
+from gpujob_worker.resume.script_values import Baseline, ScriptValues
+
+# Reasons that are reported, of an inexact resume that the user asked for.
+_LEFT_MAX = 5
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class ScriptVariables:
+    """Reads all that the script's own names hold, and puts it back."""
+
+    def __init__(self, objects: ScriptObjects, baseline: Baseline, passes: Passes) -> None:
+        self._objects, self._baseline, self._passes = objects, baseline, passes
+        # What could not be read, where the user accepts an inexact resume.
+        self.left: list[str] = []
+        self.accepts_less = False
+
+    def see_before_first_step(self, frame: FrameType) -> None:
+        """Large values as they are before anything is trained: they need not be saved."""
+        try:
+            functions = functions_of(frame)
+        except NoPlaceError:
+            return
+        values = ScriptValues(self._objects.all(), self._baseline, first=True)
+        for scope, names in self._scopes(functions):
+            for name, value in names.items():
+                try:
+                    values.names(scope, {name: value})
+                except (UnsavableError, RecursionError):
+                    continue  # the first look at what is saved gives the reason
+
+    def read(
+        self, functions: Sequence[At], made: Sequence[Any], lost: Sequence[Any]
+    ) -> dict[str, Any]:
+        """All of it as plain values and tensors. Raises `UnsavableError`, also for an object that
+        is `lost` and that a variable still has.
+        """
+        values = ScriptValues(made, self._baseline, lost)
+        self.left = []
+        scopes: list[dict[str, Any]] = []
+        for scope, names in self._scopes(functions):
+            scopes.append({"scope": scope, "names": self._names(values, scope, names)})
+        modules, stepped = values.modules(made), values.stepped(made)
+        return {"scopes": scopes, "modules": modules, "stepped": stepped, "nodes": values.nodes}
+
+    def _names(self, values: ScriptValues, scope: str, names: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in names.items():
+            try:
+                found |= values.names(scope, {name: value})
+            except UnsavableError as error:
+                if not self.accepts_less:
+                    raise
+                self.left = [*self.left, str(error)][:_LEFT_MAX]
+        return found
+
+    def _scopes(self, functions: Sequence[At]) -> list[tuple[str, dict[str, Any]]]:
+        found = [
+            (f"function {number}", _variables(at, functions)) for number, at in enumerate(functions)
+        ]
+        for name in script_modules():
+            module = sys.modules.get(name)
+            if module is not None and vars(module) is not functions[0].frame.f_globals:
+                found.append((f"module {name}", _without_own(vars(module))))
+        return found
+
+    def put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
+        """Raises `MismatchError`."""
+        put_back.stepped(saved["stepped"])
+        for described in saved["scopes"]:
+            kind, _, which = described["scope"].partition(" ")
+            names = described["names"]
+            if kind == "module":
+                module = sys.modules.get(which)
+                if module is None:
+                    raise MismatchError(f"the script did not import {which}")
+                vars(module).update(_values(names, vars(module), put_back))
+                continue
+            frame = functions[int(which)].frame
+            _set(frame, _values(names, frame.f_locals, put_back))
+        put_back.modules(saved["modules"])
+
+    def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
+        """The plain values of a function on the way: what the way depends on."""
+        names = saved["scopes"][depth]["names"]
+        _set(frame, {name: value for name, value in names.items() if type(value) in _PLAIN})
+
+
+def _variables(at: At, functions: Sequence[At]) -> dict[str, Any]:
+    """What a function has and may read again, and of those on the way all plain values: the way may
+    depend on them.
+    """
+    names = _without_own(at.frame.f_locals)
+    live = live_names(at.frame.f_code, at.frame.f_lasti)
+    on_the_way = at is not functions[-1]
+    return {
+        name: value
+        for name, value in names.items()
+        if name in live or (on_the_way and type(value) in _PLAIN)
+    }
+
+
+def _without_own(names: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in names.items()
+        if not (name.startswith("__") and name.endswith("__")) and name != "_"
+    }
+
+
+def _values(names: dict[str, Any], now: dict[str, Any], put_back: PutBack) -> dict[str, Any]:
+    return {name: put_back.value(each, now.get(name), name) for name, each in names.items()}
+
+
+def _set(frame: FrameType, values: dict[str, Any]) -> None:
+    """Assigns to variables of a function that runs, as debuggers do."""
+    variables = frame.f_locals
+    for name, value in values.items():
+        variables[name] = value
+    if sys.version_info < (3, 13) and variables is not frame.f_globals:
+        import ctypes
+
+        # Before Python 3.13, which has `f_locals` write through, this is how it is written.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

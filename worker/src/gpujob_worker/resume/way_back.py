@@ -1,0 +1,124 @@
+"""The way of a resumed script to its place: which loop comes next, and at which turn it begins."""
+
+import itertools
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from gpujob_worker.resume.passes import Passes
+from gpujob_worker.resume.script_place import NoPlaceError, function_key, functions_of
+from gpujob_worker.resume.script_source import Loop, source_of
+
+
+class NotReachedError(Exception):
+    """The script does not come to its place; the text is the reason."""
+
+
+class WayBack:
+    """The loops on the way, the outermost first. They are met in this order."""
+
+    def __init__(
+        self, place: list[dict[str, Any]], over: list[dict[str, Any]], passes: Passes
+    ) -> None:
+        """`place` is one that `Place.saved` described; `over` are training loops that ended."""
+        self._place, self._over, self._passes = place, over, passes
+        self._way = [(depth, loop) for depth, each in enumerate(place) for loop in each["loops"]]
+        self._next = 0
+
+    @property
+    def files(self) -> set[str]:
+        """The files in which loops have to begin elsewhere."""
+        return {self._place[depth]["file"] for depth, _ in self._way}
+
+    @property
+    def reached(self) -> bool:
+        return self._next >= len(self._way)
+
+    @property
+    def depth(self) -> int:
+        """The number of the function whose loop comes next, the module's being 0."""
+        return self._way[self._next][0]
+
+    def is_over(self, file: str, line: int, frame: FrameType) -> bool:
+        """Whether it is a loop whose steps were all made."""
+        code = frame.f_code
+        key = function_key(file, code.co_name, code.co_firstlineno)
+        return any(
+            line == loop["loop"] and key == function_key(loop["file"], loop["code"], loop["first"])
+            for loop in self._over
+        )
+
+    def expects(self, line: int, frame: FrameType) -> bool:
+        """Whether it is the next loop on the way, reached by the same calls."""
+        if self.reached:
+            return False
+        depth, loop = self._way[self._next]
+        if line != loop["line"]:
+            return False
+        try:
+            functions = functions_of(frame)
+        except NoPlaceError:
+            return False
+        wanted = self._place[: depth + 1]
+        if len(functions) != len(wanted):
+            return False
+        last = functions[-1]
+        for at, each in zip(functions, wanted, strict=True):
+            if at.key != function_key(each["file"], each["code"], each["first"]):
+                return False
+            if at is not last and at.frame.f_lineno != each["line"]:
+                return False
+        return True
+
+    def passes_while(self) -> None:
+        """A `while` has no turn of its own: the script's variables are all it has."""
+        self._next += 1
+
+    def advance(self, frame: FrameType, iterable: Any) -> Any:
+        """What the loop goes over from its turn on. Raises `NotReachedError`."""
+        _, saved = self._way[self._next]
+        self._next += 1
+        innermost = self.reached
+        loop = _loop_at(frame.f_code.co_filename, saved["line"])
+        kind = saved["kind"]
+        if kind == "passes":
+            return self._through_batches(frame, loop, saved, iterable)
+        iterator = iter(iterable)
+        if kind == "index":
+            index = int(saved["value"])
+            _take(iterator, index + 1 if innermost else index, saved["line"])
+            return iterator
+        item = _item_with(iterator, saved["value"], loop, saved["line"])
+        return iterator if innermost else itertools.chain([item], iterator)
+
+    def _through_batches(
+        self, frame: FrameType, loop: Loop, saved: dict[str, Any], iterable: Any
+    ) -> Any:
+        self._passes.bring_back(frame, loop.header, saved["passes"])
+        iterator = iter(iterable)
+        _take(iterator, saved["count"], saved["line"])
+        if not self._passes.awaits_none() and saved["count"]:
+            raise NotReachedError(f"the loop in line {saved['line']} read other loaders")
+        return iterator
+
+
+def _loop_at(file: str, line: int) -> Loop:
+    source = source_of(file)
+    loop = source.loop_at(line) if source is not None else None
+    if loop is None:
+        raise NotReachedError(f"{file} has no loop in line {line}")
+    return loop
+
+
+def _take(iterator: Iterator[Any], count: int, line: int) -> None:
+    taken = sum(1 for _ in itertools.islice(iterator, count))
+    if taken < count:
+        raise NotReachedError(f"the loop in line {line} ended after {taken} of {count} turns")
+
+
+def _item_with(iterator: Iterator[Any], value: Any, loop: Loop, line: int) -> Any:
+    for item in iterator:
+        number = item if loop.takes_whole_item else item[0]
+        if type(number) is type(value) and number == value:
+            return item
+    raise NotReachedError(f"the loop in line {line} ended before {value!r:.100} came")
