@@ -67,6 +67,7 @@ class Process:
 
     def _prepare(self) -> None:
         keep_to_cores(os.environ)
+        self._end.stops = self._is_stopped
         self._end.watch()
         atexit.register(self.end)
         reason = ""
@@ -212,11 +213,16 @@ class Process:
         with contextlib.suppress(Exception):
             if session.started or session.is_first:
                 self._say_if_past_the_hook(session)
-                session.finish(self._end.error, launches=_is_launcher())
+                stopped = self._end.stopped
+                session.finish(self._end.error, launches=_is_launcher(), stopped=stopped)
                 if session.leaves_run_unfinished:
                     end_run()
-        if session.is_unfinished:
+        listens = session.listens_to_stops and not session.inert
+        if session.is_unfinished or (session.broke_off and listens):
             _leave_unfinished()
+
+    def _is_stopped(self) -> bool:
+        return self._session is not None and self._session.stop.requested
 
     def _say_if_past_the_hook(self, session: Session) -> None:
         hooked = session.state.torch_version or session.inert or self._net.cut

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import traceback
 from typing import Any
 
 from gpujob_api.report import Failure, FailureClass
@@ -83,13 +84,25 @@ def _lost_stopped_process(error: BaseException) -> bool:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"RuntimeError", "ProcessException"} and _STOPPED.search(str(error)):
         return True
+    if error.__cause__ is not None and _lost_stopped_process(error.__cause__):
+        return True
     # Of subprocess, of torch's spawned processes, and of the ranks of its launcher.
     failures: Any = getattr(error, "failures", None)
     ranks: list[Any] = list(failures.values()) if isinstance(failures, dict) else []
     found = [getattr(error, "returncode", None), getattr(error, "exit_code", None)]
-    found += [getattr(rank, "exitcode", None) for rank in ranks]
+    found += [getattr(process, "exitcode", None) for process in (*ranks, *_loaders(error))]
     codes = [code for code in found if isinstance(code, int)]
     return bool(codes) and all(code in _LEFT for code in codes)
+
+
+def _loaders(error: BaseException) -> list[Any]:
+    """The processes of a loader that lost one; torch often has no word of the signal."""
+    if not str(error).startswith("DataLoader worker"):
+        return []
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames]
+    found = next((w for owner in owners if (w := getattr(owner, "_workers", None))), [])
+    return [process for process in found if process.exitcode != 0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
