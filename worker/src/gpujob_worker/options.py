@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.profiling import FIRST_STEP, ProfileRequest, ProfileWith
+from gpujob_worker.run.settings_names import refuse_unknown_names
 from gpujob_worker.tune.settings import FEATURES
 
 # The options of the command line, for processes that are started without it.
@@ -79,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: gpujob-run --explain -- python train.py --epochs 3",
     )
     made.add_argument("--explain", action="store_true", help="print what is applied and skipped")
-    made.add_argument("--settings", metavar="JSON", help=f"in place of {ENV_SETTINGS}")
+    made.add_argument(
+        "--settings", metavar="JSON", type=_settings, help=f"in place of {ENV_SETTINGS}"
+    )
     made.add_argument(
         "--tuning-seconds",
         type=float,
@@ -132,6 +136,15 @@ def _add_measuring(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--nsys", action="store_true", help="print the nsys command line and run nothing"
     )
+
+
+def _settings(text: str) -> str:
+    """A name that no setting has is a mistake here; the values are read later."""
+    try:
+        refuse_unknown_names(text)
+    except FieldError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> int:

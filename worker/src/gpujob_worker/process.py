@@ -32,6 +32,7 @@ from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.safety_net import SafetyNet, kind_and_text
 from gpujob_worker.run.script_end import ScriptEnd
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.settings_names import unknown_names
 
 TORCH_OLDEST = (2, 4)
 # Below these it is measured and not tuned: no test runs there.
@@ -107,10 +108,18 @@ class Process:
             is_first=is_first_process(),
             parent=parent,
         )
-        session.when_started(self._end_with_library)
+        session.when_started(self._started)
         session.stop.end_run = end_run
         use(session)
         return session
+
+    def _started(self) -> None:
+        """The process trains: launchers and loader processes read the same settings."""
+        names = unknown_names(os.environ.get(ENV_SETTINGS, ""))
+        if names and self._session is not None:
+            text = f"{', '.join(names)} ignored: not known to this worker"
+            self._session.explanation.note("settings", text)
+        self._end_with_library()
 
     def _end_with_library(self) -> None:
         """A child of multiprocessing leaves in a way of its own; errors are known there too."""
