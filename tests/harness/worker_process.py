@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gpujob_worker.resume import rerun
+
 if TYPE_CHECKING:
     from tests.harness.imitated_gpu import GpuModel
 
@@ -159,8 +161,10 @@ def interpret(words: list[str]) -> int:
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__=words[0], __spec__=None)
     sys.modules["__main__"] = module
+    source = Path(words[0]).read_bytes()
     try:
-        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), module.__dict__)
+        code = rerun.code_of(source, words[0]) or compile(source, words[0], "exec")
+        exec(code, module.__dict__)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -25,8 +25,15 @@ from gpujob_worker.resume import rerun
 from gpujob_worker.resume.cycle import replace_cycle
 from gpujob_worker.resume.lockstep import Order
 from gpujob_worker.resume.passes import AHEAD, Pass
-from gpujob_worker.resume.script_place import NoPlaceError, Place, current_frame
+from gpujob_worker.resume.script_place import (
+    NoPlaceError,
+    Place,
+    begins_turn,
+    current_frame,
+    script_frame,
+)
 from gpujob_worker.resume.script_return import ScriptReturn
+from gpujob_worker.resume.script_source import loops_around
 from gpujob_worker.resume.script_state import ScriptState
 from gpujob_worker.resume.started_process import FOLDER
 from gpujob_worker.resume.turn_watch import TurnWatch
@@ -35,6 +42,8 @@ from gpujob_worker.run.graceful_stop import Interrupted
 
 KIND = "plain script"
 REFUSED_FILE = "not-resumable"
+# An attempt ended with an error before it was back.
+FAILED_FILE = "failed-on-the-way"
 _ITEM = "resume"
 
 
@@ -54,7 +63,7 @@ class PlainScript:
         self._watch = TurnWatch(self._at_turn)
         self._order: Order | None = None
         self._place: Place | None = None
-        self._looked = self._refused = self._judged = False
+        self._looked = self._refused = self._judged = self._asks_others = False
         # Backward passes when the last step ended: more were made since where a step is under way.
         self._passes_at_step = 0
         # Why the last attempt to save failed.
@@ -107,8 +116,30 @@ class PlainScript:
     def fetches(self, loader: Any) -> None:
         """A batch is asked for, also in an evaluation."""
         del loader
-        if self._session.stop.requested:
+        if self._asks_others:
+            self._ask_others()
+        elif self._session.stop.requested:
             self._hears_stop()
+
+    def _ask_others(self) -> None:
+        """All processes of a gang ask at the same place: before the next batch, or after the next
+        step.
+        """
+        self._asks_others = False
+        self._ask()
+        frame = script_frame(current_frame(1))
+        if self._order is None or frame is None:
+            return
+        try:
+            turn = begins_turn(frame, loops_around(frame.f_code, frame.f_lineno))
+        except LookupError:
+            turn = False
+        if not (turn and self._at_turn(frame)):
+            self._watch.start(frame)
+
+    def _ask(self) -> None:
+        order = self._unmodified.after_script_step()
+        self._order = order if order is not Order.GO_ON else None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -116,7 +147,10 @@ class PlainScript:
             return
         self._state.gradients.before_step(optimizer)
         if not (self._state.loops.began or self._refused or self._return.under_way):
-            self._state.variables.see_before_first_step(current_frame(1))
+            try:
+                self._state.variables.see_before_first_step(current_frame(1))
+            except Exception as error:  # whatever the script's objects raise
+                self._refuse(f"its variables cannot be read: {type(error).__name__}: {error}")
 
     @property
     def _off(self) -> bool:
@@ -143,7 +177,7 @@ class PlainScript:
 
     def _first_step(self) -> bool:
         """Whether the script can be saved, as far as its objects tell."""
-        why = self._state.objects.spread() or self._state.objects.refusal()
+        why = self._state.objects.refusal() or self._state.objects.spread()
         if not self._looked:
             size = self._session.environment.world_size
             why = f"its loop began before the process group of its {size} processes"
@@ -172,9 +206,12 @@ class PlainScript:
             if differs is not None:
                 text = f"this is not the continuation of the run before: {differs}"
                 self._leave_for_beginning(text)
-        if self._order is None and not (continuation is not None and continuation.compares):
-            order = self._unmodified.after_script_step()
-            self._order = order if order is not Order.GO_ON else None
+        if self._unmodified.gang is not None:
+            if self._asks_others:
+                self._ask()
+            self._asks_others = self._order is None
+        elif self._order is None and not (continuation is not None and continuation.compares):
+            self._ask()
         if self._order is not None or not self._judged:
             self._watch.looks_everywhere = self._session.stop.requested
             self._watch.start(frame)
@@ -273,7 +310,9 @@ class PlainScript:
         self._session.explanation.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
 
     def _arrived(self, what: str) -> None:
-        step = self._unmodified.loaded_step
+        step, store = self._unmodified.loaded_step, self._unmodified.store
+        assert store is not None
+        (store.directory / FAILED_FILE).unlink(missing_ok=True)
         self._begin()
         self._unmodified.arrived(step)
         self._judged = True
@@ -281,8 +320,15 @@ class PlainScript:
         self._session.explanation.note(_ITEM, f"{KIND}: from step {step}: {what}")
 
     def ended(self, well: bool) -> None:
-        """If the place was not reached, the next attempt starts as written."""
-        if not self._return.under_way:
+        """If the place was not reached, the next attempt starts as written; after an error, which
+        may pass, it comes back once more.
+        """
+        store = self._unmodified.store
+        if not self._return.under_way or store is None:
+            return
+        failed = store.directory / FAILED_FILE
+        if not well and not failed.exists():
+            write_durably(failed, str(self._unmodified.loaded_step).encode())
             return
         self._give_up("the script ended before it came to the place at which it had stopped")
         if well:

@@ -10,6 +10,7 @@ import ast
 import builtins
 import collections
 import dis
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from gpujob_worker.resume.script_source import (
 FRAMES_MAX = 100
 # Items among which one is looked for.
 ITEMS_MAX = 100_000
+# Of functions that are left in their middle, and whose callers are in their middle, too.
+_HALTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _NUMBERS = (int, str, bool, float)
 _CONTAINERS = (list, tuple, dict, set, range, str, np.ndarray, torch.Tensor, collections.deque,
@@ -102,6 +105,8 @@ def functions_of(frame: FrameType | None) -> list[At]:
         count += 1
         code = frame.f_code
         is_main = code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+        if code.co_flags & _HALTS:
+            raise NoPlaceError(f"{code.co_name} line {frame.f_lineno} is a generator's")
         if is_main or is_script_file(code.co_filename):
             found.append(At(frame, _loops(frame)))
         elif found and _loops_of_library(frame):
@@ -244,8 +249,8 @@ def _refuse_unknown(frame: FrameType, loop: Loop, *, outermost: bool) -> None:
         elif isinstance(value_of(frame, source), _CONTAINERS):
             continue
         raise NoPlaceError(
-            f"the loop in line {loop.line} goes over {ast.unparse(source):.80}, which may give other"
-            " items when it begins anew"
+            f"the loop in line {loop.line} goes over {ast.unparse(source):.80}, which may give"
+            " other items when it begins anew"
         )
 
 
@@ -305,6 +310,15 @@ def _index(frame: FrameType, loop: Loop) -> int | None:
     item = frame.f_locals.get(name)
     found = [index for index, each in enumerate(items) if each is item]
     return found[0] if len(found) == 1 and type(item) not in _NUMBERS else None
+
+
+def script_frame(frame: FrameType | None) -> FrameType | None:
+    """The nearest frame of the script, from this one outwards."""
+    count = 0
+    while frame is not None and not is_script_file(frame.f_code.co_filename):
+        count += 1
+        frame = frame.f_back if count < FRAMES_MAX else None
+    return frame
 
 
 def current_frame(depth: int = 0) -> FrameType:

@@ -48,6 +48,15 @@ class ScriptState:
 
     def read(self, place: Place) -> dict[str, Any]:
         """Plain values and tensors: those of the script, not copies. Raises `UnsavableError`."""
+        try:
+            return self._read(place)
+        except (UnsavableError, MemoryError):
+            raise
+        except Exception as error:  # whatever the script's objects raise
+            text = f"its state cannot be read: {type(error).__name__}: {error}"
+            raise UnsavableError(text[:500]) from error
+
+    def _read(self, place: Place) -> dict[str, Any]:
         made, lost = self.objects.made_again(place.functions)
         wrong = self.files.conflicts()
         if wrong:
@@ -73,6 +82,15 @@ class ScriptState:
 
         Raises `MismatchError`; then some of it may be put back.
         """
+        try:
+            self._put_back(body, functions)
+        except (MismatchError, MemoryError):
+            raise
+        except Exception as error:  # whatever the script's objects raise
+            text = f"its state cannot be put back: {type(error).__name__}: {error}"
+            raise MismatchError(text[:500]) from error
+
+    def _put_back(self, body: dict[str, Any], functions: Sequence[At]) -> None:
         if [at.key for at in functions] != [_key(each) for each in body["place"]]:
             raise MismatchError("the script came to its place by another way")
         made = self.objects.restore(body["objects"])

@@ -125,7 +125,7 @@ class ScriptValues:
     def _own_parts(self, number: int, module: torch.nn.Module) -> None:
         for name, tensor in tensors_of(module):
             self._parts.setdefault(id(tensor), (number, name))
-            if tensor.layout is torch.strided and tensor.numel():
+            if type(tensor) in TENSORS and tensor.layout is torch.strided and tensor.numel():
                 self._part_storages.setdefault(storage_key(tensor), (number, name))
 
     def names(self, scope: str, variables: Names) -> Names:
@@ -353,6 +353,8 @@ class ScriptValues:
         for name, value in vars(part).items():
             if name in MODULE_OWN or isinstance(value, torch.nn.Module):
                 continue
+            if type(value).__module__.startswith("gpujob_worker."):
+                continue  # put there by the worker, which puts it there again
             if own or type(value) in PLAIN:
                 found[name] = self.encode(value, f"{type(part).__name__}.{name}")
         return found if own or not type(part).__module__.startswith("torch.nn.") else {}

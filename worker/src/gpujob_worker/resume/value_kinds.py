@@ -50,7 +50,7 @@ _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "tor
              "torch._dynamo", "torch.utils.data", "torch.utils.hooks")  # fmt: skip
 # An `argparse.Namespace` is where scripts keep numbers that they change.
 READ = ("argparse.Namespace", "types.SimpleNamespace")
-MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training"}
+MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
 BASES = (dict, list, set, collections.deque)
 CONTAINERS: dict[str, Any] = {
     "list": list, "dict": dict, "set": set, "deque": collections.deque, "bytearray": bytearray,
