@@ -192,6 +192,13 @@ def test_a_warning_about_the_source_is_given_once(tmp_path: Path) -> None:
     assert end.stderr.count("SyntaxWarning") == 1
 
 
+def test_a_first_line_that_the_interpreter_leaves_out_is_left_out(tmp_path: Path) -> None:
+    folder = script(tmp_path, "print('left out')\nfor x in 1, 2:\n    print(x)")
+    folder.command[0:0] = ["-x"]
+    assert folder.same().stdout == "1\n2\n"
+    assert folder.asked == []
+
+
 NOT_THE_MAIN_PROGRAM = {
     "inspected": (["-i", "train.py"], "print('typed', 1 + 1)\n"),
     "read from stdin": (["-"], "for x in 1, 2:\n    print(x)\n"),
@@ -269,7 +276,8 @@ import multiprocessing, sys
 class Task:
     def __init__(self, number): self.number = number
 def work(task):
-    total = 0
+    import helper
+    total = helper.train(2)
     for each in range(task.number):
         total += each
     return total, __name__, Task.__module__
@@ -284,9 +292,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_processes_that_the_script_starts_run_its_functions(method: str, tmp_path: Path) -> None:
     folder = script(tmp_path, SPAWNS, method)
+    helper = folder.write("helper.py", "def train(n):\n    for x in range(n): pass\n    return x\n")
+    folder.lists(tmp_path / "train.py", helper)
     folder.same()
     # A child is not on the way back, though a forked one has the code that asks.
-    assert folder.asked == ["train.py 12 12"]
+    assert folder.asked == ["train.py 13 13"]
 
 
 SENDS_CODE = """

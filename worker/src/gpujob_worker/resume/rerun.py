@@ -15,7 +15,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from types import CodeType
     from typing import Any, Protocol
 
@@ -82,8 +81,8 @@ def _prepare(program: str) -> None:
     # In every process: a function of the script may be sent to it by its code.
     setattr(builtins, LOOP, _loop)
     setattr(builtins, TURN, _turn)
-    if program in ("", "-c"):
-        return  # no script: an interactive session, or a child of multiprocessing
+    if program == "-c":
+        return  # as a child of multiprocessing is begun, which is not on the way back
     os.register_at_fork(after_in_child=_forget_listener)
     _compile_imports()
     # With `python -i` the interpreter goes on after the script, which this would prevent.
@@ -131,12 +130,13 @@ def code_of(source: bytes, filename: str) -> CodeType | None:
     entry = _entry(filename, source)
     if entry is None or not _is_as_listed(source, entry):
         return None
+    from gpujob_worker.resume.loop_headers import rewritten
+
     try:
         code = rewritten(source, filename, entry.loops)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         changed[entry.name] = f"{filename} cannot be compiled: {type(error).__name__}: {error}"
         return None
-    changed.pop(entry.name, None)  # what lies where it lay may be another file
     _begun.add(entry.name)
     return code
 
@@ -152,43 +152,6 @@ def _sha256(source: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(source).hexdigest()
-
-
-def rewritten(source: bytes, filename: str, lines: Collection[int]) -> CodeType:
-    """The module's code, in which the `for` and `while` statements of `lines` ask the listener.
-
-    Raises what `compile` raises.
-    """
-    import ast
-
-    tree: Any = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For) and node.lineno in lines:
-            node.iter = _call(LOOP, filename, node.lineno, node.iter, node.iter)
-        elif isinstance(node, ast.While) and node.lineno in lines:
-            node.test = _asking(filename, node.lineno, node.test)
-    return compile(tree, filename, "exec", dont_inherit=True)
-
-
-def _asking(filename: str, line: int, test: Any) -> Any:
-    import ast
-
-    is_constant = isinstance(test, ast.Constant)
-    if is_constant and not test.value:
-        return test  # its body is never run
-    call = _call(TURN, filename, line, test)
-    if is_constant:
-        return call
-    return ast.copy_location(ast.BoolOp(ast.And(), [call, test]), test)
-
-
-def _call(name: str, filename: str, line: int, place: Any, *more: Any) -> Any:
-    """Is where the expression is, in tracebacks too."""
-    import ast
-
-    new = [ast.Name(name, ast.Load()), ast.Constant(filename), ast.Constant(line)]
-    function, *values = (ast.copy_location(each, place) for each in new)
-    return ast.copy_location(ast.Call(function, [*values, *more], []), place)
 
 
 def _loop(file: str, line: int, iterable: Any) -> Any:
@@ -286,6 +249,8 @@ def _code_of_module(loader: Any, fullname: str) -> CodeType | None:
 def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
     """Only where the untouched source gives `code`, which is about to be run."""
     import warnings
+
+    from gpujob_worker.resume.loop_headers import rewritten
 
     try:
         with open(filename, "rb") as stream:
