@@ -14,8 +14,8 @@ from gpujob_api.codec import FieldError, parse_json
 from gpujob_api.field_types import bare_type, bounded_fields
 from gpujob_api.settings import ENV_SETTINGS, Settings
 
-# How much of two names has to be alike for one to be named in place of the other.
-LIKENESS_MIN = 0.6
+# How similar two names are, from 0 to 1, for one to be named in place of the other.
+SIMILARITY_MIN = 0.6
 NAMED_MAX = 8
 _DEPTH_MAX = 4
 
@@ -43,7 +43,7 @@ def refuse_unknown_names(text: str) -> None:
 def nearest_name(path: str) -> str | None:
     """The path of a known field that is most like this one; None where none is like it."""
     known = {_plain(name): name for name in _paths(Settings)}
-    found = difflib.get_close_matches(_plain(path), known, n=1, cutoff=LIKENESS_MIN)
+    found = difflib.get_close_matches(_plain(path), known, n=1, cutoff=SIMILARITY_MIN)
     return known[found[0]] if found else None
 
 

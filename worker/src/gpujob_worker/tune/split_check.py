@@ -1,6 +1,6 @@
 """Checks on a real batch that splitting this module's forward changes nothing.
 
-A few samples tell first what can be told without the batch's memory: layers, hooks, state, draws.
+A few samples show first what takes no more memory: layers, hooks, state, draws.
 Then the batch is computed whole and in the very pieces that are to be used. What depends on how
 many samples there are, such as the capacity of an expert, does not show in a few of them.
 """
