@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import io
 import random
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -369,6 +370,22 @@ class PutBack:
             target.bit_generator.state = node["state"]
         self._is(index, target)
 
+    def make_buffer(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del path
+        kind = io.StringIO if isinstance(node["content"], str) else io.BytesIO
+        found: Any = existing if self._fits(existing, kind) else kind()
+        found.seek(0)
+        found.truncate()
+        found.write(node["content"])
+        found.seek(node["at"])
+        self._is(index, found)
+
+    def make_stream(self, index: int, node: Any, existing: Any, path: str) -> None:
+        if name_of(type(existing)) != node["type"] or existing.closed:
+            raise MismatchError(f"{path} was open for reading and is not")
+        existing.seek(node["at"])
+        self._is(index, existing)
+
     def make_random(self, index: int, node: Any, existing: Any, path: str) -> None:
         del path
         found = existing if isinstance(existing, random.Random) else random.Random()  # noqa: S311
@@ -422,7 +439,7 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "class": PutBack.make_class, "loader": PutBack.make_loader,
     "iterator": PutBack.make_iterator, "torch generator": PutBack.make_torch_generator,
     "numpy generator": PutBack.make_numpy_generator, "random": PutBack.make_random,
-    "object": PutBack.make_object,
+    "object": PutBack.make_object, "buffer": PutBack.make_buffer, "stream": PutBack.make_stream,
     "list": PutBack.make_list, "set": PutBack.make_list, "deque": PutBack.make_list,
     "bytearray": PutBack.make_list, "tuple": PutBack.make_tuple,
     "frozenset": PutBack.make_tuple, "Size": PutBack.make_tuple,

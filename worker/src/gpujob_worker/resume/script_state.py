@@ -1,7 +1,9 @@
 """The whole state of a plain script at a place, read for a checkpoint and put back."""
 
 import json
+import multiprocessing
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from gpujob_worker.resume.script_source import file_hash
 from gpujob_worker.resume.script_values import Baseline
 from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
+from gpujob_worker.resume.value_kinds import is_of_script
 
 FORMAT = 2
 
@@ -57,6 +60,9 @@ class ScriptState:
             raise UnsavableError(text[:500]) from error
 
     def _read(self, place: Place) -> dict[str, Any]:
+        beside = _beside()
+        if beside is not None:
+            raise UnsavableError(beside)
         made, lost = self.objects.made_again(place.functions)
         wrong = self.files.conflicts()
         if wrong:
@@ -131,6 +137,15 @@ class ScriptState:
         if anew:
             path.unlink(missing_ok=True)
         self.files.journal.keep(path)
+
+
+def _beside() -> str | None:
+    """What of the script runs beside its main thread: where that is, nobody can read."""
+    for each in (*threading.enumerate(), *multiprocessing.active_children()):
+        target = getattr(each, "_target", None)
+        if is_of_script(type(each)) or (target is not None and is_of_script(target)):
+            return f"{each.name} of the script runs beside it"
+    return None
 
 
 def _listed(path: Path) -> dict[str, set[int]]:

@@ -11,6 +11,7 @@ its hash is compared. What cannot be read is a reason not to save at all.
 import collections
 import enum
 import functools
+import io
 import random
 import types
 import weakref
@@ -395,6 +396,18 @@ def _constant(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
     return {KIND: "constant", "text": constant_text(value)}
 
 
+def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
+    """What is written is looked after by its file; what is read goes on at its position."""
+    if isinstance(value, (io.StringIO, io.BytesIO)) and not value.closed:
+        return {KIND: "buffer", "content": value.getvalue(), "at": value.tell()}
+    if value.closed or not value.readable():
+        return _same(values, value, path)
+    try:
+        return {KIND: "stream", "type": name_of(type(value)), "at": value.tell()}
+    except (OSError, ValueError) as error:
+        raise UnsavableError(f"{path} is read from a place that is not told: {error}") from None
+
+
 def _random(values: ScriptValues, value: random.Random, path: str) -> dict[str, Any]:
     del values, path
     return {KIND: "random", "state": value.getstate()}
@@ -423,6 +436,7 @@ _READERS: dict[type, Callable[[ScriptValues, Any, str], dict[str, Any]]] = {
 # The first that fits.
 _READERS_OF_BASES: tuple[tuple[Any, Callable[[ScriptValues, Any, str], dict[str, Any]]], ...] = (
     (CONSTANT, _constant),
+    (io.IOBase, _stream),
     (types.FunctionType, ScriptValues._function),  # pyright: ignore[reportPrivateUsage]
     (type, ScriptValues._class),  # pyright: ignore[reportPrivateUsage]
     ((torch.nn.Module, *AS_IT_IS, random.SystemRandom), _same),

@@ -38,13 +38,15 @@ AS_IT_IS = (
 )  # fmt: skip
 # Packages whose objects show or write what was learned, or hold what no step changes.
 _WITHOUT_LEARNING = frozenset((
-    "_csv", "_io", "_thread", "abc", "argparse", "asyncio", "csv", "concurrent", "ctypes",
-    "datasets", "functools", "gpujob_worker", "io", "json", "logging", "matplotlib",
-    "mlflow", "multiprocessing", "optparse", "os", "pathlib", "PIL", "pyarrow", "queue",
-    "rich", "selectors", "signal", "socket", "sqlite3", "subprocess", "sys", "tempfile",
-    "tensorboard", "tensorboardX", "tensorflow", "threading", "time", "tokenizers", "tqdm",
-    "typing", "wandb", "warnings", "yaml", "zipfile", "zoneinfo",
+    "_thread", "abc", "argparse", "csv", "datasets", "functools", "gpujob_worker", "io",
+    "json", "logging", "matplotlib", "mlflow", "optparse", "os", "pathlib", "PIL",
+    "pyarrow", "rich", "selectors", "signal", "socket", "subprocess", "sys", "tempfile",
+    "tensorboard", "tensorboardX", "tensorflow", "time", "tokenizers", "tqdm", "typing",
+    "wandb", "warnings", "yaml", "zoneinfo",
 ))  # fmt: skip
+# Of other packages these modules and classes.
+_OF_OTHERS = ("_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.",
+              "multiprocessing.context.", "multiprocessing.synchronize.", "threading.", "sqlite3.")  # fmt: skip
 _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "torch.cuda",
              "torch._C", "torch.distributed", "torch.amp", "torch.jit", "torch._ops",
              "torch._dynamo", "torch.utils.data", "torch.utils.hooks")  # fmt: skip
@@ -87,8 +89,8 @@ def is_of_script(value: Any) -> bool:
 
 
 def learns_nothing(kind: type) -> bool:
-    name = kind.__module__
-    return name.partition(".")[0] in _WITHOUT_LEARNING or name.startswith(_OF_TORCH)
+    name = name_of(kind)
+    return name.partition(".")[0] in _WITHOUT_LEARNING or name.startswith((*_OF_TORCH, *_OF_OTHERS))
 
 
 @functools.lru_cache(maxsize=4096)
