@@ -45,8 +45,10 @@ _WITHOUT_LEARNING = frozenset((
     "wandb", "warnings", "yaml", "zoneinfo",
 ))  # fmt: skip
 # Of other packages these modules and classes.
-_OF_OTHERS = ("_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.",
-              "multiprocessing.context.", "multiprocessing.synchronize.", "threading.", "sqlite3.")  # fmt: skip
+_OF_OTHERS = (
+    "_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.", "multiprocessing.context.",
+    "multiprocessing.synchronize.", "threading.", "sqlite3.",
+)  # fmt: skip
 _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "torch.cuda",
              "torch._C", "torch.distributed", "torch.amp", "torch.jit", "torch._ops",
              "torch._dynamo", "torch.utils.data", "torch.utils.hooks")  # fmt: skip
