@@ -4,6 +4,9 @@ from tests.mutants.mutant import WORKER, Mutant
 
 _STORE = "tests/worker/checkpoint/test_checkpoint_store.py"
 _WRITER = "tests/worker/checkpoint/test_background_writer.py"
+_UNREADABLE = "tests/worker/checkpoint/test_unreadable_files.py"
+_SAME_STEP = "tests/worker/checkpoint/test_same_step.py"
+_TREE = "tests/worker/checkpoint/test_tree.py"
 
 
 def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
@@ -20,8 +23,8 @@ COMMITS = (
     _of(
         "the fence is looked at when the store opens, and never again",
         "store.py",
-        "            self._check_fence()\n            if target.exists():",
-        "            if target.exists():",
+        "            self._check_fence()\n            if not os.path",
+        "            if not os.path",
     ),
     _of(
         "an attempt leaves no fence",
@@ -32,8 +35,8 @@ COMMITS = (
     _of(
         "a checkpoint that does not verify stays in the way",
         "store.py",
-        '        self._quarantine(self.directory / f"step-{step}")\n',
-        "        return\n",
+        "            self._quarantine(self._folder(step), step, why)\n",
+        "",
     ),
     _of(
         "only the newest checkpoint is kept",
@@ -80,14 +83,63 @@ COMMITS = (
     _of(
         "files are not compared with their hashes",
         "manifest.py",
-        "        if _describe(folder / name) != expected:\n",
+        "        if read_file(folder / name, _describe) != expected:\n",
         "        if not (folder / name).exists():\n",
     ),
     _of(
         "a link is followed out of the checkpoint",
-        "manifest.py",
-        '        if folder.is_symlink() or (folder / name).is_symlink() or "/" in name:\n',
-        "        if False:\n",
+        "reading.py",
+        "            if not stat.S_ISREG(mode):\n",
+        "            if stat.S_ISFIFO(mode):\n",
+    ),
+    _of(
+        "what cannot be read is taken for damaged",
+        "reading.py",
+        "            if error.errno not in _NOT_THERE:\n                raise\n",
+        "",
+        _UNREADABLE,
+    ),
+    _of(
+        "a read is tried once",
+        "reading.py",
+        "    waits = iter(WAIT_SECONDS)\n",
+        "    waits = iter([0.0] * 0)\n",
+        _UNREADABLE,
+    ),
+    _of(
+        "what was set aside without proof is removed",
+        "store.py",
+        'glob(f"step-*.corrupt-*/{_PROOF}")',
+        'glob("step-*.corrupt-*/MANIFEST.json")',
+        _UNREADABLE,
+    ),
+    _of(
+        "a step that is whole is written again",
+        "store.py",
+        '            size = size_of(path) if verify(path).get("step") == step else None\n',
+        "            return None\n",
+        _SAME_STEP,
+    ),
+    _of(
+        "a damaged step is removed before the new one has its name",
+        "store.py",
+        "            elif exchange(temporary, target):\n",
+        "            elif shutil.rmtree(target) or exchange(temporary, target):\n",
+        _SAME_STEP,
+    ),
+    _of(
+        "a conjugate is taken for its tensor",
+        "tree.py",
+        "        signs = (tensor.is_conj(), tensor.is_neg())\n",
+        "        signs = ()\n",
+        _TREE,
+    ),
+    _of(
+        "a class from a checkpoint need not be of the expected kind",
+        "class_names.py",
+        "    if not isinstance(found, type) or not issubclass(found, base):\n",
+        "    if found is None:\n",
+        _TREE,
     ),
     _of(
         "a small file is written in place",
