@@ -146,6 +146,15 @@ def test_a_module_that_was_not_imported_yet_is_counted_if_it_is_the_same(tmp_pat
     assert list(changed) == [str(other)]
 
 
+def test_a_script_that_another_program_runs_is_not_counted(tmp_path: Path) -> None:
+    folder = script(tmp_path, SHORT + REPORT)
+    folder.write("runs.py", "import runpy; runpy.run_path('train.py', run_name='__main__')")
+    folder.command = ["runs.py"]
+    folder.same()
+    assert folder.asked == []
+    assert reported(tmp_path) == [False, [], {}, []]
+
+
 PLACES = {
     "none": None,
     "empty": "",
