@@ -8,15 +8,10 @@ from pathlib import Path
 
 from tests.harness.repository import ROOT, relative, text_of, tracked
 
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 POLL_SECONDS_MAX = 0.1
 # Nobody is excepted. To add a name here, say why beside it.
 SIZE_EXCEPTIONS: frozenset[str] = frozenset()
-DECISIONS = "operator/src/gpujob_operator/decide/"
-DECISION_LINES_MAX = 300
-# Each is one pass whose parts share its state: over the jobs of a cycle, and over the queues.
-LONG_DECISIONS = frozenset({f"{DECISIONS}planner.py", f"{DECISIONS}admission/admit.py"})
 
 # Written in halves, so that this file does not trip over itself.
 PACKAGE_HOSTS = (
@@ -75,23 +70,6 @@ def test_the_machine_path_pattern_finds_what_it_should() -> None:
 
 def test_nothing_outside_the_tree_is_referred_to() -> None:
     assert findings(re.compile(re.escape(OUTSIDE)), tracked("*")) == []
-
-
-def test_files_stay_short() -> None:
-    lengths = {
-        relative(path): len(path.read_text(encoding="utf-8").splitlines())
-        for path in python_files()
-    }
-    long = {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
-    assert not long.keys() - SIZE_EXCEPTIONS, long
-
-
-def test_a_rule_is_read_in_one_sitting() -> None:
-    lengths = {
-        relative(path): len(path.read_text(encoding="utf-8").splitlines())
-        for path in (ROOT / DECISIONS).rglob("*.py")
-    }
-    assert {name for name, lines in lengths.items() if lines > DECISION_LINES_MAX} == LONG_DECISIONS
 
 
 def test_functions_stay_short() -> None:
