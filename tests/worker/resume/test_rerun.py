@@ -155,6 +155,13 @@ def test_a_script_that_another_program_runs_is_not_counted(tmp_path: Path) -> No
     assert reported(tmp_path) == [False, [], {}, []]
 
 
+def test_a_process_that_runs_no_script_is_not_on_the_way_back(tmp_path: Path) -> None:
+    folder = importing(tmp_path)
+    folder.command = ["-c", REPORT]
+    folder.same()
+    assert reported(tmp_path) == [False, [], {}, []]
+
+
 PLACES = {
     "none": None,
     "empty": "",

@@ -82,7 +82,9 @@ def _prepare(program: str) -> None:
     setattr(builtins, LOOP, _loop)
     setattr(builtins, TURN, _turn)
     if program == "-c":
-        return  # as a child of multiprocessing is begun, which is not on the way back
+        # As a child of multiprocessing is begun, which is not on the way back.
+        _listed.clear()
+        return
     os.register_at_fork(after_in_child=_forget_listener)
     _compile_imports()
     # With `python -i` the interpreter goes on after the script, which this would prevent.
