@@ -16,6 +16,8 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.resume.frame_variables import set_variables
+from gpujob_worker.resume.halted import HaltedAgain
 from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
@@ -32,6 +34,7 @@ from gpujob_worker.resume.tensor_memory import (
 from gpujob_worker.resume.value_kinds import (
     BASES,
     CONTAINERS,
+    ITERATORS,
     KIND,
     attributes,
     class_named,
@@ -342,6 +345,15 @@ class PutBack:
         for encoded, each in zip(node.get("own", ()), own, strict=False):
             self.value(encoded, each, path)
 
+    def make_builtin_iterator(self, index: int, node: Any, existing: Any, path: str) -> None:
+        inner = [self.value(each, None, path) for each in node["inner"]]
+        kind = ITERATORS[node["type"]]
+        made: Any = kind(*inner) if kind in (enumerate, zip) else iter(inner[0])
+        if node["state"] is not None:
+            made.__setstate__(node["state"])
+        del existing
+        self._is(index, made)
+
     def make_iterator(self, index: int, node: Any, existing: Any, path: str) -> None:
         before = pass_of(existing).loader if pass_of(existing) is not None else None  # type: ignore[union-attr]
         loader = self.value(node["loader"], before, f"{path}'s loader")
@@ -349,6 +361,19 @@ class PutBack:
         iterator = existing if fits else iter(loader)
         self._passes.bring_one_back(iterator, node["pass"])
         self._is(index, iterator)
+
+    def make_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
+        HaltedAgain(node["halted"], self._passes, path).run(existing)
+        self._is(index, existing)
+        frame = existing.gi_frame
+        before = frame.f_locals
+        set_variables(
+            frame,
+            {
+                name: self.value(encoded, before.get(name), f"{path}'s {name}")
+                for name, encoded in node["names"].items()
+            },
+        )
 
     def make_torch_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
         del path
@@ -437,7 +462,8 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "constant": PutBack.make_constant, "function": PutBack.make_function,
     "cell": PutBack.make_cell, "method": PutBack.make_method, "partial": PutBack.make_partial,
     "class": PutBack.make_class, "loader": PutBack.make_loader,
-    "iterator": PutBack.make_iterator, "torch generator": PutBack.make_torch_generator,
+    "builtin iterator": PutBack.make_builtin_iterator, "iterator": PutBack.make_iterator, "generator": PutBack.make_generator,
+    "torch generator": PutBack.make_torch_generator,
     "numpy generator": PutBack.make_numpy_generator, "random": PutBack.make_random,
     "object": PutBack.make_object, "buffer": PutBack.make_buffer, "stream": PutBack.make_stream,
     "list": PutBack.make_list, "set": PutBack.make_list, "deque": PutBack.make_list,

@@ -177,24 +177,34 @@ class Place:
         return found
 
     def _turn(self, at: At, loop: Loop, innermost: bool) -> dict[str, Any]:
-        """The turn of a loop: the last one that is over in the innermost, else that under way."""
-        if not loop.is_for:
-            return {"kind": "while"}
-        passes = self._passes.of_loop(at.frame, loop.header)
-        if passes and _hands_on(at.frame, loop, passes):
-            return {"kind": "passes", **_position(passes, innermost)}
-        way = [(each.frame, of) for each in self.functions for of in each.loops]
-        _refuse_unknown(at.frame, loop, outermost=way[0] == (at.frame, loop))
-        value = _number(at.frame, loop)
-        if value is not None and (loop.counts or _distinct(at.frame, loop)):
-            return {"kind": "number", "value": value}
-        index = _index(at.frame, loop)
-        if index is not None:
-            return {"kind": "index", "value": index}
-        raise NoPlaceError(
-            f"the turns of the loop in line {loop.line} of {at.frame.f_code.co_name} cannot be"
-            " told apart; a loop over enumerate(...) can be"
-        )
+        first = next((each, of) for each in self.functions for of in each.loops)
+        outermost = first[0] is at and first[1] is loop
+        return turn_of(at.frame, loop, self._passes, innermost=innermost, outermost=outermost)
+
+
+def turn_of(
+    frame: FrameType, loop: Loop, passes: Passes, *, innermost: bool, outermost: bool
+) -> dict[str, Any]:
+    """The turn of a loop: the last one that is over in the innermost, else that under way.
+
+    Raises `NoPlaceError`.
+    """
+    if not loop.is_for:
+        return {"kind": "while"}
+    read = passes.of_loop(frame, loop.header)
+    if read and _hands_on(frame, loop, read):
+        return {"kind": "passes", **_position(read, innermost)}
+    _refuse_unknown(frame, loop, outermost=outermost)
+    value = _number(frame, loop)
+    if value is not None and (loop.counts or _distinct(frame, loop)):
+        return {"kind": "number", "value": value}
+    index = _index(frame, loop)
+    if index is not None:
+        return {"kind": "index", "value": index}
+    raise NoPlaceError(
+        f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be told apart;"
+        " a loop over enumerate(...) can be"
+    )
 
 
 def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:

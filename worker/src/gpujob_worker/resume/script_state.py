@@ -116,7 +116,7 @@ class ScriptState:
     def note_loops(self, place: Place, directory: Path) -> None:
         """Which loops the next attempt has to begin elsewhere, durably before the checkpoint."""
         lines = place.lines()
-        for file, line in self.loops.lines():
+        for file, line in (*self.loops.lines(), *self.variables.lines):
             lines.setdefault(file, set()).add(line)
         if all(found <= self._lines.get(file, set()) for file, found in lines.items()):
             return

@@ -26,7 +26,8 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import UnsavableError
-from gpujob_worker.resume.passes import pass_of
+from gpujob_worker.resume.halted import described
+from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
     bytes_of,
@@ -41,6 +42,7 @@ from gpujob_worker.resume.value_kinds import (
     AS_IT_IS,
     BASES,
     CONSTANT,
+    ITERATORS,
     CONTAINERS,
     KIND,
     MODULE_OWN,
@@ -104,6 +106,7 @@ class ScriptValues:
         baseline: Baseline,
         lost: Sequence[Any] = (),
         *,
+        passes: Passes | None = None,
         first: bool = False,
     ) -> None:
         """`made`: the script's modules, optimizers and the like, which are saved by themselves.
@@ -111,6 +114,9 @@ class ScriptValues:
         into the baseline.
         """
         self._lost = {id(each) for each in lost}
+        self._passes = passes
+        # Loops of halted generators, which have to be begun elsewhere, too.
+        self.lines: list[tuple[str, int]] = []
         self.nodes: list[Any] = []
         self._baseline, self._first = baseline, first
         self._made = {id(each): number for number, each in enumerate(made)}
@@ -306,6 +312,26 @@ class ScriptValues:
         described["own"] = [self.encode(each, f"{path}.{type(each).__name__}") for each in own]
         return described
 
+    def _generator(self, value: Any, path: str) -> dict[str, Any]:
+        if self._passes is None:
+            return {KIND: "same", "type": name_of(type(value))}
+        halted = described(value, self._passes, path)
+        if halted is None:
+            return {KIND: "same", "type": name_of(type(value))}
+        self.lines += [(halted["file"], loop["line"]) for loop in halted["loops"]]
+        names = {
+            name: self.encode(each, f"{path}'s {name}")
+            for name, each in value.gi_frame.f_locals.items()
+        }
+        return {KIND: "generator", "halted": halted, "names": names}
+
+    def _of_container(self, value: Any, path: str) -> dict[str, Any]:
+        """Iterators of Python's own containers, as they describe themselves to `copy`."""
+        _, inner, *state = value.__reduce__()
+        described = {KIND: "builtin iterator", "type": type(value).__name__}
+        described["inner"] = [self.encode(each, f"what {path} goes over") for each in inner]
+        return {**described, "state": state[0] if state else None}
+
     def _iterator(self, value: Any, path: str) -> dict[str, Any]:
         record = pass_of(value)
         if record is None or record.loader is None:
@@ -425,6 +451,11 @@ _READERS: dict[type, Callable[[ScriptValues, Any, str], dict[str, Any]]] = {
     ),
     np.ndarray: ScriptValues._array,  # pyright: ignore[reportPrivateUsage]
     types.CellType: ScriptValues._cell,  # pyright: ignore[reportPrivateUsage]
+    **dict.fromkeys(
+        ITERATORS.values(),
+        ScriptValues._of_container,  # pyright: ignore[reportPrivateUsage]
+    ),
+    types.GeneratorType: ScriptValues._generator,  # pyright: ignore[reportPrivateUsage]
     types.MethodType: ScriptValues._method,  # pyright: ignore[reportPrivateUsage]
     functools.partial: ScriptValues._partial,  # pyright: ignore[reportPrivateUsage]
     torch.Generator: _torch_generator,

@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
+from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.live_names import live_names
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.put_back import PutBack
@@ -26,6 +27,8 @@ class ScriptVariables:
         self._objects, self._baseline, self._passes = objects, baseline, passes
         # What could not be read, where the user accepts an inexact resume.
         self.left: list[str] = []
+        # Loops of halted generators.
+        self.lines: list[tuple[str, int]] = []
         self.accepts_less = False
 
     def see_before_first_step(self, frame: FrameType) -> None:
@@ -48,12 +51,13 @@ class ScriptVariables:
         """All of it as plain values and tensors. Raises `UnsavableError`, also for an object that
         is `lost` and that a variable still has.
         """
-        values = ScriptValues(made, self._baseline, lost)
+        values = ScriptValues(made, self._baseline, lost, passes=self._passes)
         self.left = []
         scopes: list[dict[str, Any]] = []
         for scope, names in self._scopes(functions):
             scopes.append({"scope": scope, "names": self._names(values, scope, names)})
         modules, stepped = values.modules(made), values.stepped(made)
+        self.lines = values.lines
         return {"scopes": scopes, "modules": modules, "stepped": stepped, "nodes": values.nodes}
 
     def _names(self, values: ScriptValues, scope: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -90,13 +94,15 @@ class ScriptVariables:
                 vars(module).update(_values(names, vars(module), put_back))
                 continue
             frame = functions[int(which)].frame
-            _set(frame, _values(names, frame.f_locals, put_back))
+            set_variables(frame, _values(names, frame.f_locals, put_back))
         put_back.modules(saved["modules"])
 
     def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
         """The plain values of a function on the way: what the way depends on."""
         names = saved["scopes"][depth]["names"]
-        _set(frame, {name: value for name, value in names.items() if type(value) in _PLAIN})
+        set_variables(
+            frame, {name: value for name, value in names.items() if type(value) in _PLAIN}
+        )
 
 
 def _variables(at: At, functions: Sequence[At]) -> dict[str, Any]:
@@ -123,15 +129,3 @@ def _without_own(names: dict[str, Any]) -> dict[str, Any]:
 
 def _values(names: dict[str, Any], now: dict[str, Any], put_back: PutBack) -> dict[str, Any]:
     return {name: put_back.value(each, now.get(name), name) for name, each in names.items()}
-
-
-def _set(frame: FrameType, values: dict[str, Any]) -> None:
-    """Assigns to variables of a function that runs, as debuggers do."""
-    variables = frame.f_locals
-    for name, value in values.items():
-        variables[name] = value
-    if sys.version_info < (3, 13) and variables is not frame.f_globals:
-        import ctypes
-
-        # Before Python 3.13, which has `f_locals` write through, this is how it is written.
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -40,6 +40,8 @@ class TrainingLoops:
             raise NoPlaceError("its steps are in no loop")
         if known is not None:
             line = known.loops[0].line
+            if known.loops[0].node.orelse:
+                raise NoPlaceError(f"the training loop in line {line}, which is over, has an else")
             self._over.append({**known.name, "loop": line, "frame": id(known.frame)})
             if known.frame not in [at.frame for at in functions_of(frame)]:
                 code = known.frame.f_code.co_name

@@ -55,6 +55,11 @@ _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "tor
 # An `argparse.Namespace` is where scripts keep numbers that they change.
 READ = ("argparse.Namespace", "types.SimpleNamespace")
 MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
+# Iterators of Python's own containers.
+ITERATORS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (type(iter([])), type(iter(())), type(iter(range(0))), enumerate, zip)
+}
 BASES = (dict, list, set, collections.deque)
 CONTAINERS: dict[str, Any] = {
     "list": list, "dict": dict, "set": set, "deque": collections.deque, "bytearray": bytearray,

@@ -78,28 +78,31 @@ class WayBack:
         """What the loop goes over from its turn on. Raises `NotReachedError`."""
         _, saved = self._way[self._next]
         self._next += 1
-        innermost = self.reached
-        loop = _loop_at(frame.f_code.co_filename, saved["line"])
-        kind = saved["kind"]
-        if kind == "passes":
-            return self._through_batches(frame, loop, saved, iterable)
-        iterator = iter(iterable)
-        if kind == "index":
-            index = int(saved["value"])
-            _take(iterator, index + 1 if innermost else index, saved["line"])
-            return iterator
-        item = _item_with(iterator, saved["value"], loop, saved["line"])
-        return iterator if innermost else itertools.chain([item], iterator)
+        return advanced(frame, saved, iterable, self._passes, innermost=self.reached)
 
-    def _through_batches(
-        self, frame: FrameType, loop: Loop, saved: dict[str, Any], iterable: Any
-    ) -> Any:
-        self._passes.bring_back(frame, loop.header, saved["passes"])
+
+def advanced(
+    frame: FrameType, saved: dict[str, Any], iterable: Any, passes: Passes, *, innermost: bool
+) -> Any:
+    """What the loop in `frame` goes over from a saved turn on: the one after it in the innermost
+    loop, else that turn itself. Raises `NotReachedError`.
+    """
+    line, kind = saved["line"], saved["kind"]
+    loop = _loop_at(frame.f_code.co_filename, line)
+    if kind == "passes":
+        passes.bring_back(frame, loop.header, saved["passes"])
         iterator = iter(iterable)
-        _take(iterator, saved["count"], saved["line"])
-        if not self._passes.awaits_none() and saved["count"]:
-            raise NotReachedError(f"the loop in line {saved['line']} read other loaders")
+        _take(iterator, saved["count"], line)
+        if not passes.awaits_none() and saved["count"]:
+            raise NotReachedError(f"the loop in line {line} read other loaders")
         return iterator
+    iterator = iter(iterable)
+    if kind == "index":
+        index = int(saved["value"])
+        _take(iterator, index + 1 if innermost else index, line)
+        return iterator
+    item = _item_with(iterator, saved["value"], loop, line)
+    return iterator if innermost else itertools.chain([item], iterator)
 
 
 def _loop_at(file: str, line: int) -> Loop:
