@@ -42,8 +42,8 @@ from gpujob_worker.resume.value_kinds import (
     AS_IT_IS,
     BASES,
     CONSTANT,
-    ITERATORS,
     CONTAINERS,
+    ITERATORS,
     KIND,
     MODULE_OWN,
     PLAIN,
@@ -328,9 +328,12 @@ class ScriptValues:
     def _of_container(self, value: Any, path: str) -> dict[str, Any]:
         """Iterators of Python's own containers, as they describe themselves to `copy`."""
         _, inner, *state = value.__reduce__()
-        described = {KIND: "builtin iterator", "type": type(value).__name__}
-        described["inner"] = [self.encode(each, f"what {path} goes over") for each in inner]
-        return {**described, "state": state[0] if state else None}
+        return {
+            KIND: "builtin iterator",
+            "type": type(value).__name__,
+            "inner": [self.encode(each, f"what {path} goes over") for each in inner],
+            "state": state[0] if state else None,
+        }
 
     def _iterator(self, value: Any, path: str) -> dict[str, Any]:
         record = pass_of(value)

@@ -155,6 +155,8 @@ def constant_of(text: str) -> Any:
     name, _, shown = text.partition(" ")
     if name == "torch.dtype":
         return getattr(torch, shown.removeprefix("torch."), None)
+    if name == "builtins.range":
+        return range(*map(int, re.findall(r"-?\d+", shown)))
     if name.startswith("pathlib.") and shown.endswith("')"):
         return pathlib.Path(shown.partition("('")[2][:-2])
     member = re.match(r"<\w+\.(\w+)", shown)
