@@ -179,10 +179,13 @@ def interpret(words: list[str]) -> int:
     return 0
 
 
-def run_alone(folder: Path, command: list[str]) -> tuple[int, WorkerRun]:
+def run_alone(
+    folder: Path, command: list[str], environment: Mapping[str, str] | None = None
+) -> tuple[int, WorkerRun]:
     """Runs a script as Python would, without `gpujob-run`."""
     folder.mkdir(parents=True, exist_ok=True)
-    process = forkserver.Process(target=_child, args=(command, str(folder), {}, True))
+    variables = dict(environment or {})
+    process = forkserver.Process(target=_child, args=(command, str(folder), variables, True))
     process.start()
     run = WorkerRun(process, folder)
     return run.wait(), run
