@@ -7,8 +7,10 @@ its iterator reads from it, and its content is put back in place.
 """
 
 import ast
+import functools
 import hashlib
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -18,7 +20,15 @@ from torch.utils.data import DataLoader
 
 from gpujob_worker.resume.passes import Pass
 from gpujob_worker.resume.script_names import is_script_callable, value_of
-from gpujob_worker.resume.script_source import Link, Loop, called, source_of
+from gpujob_worker.resume.script_source import (
+    Link,
+    Loop,
+    bindings,
+    called,
+    function_of,
+    loops_around,
+    source_of,
+)
 
 # Items among which one is looked for.
 ITEMS_MAX = 100_000
@@ -29,6 +39,9 @@ _MODULES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
 _DICTS = (dict, torch.nn.ModuleDict, torch.nn.ParameterDict)
 _CONTAINERS = (list, tuple, range, str, *_ARRAYS, *_MODULES, *_DICTS)
 _COUNTING = ("range", "trange", "count")
+# Their iterators read from them turn by turn, and they are put back in place.
+_READ_IN_PLACE = (list, *_ARRAYS)
+_OTHERWISE = "may give other items when it begins anew"
 _VIEWS = ("items", "keys", "values")
 # Functions that read all items before the first turn, or in another order.
 _READING_AHEAD = ("sorted", "reversed", "list", "tuple")
@@ -39,7 +52,8 @@ _GIVING_OTHERWISE = ("cycle", "chain", "zip_longest", "product", "groupby", "fil
                      "takewhile", "dropwhile", "filterfalse", "repeat", "tee", "pairwise",
                      "batched")  # fmt: skip
 # Functions that follow from their arguments alone.
-_PURE = ("len", "int", "float", "bool", "min", "max", "abs", "round", "ceil", "floor", "sqrt")
+_PURE = ("len", "int", "float", "bool", "min", "max", "abs", "round", "ceil", "floor", "sqrt",
+         "size", "numel", "dim", "get_world_size")  # fmt: skip
 _STEADY = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.BoolOp,
            ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Dict, ast.operator, ast.unaryop,
            ast.boolop, ast.cmpop, ast.expr_context, ast.Slice)  # fmt: skip
@@ -64,13 +78,16 @@ class LoopItems:
         # What the iterator is made of, by its expression.
         self.given: dict[str, Any] = {}
         self._changed = loop.changed_names() | self._bound_elsewhere()
-        self._loaders = 0
+        self._loaders: list[ast.expr] = []
+        self._bindings_seen: set[str] = set()
         for link in loop.links():
             self._check_link(link, passes)
         for source in loop.source_names():
             self._check_source(source)
         if passes:
             self._check_passes(passes)
+        elif self._loaders:
+            self._check_others()
 
     def _bound_elsewhere(self) -> set[str]:
         source = source_of(self._frame.f_code.co_filename)
@@ -84,13 +101,13 @@ class LoopItems:
         call = link.call
         function = value_of(self._frame, call.func)
         if function is None or is_script_callable(function):
-            raise self._refuse(call, "may give other items when it begins anew")
+            raise self._refuse(call, _OTHERWISE)
         more = [*link.more, *(each.value for each in call.keywords)]
         bounds = called(call) == "islice" and len(link.more) > 1
         if passes and (called(call) in _READING_AHEAD or bounds):
             raise self._refuse(call, "reads other batches than its turns get")
         if called(call) == "iter" and more:
-            raise self._refuse(call, "may give other items when it begins anew")
+            raise self._refuse(call, _OTHERWISE)  # it calls what it is given
         if called(call) not in _SHOWING:
             for each in more:
                 self._check_steady(each)
@@ -101,7 +118,7 @@ class LoopItems:
         elif isinstance(source, ast.Call):
             self._check_call(source)
         elif isinstance(value_of(self._frame, source), DataLoader):
-            self._loaders += 1
+            self._loaders.append(source)
         else:
             self._check_container(source)
 
@@ -110,17 +127,208 @@ class LoopItems:
         if name in _COUNTING and function is not None and not is_script_callable(function):
             for each in (*call.args, *(keyword.value for keyword in call.keywords)):
                 self._check_steady(each)
-            return
-        if isinstance(call.func, ast.Attribute) and name in _VIEWS:
-            if isinstance(value_of(self._frame, call.func.value), _DICTS):
-                self._check_container(call.func.value)
-                return
-        elif name not in _GIVING_OTHERWISE:
-            self._loaders += 1  # if its passes begin in the loop
-            return
-        raise self._refuse(call, "may give other items when it begins anew")
+        elif isinstance(call.func, ast.Attribute) and name in _VIEWS:
+            if not isinstance(value_of(self._frame, call.func.value), _DICTS):
+                raise self._refuse(call, _OTHERWISE)
+            self._check_container(call.func.value)
+        elif name in _GIVING_OTHERWISE:
+            raise self._refuse(call, _OTHERWISE)
+        else:
+            self._loaders.append(call)  # if its passes begin in the loop
 
     def _check_passes(self, passes: Sequence[Pass]) -> None:
+        """The loop gets a batch of each pass in each turn."""
         through = next((each.through for each in passes if each.through is not None), None)
         if through is not None:
             raise NoPlaceError(f"{through} reads a loader for the loop in line {self._loop.line}")
+        if len(self._loaders) != len(passes):
+            raise NoPlaceError(
+                f"the loop in line {self._loop.line} reads {len(passes)} loaders, and goes over"
+                f" {len(self._loaders)}"
+            )
+
+    def _check_others(self) -> None:
+        """Calls that give no batches: libraries give the same before the first step."""
+        for source in self._loaders:
+            function = value_of(self._frame, source.func) if isinstance(source, ast.Call) else None
+            known = function is not None and not is_script_callable(function)
+            if not (known and self._outermost and self._takes_no_iterator(source)):
+                raise self._refuse(source, _OTHERWISE)
+
+    def _takes_no_iterator(self, source: ast.expr) -> bool:
+        """Whether nothing in the call's arguments goes on from where it was."""
+        for node in ast.walk(source):
+            if node is source:
+                continue
+            if isinstance(node, ast.GeneratorExp):
+                return False
+            if isinstance(node, ast.Call):
+                function = value_of(self._frame, node.func)
+                if function is None or is_script_callable(function):
+                    return False
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                value = value_of(self._frame, node)
+                if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
+                    return False
+        return True
+
+    def _check_container(self, source: ast.expr) -> None:
+        value = value_of(self._frame, source)
+        wrappers = {called(link.call) for link in self._loop.links()}
+        in_order = isinstance(value, (set, frozenset)) and "sorted" in wrappers
+        if not (in_order or _is_container(value)):
+            raise self._refuse(source, _OTHERWISE)
+        if _root(source) in self._changed:
+            raise self._refuse(source, "changes while the loop goes over it")
+        if isinstance(value, _READ_IN_PLACE) and not wrappers & set(_READING_AHEAD):
+            return
+        if len(value) > ITEMS_MAX:
+            raise self._refuse(source, f"has more than {ITEMS_MAX} items")
+        if not self._outermost:
+            self._check_bindings(_root(source))
+        self.given[ast.unparse(source)] = content_of(value)
+
+    def _check_steady(self, expression: ast.expr) -> None:
+        """What the loop is made of beside items has to be what it was when the loop began."""
+        if self._outermost:
+            return
+        for node in ast.walk(expression):
+            if isinstance(node, (*_STEADY, ast.Call)) and not self._is_unknown_call(node):
+                continue
+            raise self._refuse(expression, "may be another value when the loop begins anew")
+        for leaf in _leaves(expression):
+            if _root(leaf) in self._changed:
+                raise self._refuse(leaf, "changes while the loop goes on")
+            self._check_bindings(_root(leaf))
+            value = value_of(self._frame, leaf)
+            if not callable(value):
+                self.given[ast.unparse(leaf)] = content_of(value)
+
+    def _check_bindings(self, name: str) -> None:
+        """What is bound in the loops around is bound again on the way, to the same."""
+        if name in self._bindings_seen:
+            return
+        self._bindings_seen.add(name)
+        for value in self._bindings.get(name, ()):
+            if value is None:
+                raise self._refuse(ast.Name(name), "may be another value when the loop begins anew")
+            self._check_steady(value)
+
+    @functools.cached_property
+    def _bindings(self) -> dict[str, list[ast.expr | None]]:
+        code = self._frame.f_code
+        around = loops_around(code, self._frame.f_lineno)
+        if around[0] != self._loop:
+            return bindings(around[0].node, [loop.node for loop in around])
+        function = function_of(code)
+        return bindings(function, [loop.node for loop in around]) if function is not None else {}
+
+    def _is_unknown_call(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        function = value_of(self._frame, node.func)
+        return called(node) not in _PURE or function is None or is_script_callable(function)
+
+    @property
+    def number(self) -> Any:
+        """What tells the turn apart from all others of the loop; None where nothing does."""
+        name = self._loop.number_name
+        if not self._loop.counts or name is None or name in self._bound_elsewhere():
+            return None
+        value = self._frame.f_locals.get(name)
+        return value if type(value) in _NUMBERS else None
+
+    @property
+    def index(self) -> int | None:
+        """The place of the loop's item among the items of a variable, where it is there once."""
+        name, items = self._loop.number_name, self._items()
+        if name is None or items is None or not self._loop.takes_whole_item:
+            return None
+        if name in self._bound_elsewhere() or name not in self._frame.f_locals:
+            return None
+        item = self._frame.f_locals[name]
+        found = [index for index, each in enumerate(items) if _is_same(each, item)]
+        return found[0] if len(found) == 1 else None
+
+    def _items(self) -> Sequence[Any] | None:
+        """What the loop goes over, where that is a list, tuple, dict or the like of a variable."""
+        names = self._loop.source_names()
+        value: Any = value_of(self._frame, names[0]) if len(names) == 1 else None
+        if not _is_container(value) or isinstance(value, _ARRAYS) or len(value) > ITEMS_MAX:
+            return None
+        items = list(value)
+        for link in reversed(self._loop.links()):
+            name = called(link.call)
+            if name in ("enumerate", "zip") or (name == "islice" and len(link.more) > 1):
+                return None
+            if name == "reversed":
+                items.reverse()
+            if name == "sorted":
+                if link.call.keywords or not all(type(item) in _NUMBERS for item in items):
+                    return None
+                items.sort()
+        return items
+
+
+def differs(frame: FrameType, given: dict[str, Any]) -> str | None:
+    """Which expression of a loop's head is not what it was."""
+    for text, content in given.items():
+        if content_of(value_of(frame, ast.parse(text, mode="eval").body)) != content:
+            return text
+    return None
+
+
+def content_of(value: Any) -> Any:
+    """What a loop can depend on of a value, as a plain value."""
+    if type(value) in _PLAIN:
+        return value
+    kind = type(value).__name__
+    if isinstance(value, _ARRAYS):
+        return f"{kind} {tuple(value.shape)}"
+    try:
+        size = len(value)
+    except Exception:  # of the script's own class, which raises what it likes
+        return kind
+    items: list[Any] = []
+    if size <= ITEMS_MAX and isinstance(value, (dict, list, tuple, range, set, frozenset)):
+        known: Any = cast("dict[Any, Any]", value).items() if isinstance(value, dict) else value
+        items = list(known)
+        if isinstance(value, (set, frozenset)):
+            items.sort(key=repr)
+    shown = hashlib.sha256(repr([_shown(item) for item in items]).encode()).hexdigest()
+    return f"{kind} {size} {shown}"
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_shown(each) for each in cast("Sequence[Any]", value)]
+    return value if type(value) in _PLAIN else type(value).__name__
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) in _NUMBERS:
+        return type(one) is type(other) and repr(one) == repr(other)
+    return one is other
+
+
+def _is_container(value: Any) -> bool:
+    """Of a kind whose iterator gives what is in it, in its order."""
+    base = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    return base is not None and not is_script_callable(type(value).__iter__)
+
+
+def _root(expression: ast.expr) -> str:
+    while isinstance(expression, (ast.Attribute, ast.Subscript)):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def _leaves(expression: ast.AST) -> Iterator[ast.expr]:
+    """Names, and attributes and entries of them, as long as they go."""
+    if isinstance(expression, (ast.Name, ast.Attribute)) or (
+        isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant)
+    ):
+        yield expression
+        return
+    for child in ast.iter_child_nodes(expression):
+        yield from _leaves(child)

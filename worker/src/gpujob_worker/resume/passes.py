@@ -32,6 +32,9 @@ AHEAD = "_gpujob_ahead"
 _READS = "_gpujob_reads"
 # Calls between a script's loop and the loader that it reads, in wrappers of libraries.
 _CALLS_MAX = 30
+# Libraries that hand on a loader's batches one for one, and read ahead as `AHEAD` tells.
+_HANDING_ON = ("gpujob_worker", "torch", "tqdm", "rich", "fastprogress", "accelerate", "lightning",
+               "pytorch_lightning", "lightning_fabric", "transformers", "ignite")  # fmt: skip
 
 
 class Pass:
@@ -41,10 +44,13 @@ class Pass:
         self._loader = weakref.ref(loader)
         self._generators = Generators(loader)
         self.fetched = 0
+        # Whether it was found that there are no more.
+        self.ended = False
         # Batches that are handed out as None: the script had them before it was stopped.
         self.past = 0
         # The frame of the script, and its line, in which the pass began.
-        self._site = _script_site()
+        # Another library than those that hand on batch for batch, through which it began.
+        self._site, self.through = _script_site()
         # By which a resumed pass began later.
         self.skipped = 0
         self._start = self.now()
@@ -60,7 +66,7 @@ class Pass:
     @property
     def consumed(self) -> int:
         """Batches that the loop around the loader has had."""
-        return self.fetched - int(getattr(self.loader, AHEAD, 0))
+        return self.fetched - (0 if self.ended else int(getattr(self.loader, AHEAD, 0)))
 
     def is_of(self, frame: FrameType, lines: range) -> bool:
         """Whether the pass began in one of the lines, in this call of the function."""
@@ -260,7 +266,11 @@ class Passes:
             return None
         self.fetching(record)
         record.fetches()
-        batch = self._plain_next(getattr(iterator, _READS, iterator))
+        try:
+            batch = self._plain_next(getattr(iterator, _READS, iterator))
+        except StopIteration:
+            record.ended = True
+            raise
         record.fetched += 1
         return batch
 
@@ -270,13 +280,19 @@ def pass_of(iterator: Any) -> Pass | None:
     return getattr(iterator, _RECORD, None)
 
 
-def _script_site() -> tuple[int, int]:
-    """The frame of the script that is nearest, by identity, and its line."""
+def _script_site() -> tuple[tuple[int, int], str | None]:
+    """The frame of the script that is nearest, by identity, and its line; and a library on the way
+    to it of which nothing is known.
+    """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    through: str | None = None
     for _ in range(_CALLS_MAX):
         if frame is None:
             break
         if is_script_file(frame.f_code.co_filename):
-            return id(frame), frame.f_lineno
+            return (id(frame), frame.f_lineno), through
+        name = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if name not in _HANDING_ON:
+            through = name
         frame = frame.f_back
-    return 0, 0
+    return (0, 0), through

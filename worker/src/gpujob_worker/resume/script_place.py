@@ -6,50 +6,34 @@ A `for` is brought back to its turn by its iterator, made anew, that hands on it
 is reached: by the number of batches that were read, or by the variable that tells turns apart.
 """
 
-import ast
-import builtins
-import collections
 import dis
+import functools
 import inspect
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader
-
+from gpujob_worker.resume.loop_items import LoopItems
+from gpujob_worker.resume.loop_items import NoPlaceError as NoPlaceError
 from gpujob_worker.resume.passes import Pass, Passes
-from gpujob_worker.resume.script_source import (
-    Loop,
-    called,
-    is_script_file,
-    loops_around,
-    source_of,
-)
+from gpujob_worker.resume.script_names import value_of
+from gpujob_worker.resume.script_source import Loop, call_at, is_script_file, loops_around
 
 # Functions that call one another on the way to the loop.
 FRAMES_MAX = 100
-# Items among which one is looked for.
-ITEMS_MAX = 100_000
 # Of functions that are left in their middle, and whose callers are in their middle, too.
 _HALTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _FOR_ITER = dis.opmap["FOR_ITER"]
-_NUMBERS = (int, str, bool, float)
-_CONTAINERS = (list, tuple, dict, set, range, str, np.ndarray, torch.Tensor, collections.deque,
-               torch.nn.ModuleList)  # fmt: skip
-_COUNTING = ("range", "trange", "count")
-# Functions whose iterators do not give one item for each one that they take.
-_GIVING_OTHERWISE = ("cycle", "chain", "zip_longest", "product", "groupby", "filter", "compress",
-                     "takewhile", "dropwhile", "filterfalse", "repeat", "tee", "pairwise",
-                     "batched")  # fmt: skip
-
-
-class NoPlaceError(Exception):
-    """The script cannot be brought back to where it is; the text is the reason."""
+# Instructions that may call a function of the script for each of some items.
+_ITERATING = ("UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "CONTAINS_OP",
+              "FOR_ITER", "CALL_INTRINSIC_1")  # fmt: skip
+_CALLING_OFTEN = ("map", "filter", "sorted", "min", "max", "list", "tuple", "set", "frozenset",
+                  "dict", "sum", "any", "all", "reduce", "zip", "enumerate")  # fmt: skip
+# Libraries whose calls on the way may be other ones with other settings of a run.
+_OUR_WAYS = ("torch", "gpujob_worker", "gpujob_api", "importlib", "runpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +42,13 @@ class At:
 
     frame: FrameType
     loops: tuple[Loop, ...]
+    # The calls of libraries through which it calls the next function.
+    through: tuple[str, ...] = ()
+
+    @property
+    def call(self) -> list[Any]:
+        """Where in the source the function is in a call, and what of libraries lies in between."""
+        return [self.frame.f_lineno, *_columns(self.frame), *self.through]
 
     @property
     def name(self) -> dict[str, Any]:
@@ -81,7 +72,10 @@ def begins_turn(frame: FrameType, loops: Sequence[Loop]) -> bool:
     """Whether the line that the frame is about to run begins a turn of its innermost loop."""
     if not loops or frame.f_lineno not in loops[-1].header:
         return False
-    return not loops[-1].is_for or _asks_iterator(frame)
+    if loops[-1].is_for:
+        return _asks_iterator(frame)
+    # The first line of an endless loop's body may come again in a turn: at the end of a `with`.
+    return not loops[-1].is_endless or frame.f_lasti in dict(_jumps_back(frame.f_code))
 
 
 def _asks_iterator(frame: FrameType) -> bool:
@@ -94,12 +88,29 @@ def _asks_iterator(frame: FrameType) -> bool:
     return instructions[offset] == _FOR_ITER
 
 
+@functools.lru_cache(maxsize=4096)
+def _jumps_back(code: CodeType) -> tuple[tuple[int, int], ...]:
+    """Where loops of the code begin, and where they end, in its instructions."""
+    return tuple(
+        (int(each.argval), each.offset)
+        for each in dis.get_instructions(code)
+        if "JUMP_BACKWARD" in each.opname
+    )
+
+
+def _columns(frame: FrameType) -> tuple[int | None, ...]:
+    """End line and columns of the expression that the frame is in."""
+    positions = list(frame.f_code.co_positions())
+    return positions[frame.f_lasti // 2][1:]
+
+
 def functions_of(frame: FrameType | None) -> list[At]:
     """The script's functions from its module to `frame`, the module first.
 
     Raises `NoPlaceError`.
     """
     found: list[At] = []
+    between: list[str] = []
     count = 0
     while frame is not None and count < FRAMES_MAX:
         count += 1
@@ -108,13 +119,48 @@ def functions_of(frame: FrameType | None) -> list[At]:
         if code.co_flags & _HALTS:
             raise NoPlaceError(f"{code.co_name} line {frame.f_lineno} is a generator's")
         if is_main or is_script_file(code.co_filename):
-            found.append(At(frame, _loops(frame)))
-        elif found and _loops_of_library(frame):
-            raise NoPlaceError(f"{code.co_filename} line {frame.f_lineno} calls it in a loop")
+            if found:
+                _refuse_calling_often(frame)
+            found.append(At(frame, _loops(frame), tuple(reversed(between))))
+            between = []
+        elif found:
+            if _is_in_loop(frame):
+                raise NoPlaceError(f"{code.co_filename} line {frame.f_lineno} calls it in a loop")
+            module = str(frame.f_globals.get("__name__"))
+            if module.partition(".")[0] not in _OUR_WAYS:
+                between.append(f"{module} {code.co_name} {frame.f_lineno}")
         if is_main:
+            _refuse_outer_loops(frame.f_back)
             return found[::-1]
         frame = frame.f_back
     raise NoPlaceError("its loop is not in the main thread of a script")
+
+
+def _refuse_outer_loops(frame: FrameType | None) -> None:
+    """Raises `NoPlaceError` where another script runs this one in a loop."""
+    count = 0
+    while frame is not None and count < FRAMES_MAX:
+        count += 1
+        if is_script_file(frame.f_code.co_filename) and _is_in_loop(frame):
+            where = f"{frame.f_code.co_filename} line {frame.f_lineno}"
+            raise NoPlaceError(f"{where} runs the script in a loop")
+        frame = frame.f_back
+
+
+def _refuse_calling_often(frame: FrameType) -> None:
+    """Raises `NoPlaceError` where Python itself calls a function for each of some items."""
+    code, offset = frame.f_code, frame.f_lasti
+    name = dis.opname[code.co_code[offset]]
+    often = name in _ITERATING
+    line, (end_line, column, end_column) = frame.f_lineno, _columns(frame)
+    call = call_at(code.co_filename, (line, column, end_line, end_column))
+    if call is not None:
+        function = value_of(frame, call.func)
+        known = getattr(function, "__name__", "")
+        module = getattr(function, "__module__", "")
+        often = often or (known in _CALLING_OFTEN and module in ("builtins", "_functools"))
+    if often:
+        raise NoPlaceError(f"{code.co_name} line {line} may call a function for each of some items")
 
 
 def _loops(frame: FrameType) -> tuple[Loop, ...]:
@@ -124,11 +170,13 @@ def _loops(frame: FrameType) -> tuple[Loop, ...]:
         raise NoPlaceError(str(error)) from None
 
 
-def _loops_of_library(frame: FrameType) -> bool:
+def _is_in_loop(frame: FrameType) -> bool:
+    """By the source; else by the instructions, which tell nothing of handlers of exceptions."""
     try:
         return bool(loops_around(frame.f_code, frame.f_lineno))
     except LookupError:
-        return False
+        jumps = _jumps_back(frame.f_code)
+        return any(first <= frame.f_lasti <= last for first, last in jumps)
 
 
 class Place:
@@ -164,8 +212,8 @@ class Place:
                 {"line": loop.line, **self._turn(at, loop, last and loop is at.loops[-1])}
                 for loop in at.loops
             ]
-            line = None if last else at.frame.f_lineno
-            described.append({**at.name, "line": line, "loops": loops})
+            call = None if last else at.call
+            described.append({**at.name, "call": call, "loops": loops})
         return described
 
     def lines(self) -> dict[str, set[int]]:
@@ -192,15 +240,13 @@ def turn_of(
     if not loop.is_for:
         return {"kind": "while"}
     read = passes.of_loop(frame, loop.header)
-    if read and _hands_on(frame, loop, read):
-        return {"kind": "passes", **_position(read, innermost)}
-    _refuse_unknown(frame, loop, outermost=outermost)
-    value = _number(frame, loop)
-    if value is not None and (loop.counts or _distinct(frame, loop)):
-        return {"kind": "number", "value": value}
-    index = _index(frame, loop)
-    if index is not None:
-        return {"kind": "index", "value": index}
+    items = LoopItems(frame, loop, read, outermost=outermost)
+    if read:
+        return {"kind": "passes", **_position(read, innermost), "given": items.given}
+    if items.number is not None:
+        return {"kind": "number", "value": items.number, "given": items.given}
+    if items.index is not None:
+        return {"kind": "index", "value": items.index, "given": items.given}
     raise NoPlaceError(
         f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be told apart;"
         " a loop over enumerate(...) can be"
@@ -217,109 +263,6 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
     except ValueError as error:
         raise NoPlaceError(str(error)) from None
     return {"count": done, "passes": states}
-
-
-def _hands_on(frame: FrameType, loop: Loop, passes: list[Pass]) -> bool:
-    """Whether the loop gets a batch of each of these passes in each turn, as far as its expression
-    tells.
-    """
-    names = loop.source_names()
-    if any(isinstance(name, ast.Call) and called(name) in _GIVING_OTHERWISE for name in names):
-        return False
-    # What another call made is a loader if the loop itself began its pass.
-    loaders = [
-        name
-        for name in names
-        if isinstance(name, ast.Call) or isinstance(value_of(frame, name), DataLoader)
-    ]
-    return len(loaders) >= len(passes)
-
-
-def _refuse_unknown(frame: FrameType, loop: Loop, *, outermost: bool) -> None:
-    """Raises `NoPlaceError` if a new iterator may give other items than the one under way.
-
-    What is made before the first step is made again from the same random numbers.
-    """
-    for source in loop.source_names():
-        if isinstance(source, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant)):
-            continue
-        name = called(source) if isinstance(source, ast.Call) else ""
-        if name in _COUNTING:
-            continue
-        function: Any = None
-        if isinstance(source, ast.Call):
-            if isinstance(source.func, ast.Attribute) and name in ("items", "keys", "values"):
-                function = value_of(frame, source.func.value)
-                if type(function) in _CONTAINERS:
-                    continue
-            function = value_of(frame, source.func)
-            known = function is not None and not is_script_file(_file_of(function))
-            if outermost and known and name not in _GIVING_OTHERWISE:
-                continue
-        elif isinstance(value_of(frame, source), _CONTAINERS):
-            continue
-        raise NoPlaceError(
-            f"the loop in line {loop.line} goes over {ast.unparse(source):.80}, which may give"
-            " other items when it begins anew"
-        )
-
-
-def _file_of(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    if code is None:
-        code = getattr(getattr(function, "__func__", None), "__code__", None)
-    return code.co_filename if code is not None else "<built-in>"
-
-
-def value_of(frame: FrameType, expression: ast.expr) -> Any:
-    """The value of a name, or of an attribute of one; None for all else, and if there is none."""
-    if isinstance(expression, ast.Name):
-        name = expression.id
-        known = frame.f_globals.get(name, getattr(builtins, name, None))
-        return frame.f_locals.get(name, known)
-    if isinstance(expression, ast.Attribute):
-        owner = value_of(frame, expression.value)
-        name = expression.attr
-        own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
-        return own if own is not None else getattr(type(owner), name, None)
-    if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
-        owner = value_of(frame, expression.value)
-        return owner.get(expression.slice.value) if type(owner) is dict else None
-    return None
-
-
-def _number(frame: FrameType, loop: Loop) -> Any:
-    name, source = loop.number_name, source_of(frame.f_code.co_filename)
-    if name is None or source is None or name in source.bound_elsewhere:
-        return None
-    value = frame.f_locals.get(name)
-    return value if type(value) in _NUMBERS else None
-
-
-def _items(frame: FrameType, loop: Loop) -> Sequence[Any] | None:
-    """What the loop goes over, where that is a list, tuple, dict or the like of a variable."""
-    names = loop.source_names()
-    value: Any = value_of(frame, names[0]) if len(names) == 1 else None
-    if type(value) not in (list, tuple, dict, range, str) or len(value) > ITEMS_MAX:
-        return None
-    return list(value)
-
-
-def _distinct(frame: FrameType, loop: Loop) -> bool:
-    items = _items(frame, loop)
-    if items is None or not all(type(item) in _NUMBERS for item in items):
-        return False
-    return len(set(map(repr, items))) == len(items)
-
-
-def _index(frame: FrameType, loop: Loop) -> int | None:
-    """The place in a list of the item that the loop has, where it is there once."""
-    name, items = loop.number_name, _items(frame, loop)
-    if name is None or items is None or not loop.takes_whole_item:
-        return None
-    item = frame.f_locals.get(name)
-    found = [index for index, each in enumerate(items) if each is item]
-    return found[0] if len(found) == 1 and type(item) not in _NUMBERS else None
 
 
 def script_frame(frame: FrameType | None) -> FrameType | None:

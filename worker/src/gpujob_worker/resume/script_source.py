@@ -35,6 +35,23 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
+# Since this version a comprehension's loop is in the code around it.
+_HAS_COMPREHENSIONS_INLINE = sys.version_info >= (3, 12)
+# Methods that change which items a container has, or where.
+_CHANGING = ("append", "appendleft", "extend", "insert", "remove", "pop", "popleft", "popitem",
+             "clear", "sort", "reverse", "rotate", "add", "discard", "update", "setdefault",
+             "resize")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A call in a loop's head that hands on the items of its first argument; `zip`, of all."""
+
+    call: ast.Call
+    # The arguments that give no items.
+    more: tuple[ast.expr, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A `for` or `while` statement of one file."""
@@ -52,11 +69,18 @@ class Loop:
     @property
     def header(self) -> range:
         """The lines at which a turn of the loop begins."""
-        head = self.node.iter if isinstance(self.node, ast.For) else self.node.test
-        if isinstance(head, ast.Constant) and not self.is_for:
+        if self.is_endless:
             # Python leaves out a test of a constant: a turn begins with the body.
-            return range(self.node.body[0].lineno, self.node.body[0].lineno + 1)
-        return range(self.node.lineno, (head.end_lineno or head.lineno) + 1)
+            return range(self.node.lineno, self.node.body[0].lineno + 1)
+        return range(self.node.lineno, (self._head.end_lineno or self._head.lineno) + 1)
+
+    @property
+    def _head(self) -> ast.expr:
+        return self.node.iter if isinstance(self.node, ast.For) else self.node.test
+
+    @property
+    def is_endless(self) -> bool:
+        return isinstance(self.node, ast.While) and isinstance(self.node.test, ast.Constant)
 
     @property
     def body(self) -> range:
@@ -66,10 +90,24 @@ class Loop:
     @property
     def refusal(self) -> str | None:
         """Why the script cannot be brought back into this loop; None where it can."""
-        head = self.node.iter if isinstance(self.node, ast.For) else self.node.test
-        if (head.end_lineno or head.lineno) >= self.node.body[0].lineno:
+        head = self._head
+        last = head.end_lineno or head.lineno
+        if last >= self.node.body[0].lineno:
             return f"the loop in line {self.line} has its body in the line of its head"
+        if isinstance(self.node, ast.While) and last > self.line:
+            # A line of it may come again while the condition is half evaluated.
+            return f"the loop in line {self.line} has its condition in more than one line"
+        if _HAS_COMPREHENSIONS_INLINE and self._has_comprehension():
+            return f"the loop in line {self.line} has a comprehension where its turns begin"
         return None
+
+    def _has_comprehension(self) -> bool:
+        begins: list[ast.AST] = [self._head]
+        if self.is_endless:
+            line = self.node.body[0].lineno
+            found = ast.walk(self.node.body[0])
+            begins = [each for each in found if getattr(each, "lineno", 0) == line]
+        return any(isinstance(node, _COMPREHENSIONS) for each in begins for node in ast.walk(each))
 
     @property
     def number_name(self) -> str | None:
@@ -79,9 +117,10 @@ class Loop:
         target = self.node.target
         if isinstance(target, (ast.Tuple, ast.List)) and target.elts:
             target = target.elts[0]
-        if not isinstance(target, ast.Name) or target.id in _assigned(self.node.body):
+        if not isinstance(target, ast.Name) or target.id in _bound(self.node.body):
             return None
-        return target.id
+        also = [each for each in ast.walk(self.node.target) if isinstance(each, ast.Name)]
+        return target.id if [each.id for each in also].count(target.id) == 1 else None
 
     @property
     def takes_whole_item(self) -> bool:
@@ -103,7 +142,7 @@ class Loop:
             if name not in _HANDING_ON or not found.args:
                 return False
             found = found.args[0]
-        if isinstance(found, (ast.List, ast.Tuple, ast.Set)):
+        if isinstance(found, (ast.List, ast.Tuple)):
             values = [each.value for each in found.elts if isinstance(each, ast.Constant)]
             return len(values) == len(found.elts) == len({repr(value) for value in values})
         return False
@@ -112,20 +151,30 @@ class Loop:
         """The expressions that the loop's iterator takes its items from, one for one, outermost
         first: `loader` of `enumerate(tqdm(loader))`, both of `zip(labelled, unlabelled)`.
         """
-        if not isinstance(self.node, ast.For):
-            return []
-        return list(_taken_from(self.node.iter))
+        return [each for each in self._taken_from() if not isinstance(each, Link)]
+
+    def links(self) -> list[Link]:
+        """The calls around them, outermost first."""
+        return [each for each in self._taken_from() if isinstance(each, Link)]
+
+    def _taken_from(self) -> list[ast.expr | Link]:
+        return list(_taken_from(self.node.iter)) if isinstance(self.node, ast.For) else []
+
+    def changed_names(self) -> set[str]:
+        """Names that the body binds, or whose items it changes, as far as it names them."""
+        return _bound(self.node.body) | set(_changed(self.node.body))
 
 
-def _taken_from(found: ast.expr) -> Iterator[ast.expr]:
-    if not isinstance(found, ast.Call):
+def _taken_from(found: ast.expr) -> Iterator[ast.expr | Link]:
+    name = called(found) if isinstance(found, ast.Call) else ""
+    if not isinstance(found, ast.Call) or not found.args:
         yield found
-        return
-    name = called(found)
-    if name == "zip":
+    elif name == "zip":
+        yield Link(found, ())
         for argument in found.args:
             yield from _taken_from(argument)
-    elif name in ("enumerate", *_HANDING_ON) and found.args:
+    elif name in ("enumerate", *_HANDING_ON):
+        yield Link(found, tuple(found.args[1:]))
         yield from _taken_from(found.args[0])
     else:
         yield found
@@ -139,15 +188,62 @@ def called(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ""
 
 
-def _assigned(body: list[ast.stmt]) -> set[str]:
+def _bound(body: list[ast.stmt]) -> set[str]:
     """Names that the statements may bind, in this scope or as `nonlocal` or `global` of others."""
     found: set[str] = set()
+    for node in _nodes(body):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            found.update(node.names)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            found.add(node.name or "")
+        elif isinstance(node, ast.MatchMapping):
+            found.add(node.rest or "")
+    return found
+
+
+def _changed(body: list[ast.stmt]) -> Iterator[str]:
+    """Names of containers that get other items, or the same in other places."""
+    for node in _nodes(body):
+        changed: ast.expr | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            changed = node.func.value if node.func.attr in _CHANGING else None
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            moves = isinstance(node.ctx, ast.Del) or isinstance(node.slice, ast.Slice)
+            changed = node.value if moves else None
+        while isinstance(changed, (ast.Attribute, ast.Subscript)):
+            changed = changed.value
+        if isinstance(changed, ast.Name):
+            yield changed.id
+
+
+def _nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
     for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            elif isinstance(node, (ast.Global, ast.Nonlocal)):
-                found.update(node.names)
+        yield from ast.walk(statement)
+
+
+def bindings(scope: ast.AST, around: list[ast.For | ast.While]) -> dict[str, list[ast.expr | None]]:
+    """The values that are bound to names in a scope: None for what is no plain assignment. Targets
+    of the loops `around` are left out.
+    """
+    found: dict[str, list[ast.expr | None]] = {}
+    plain: set[int] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, (ast.For, ast.While)) and node in around:
+            targets = ast.walk(node.target) if isinstance(node, ast.For) else ()
+            plain.update(map(id, targets))
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append(node.value)
+                plain.add(id(target))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in plain:
+            found.setdefault(node.id, []).append(None)
     return found
 
 
@@ -169,7 +265,7 @@ class Source:
 
         Raises `LookupError` if the source has no such code, or if the line is in a comprehension.
         """
-        return list(self._around(self._scope(code), line))
+        return list(self._around(self.scope(code), line))
 
     def loop_at(self, line: int) -> Loop | None:
         """The loop whose statement begins in the line."""
@@ -178,7 +274,20 @@ class Source:
                 return Loop(node)
         return None
 
-    def _scope(self, code: CodeType) -> ast.AST:
+    def call_at(self, place: tuple[int | None, ...]) -> ast.Call | None:
+        """The call whose first and last line and column these are."""
+        return self._calls.get(place)
+
+    @functools.cached_property
+    def _calls(self) -> dict[tuple[int | None, ...], ast.Call]:
+        return {
+            (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset): node
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Call)
+        }
+
+    def scope(self, code: CodeType) -> ast.AST:
+        """The module, or the function whose code it is. Raises `LookupError`."""
         if code.co_name == "<module>":
             return self._tree
         for node in ast.walk(self._tree):
@@ -226,6 +335,18 @@ def loops_around(code: CodeType, line: int) -> tuple[Loop, ...]:
     if source is None:
         raise LookupError(f"the source of {code.co_filename} cannot be read")
     return tuple(source.loops_around(code, line))
+
+
+def function_of(code: CodeType) -> ast.AST | None:
+    """The function whose code it is, as it is written; None for a module."""
+    source = source_of(code.co_filename)
+    return source.scope(code) if source is not None and code.co_name != "<module>" else None
+
+
+def call_at(filename: str, place: tuple[int | None, ...]) -> ast.Call | None:
+    """The call of a file whose first line and column, last line and column these are."""
+    source = source_of(filename)
+    return source.call_at(place) if source is not None else None
 
 
 def file_hash(filename: str) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from gpujob_worker.resume.loop_items import differs
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.script_place import NoPlaceError, function_key, functions_of
 from gpujob_worker.resume.script_source import Loop, source_of
@@ -24,6 +25,8 @@ class WayBack:
         self._place, self._over, self._passes = place, over, passes
         self._way = [(depth, loop) for depth, each in enumerate(place) for loop in each["loops"]]
         self._next = 0
+        # What the next loop is made of that is not what it was, before variables are put back.
+        self._differs: str | None = None
 
     @property
     def files(self) -> set[str]:
@@ -66,8 +69,9 @@ class WayBack:
         for at, each in zip(functions, wanted, strict=True):
             if at.key != function_key(each["file"], each["code"], each["first"]):
                 return False
-            if at is not last and at.frame.f_lineno != each["line"]:
+            if at is not last and at.call != each["call"]:
                 return False
+        self._differs = differs(frame, loop.get("given", {}))
         return True
 
     def passes_while(self) -> None:
@@ -78,6 +82,8 @@ class WayBack:
         """What the loop goes over from its turn on. Raises `NotReachedError`."""
         _, saved = self._way[self._next]
         self._next += 1
+        if self._differs is not None:
+            raise NotReachedError(_other(saved["line"], self._differs))
         return advanced(frame, saved, iterable, self._passes, innermost=self.reached)
 
 
@@ -89,6 +95,9 @@ def advanced(
     """
     line, kind = saved["line"], saved["kind"]
     loop = _loop_at(frame.f_code.co_filename, line)
+    other = differs(frame, saved["given"])
+    if other is not None:
+        raise NotReachedError(_other(line, other))
     if kind == "passes":
         passes.bring_back(frame, loop.header, saved["passes"])
         iterator = iter(iterable)
@@ -103,6 +112,10 @@ def advanced(
         return iterator
     item = _item_with(iterator, saved["value"], loop, line)
     return iterator if innermost else itertools.chain([item], iterator)
+
+
+def _other(line: int, name: str) -> str:
+    return f"{name} is not what it was where the loop in line {line} began"
 
 
 def _loop_at(file: str, line: int) -> Loop:
@@ -122,6 +135,6 @@ def _take(iterator: Iterator[Any], count: int, line: int) -> None:
 def _item_with(iterator: Iterator[Any], value: Any, loop: Loop, line: int) -> Any:
     for item in iterator:
         number = item if loop.takes_whole_item else item[0]
-        if type(number) is type(value) and number == value:
+        if type(number) is type(value) and repr(number) == repr(value):
             return item
     raise NotReachedError(f"the loop in line {line} ended before {value!r:.100} came")
