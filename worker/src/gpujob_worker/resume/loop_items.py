@@ -25,8 +25,10 @@ from gpujob_worker.resume.script_source import (
     Loop,
     bindings,
     called,
+    changed_in,
     function_of,
     loops_around,
+    root_of,
     source_of,
 )
 
@@ -41,12 +43,15 @@ _CONTAINERS = (list, tuple, range, str, *_ARRAYS, *_MODULES, *_DICTS)
 _COUNTING = ("range", "trange", "count")
 # Their iterators read from them turn by turn, and they are put back in place.
 _READ_IN_PLACE = (list, *_ARRAYS)
+_ANOTHER = "may be another value when the loop begins anew"
 _OTHERWISE = "may give other items when it begins anew"
 _VIEWS = ("items", "keys", "values")
 # Functions that read all items before the first turn, or in another order.
 _READING_AHEAD = ("sorted", "reversed", "list", "tuple")
 # Functions whose further arguments are for people.
 _SHOWING = ("tqdm", "track", "progress_bar")
+# Modules of the objects that they give.
+_BARS = ("tqdm.", "rich.", "fastprogress.")
 # Functions whose iterators do not give one item for each one that they take.
 _GIVING_OTHERWISE = ("cycle", "chain", "zip_longest", "product", "groupby", "filter", "compress",
                      "takewhile", "dropwhile", "filterfalse", "repeat", "tee", "pairwise",
@@ -117,7 +122,7 @@ class LoopItems:
             self._check_steady(source)
         elif isinstance(source, ast.Call):
             self._check_call(source)
-        elif isinstance(value_of(self._frame, source), DataLoader):
+        elif _may_be_read_by(value_of(self._frame, source)):
             self._loaders.append(source)
         else:
             self._check_container(source)
@@ -128,7 +133,8 @@ class LoopItems:
             for each in (*call.args, *(keyword.value for keyword in call.keywords)):
                 self._check_steady(each)
         elif isinstance(call.func, ast.Attribute) and name in _VIEWS:
-            if not isinstance(value_of(self._frame, call.func.value), _DICTS):
+            ahead = name != "keys" and not self._outermost and self._reads_ahead
+            if ahead or not isinstance(value_of(self._frame, call.func.value), _DICTS):
                 raise self._refuse(call, _OTHERWISE)
             self._check_container(call.func.value)
         elif name in _GIVING_OTHERWISE:
@@ -172,20 +178,27 @@ class LoopItems:
                     return False
         return True
 
+    @functools.cached_property
+    def _wrappers(self) -> set[str]:
+        return {called(link.call) for link in self._loop.links()}
+
+    @property
+    def _reads_ahead(self) -> bool:
+        return not self._wrappers.isdisjoint(_READING_AHEAD)
+
     def _check_container(self, source: ast.expr) -> None:
         value = value_of(self._frame, source)
-        wrappers = {called(link.call) for link in self._loop.links()}
-        in_order = isinstance(value, (set, frozenset)) and "sorted" in wrappers
+        in_order = isinstance(value, (set, frozenset)) and "sorted" in self._wrappers
         if not (in_order or _is_container(value)):
             raise self._refuse(source, _OTHERWISE)
-        if _root(source) in self._changed:
+        if root_of(source) in self._changed:
             raise self._refuse(source, "changes while the loop goes over it")
-        if isinstance(value, _READ_IN_PLACE) and not wrappers & set(_READING_AHEAD):
+        if isinstance(value, _READ_IN_PLACE) and not self._reads_ahead:
             return
         if len(value) > ITEMS_MAX:
             raise self._refuse(source, f"has more than {ITEMS_MAX} items")
         if not self._outermost:
-            self._check_bindings(_root(source))
+            self._check_bindings(root_of(source))
         self.given[ast.unparse(source)] = content_of(value)
 
     def _check_steady(self, expression: ast.expr) -> None:
@@ -195,11 +208,11 @@ class LoopItems:
         for node in ast.walk(expression):
             if isinstance(node, (*_STEADY, ast.Call)) and not self._is_unknown_call(node):
                 continue
-            raise self._refuse(expression, "may be another value when the loop begins anew")
+            raise self._refuse(expression, _ANOTHER)
         for leaf in _leaves(expression):
-            if _root(leaf) in self._changed:
+            if root_of(leaf) in self._changed:
                 raise self._refuse(leaf, "changes while the loop goes on")
-            self._check_bindings(_root(leaf))
+            self._check_bindings(root_of(leaf))
             value = value_of(self._frame, leaf)
             if not callable(value):
                 self.given[ast.unparse(leaf)] = content_of(value)
@@ -209,19 +222,23 @@ class LoopItems:
         if name in self._bindings_seen:
             return
         self._bindings_seen.add(name)
-        for value in self._bindings.get(name, ()):
+        scope, around = self._scope
+        if scope is not None and name in changed_in(scope):
+            raise self._refuse(ast.Name(name), _ANOTHER)
+        for value in bindings(scope, around).get(name, ()) if scope is not None else ():
             if value is None:
-                raise self._refuse(ast.Name(name), "may be another value when the loop begins anew")
+                raise self._refuse(ast.Name(name), _ANOTHER)
             self._check_steady(value)
 
     @functools.cached_property
-    def _bindings(self) -> dict[str, list[ast.expr | None]]:
+    def _scope(self) -> tuple[ast.AST | None, list[ast.For | ast.While]]:
+        """What is run again on the way to the loop, as far as its function has it."""
         code = self._frame.f_code
         around = loops_around(code, self._frame.f_lineno)
-        if around[0] != self._loop:
-            return bindings(around[0].node, [loop.node for loop in around])
-        function = function_of(code)
-        return bindings(function, [loop.node for loop in around]) if function is not None else {}
+        first = around[0].node
+        return first if first is not self._loop.node else function_of(code), [
+            loop.node for loop in around
+        ]
 
     def _is_unknown_call(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call):
@@ -291,8 +308,7 @@ def content_of(value: Any) -> Any:
         return kind
     items: list[Any] = []
     if size <= ITEMS_MAX and isinstance(value, (dict, list, tuple, range, set, frozenset)):
-        known: Any = cast("dict[Any, Any]", value).items() if isinstance(value, dict) else value
-        items = list(known)
+        items = list(cast("Sequence[Any]", value))  # of a dict, its keys
         if isinstance(value, (set, frozenset)):
             items.sort(key=repr)
     shown = hashlib.sha256(repr([_shown(item) for item in items]).encode()).hexdigest()
@@ -305,6 +321,11 @@ def _shown(value: Any) -> Any:
     return value if type(value) in _PLAIN else type(value).__name__
 
 
+def _may_be_read_by(value: Any) -> bool:
+    """Whether it is a loader, or a bar that shows the progress of one."""
+    return isinstance(value, DataLoader) or type(value).__module__.startswith(_BARS)
+
+
 def _is_same(one: Any, other: Any) -> bool:
     if type(one) in _NUMBERS:
         return type(one) is type(other) and repr(one) == repr(other)
@@ -315,12 +336,6 @@ def _is_container(value: Any) -> bool:
     """Of a kind whose iterator gives what is in it, in its order."""
     base = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
     return base is not None and not is_script_callable(type(value).__iter__)
-
-
-def _root(expression: ast.expr) -> str:
-    while isinstance(expression, (ast.Attribute, ast.Subscript)):
-        expression = expression.value
-    return expression.id if isinstance(expression, ast.Name) else ""
 
 
 def _leaves(expression: ast.AST) -> Iterator[ast.expr]:

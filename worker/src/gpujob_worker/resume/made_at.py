@@ -4,6 +4,7 @@ A resumed script runs up to its first training loop, and in each loop on the way
 turn in which it was. An object that it made in another turn and still has is not made again.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -14,6 +15,19 @@ from gpujob_worker.resume.script_source import Loop, is_script_file, loops_aroun
 
 _CALLS_MAX = 100
 _NUMBERS = (int, str, bool, float)
+
+
+class _Item:
+    """An item of a loop that is no number: another one may have its identity once it is gone."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = weakref.ref(item)
+
+    def __eq__(self, other: object) -> bool:
+        item = self._item()
+        return item is not None and isinstance(other, _Item) and other._item() is item
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ class MadeAt:
                     if loop.line != line:
                         continue
                     innermost = at is functions[-1] and loop is at.loops[-1]
-                    if innermost or turn is None or turn != _turn(at.frame, loop):
+                    if innermost or turn is None or turn != turn_mark(at.frame, loop):
                         return True
         return False
 
@@ -54,16 +68,19 @@ def made_at(frame: FrameType | None) -> MadeAt:
                 loops = loops_around(code, frame.f_lineno)
             except LookupError:
                 loops = ()
-            turns += [(id(frame), loop.line, _turn(frame, loop)) for loop in loops]
+            turns += [(id(frame), loop.line, turn_mark(frame, loop)) for loop in loops]
         if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break
         frame = frame.f_back
     return MadeAt(" ".join(lines)[:1000], tuple(turns))
 
 
-def _turn(frame: FrameType, loop: Loop) -> Any:
+def turn_mark(frame: FrameType, loop: Loop) -> Any:
     name = loop.number_name
     value = frame.f_locals.get(name) if name is not None else None
-    if value is None:
-        return None
-    return value if type(value) in _NUMBERS else id(value)
+    if type(value) in _NUMBERS:
+        return value
+    try:
+        return _Item(value)
+    except TypeError:
+        return None  # of a kind that cannot be referenced weakly

@@ -119,8 +119,8 @@ class Loop:
             target = target.elts[0]
         if not isinstance(target, ast.Name) or target.id in _bound(self.node.body):
             return None
-        also = [each for each in ast.walk(self.node.target) if isinstance(each, ast.Name)]
-        return target.id if [each.id for each in also].count(target.id) == 1 else None
+        others = [each for each in ast.walk(self.node.target) if each is not target]
+        return None if any(target.id in _names(each) for each in others[1:]) else target.id
 
     @property
     def takes_whole_item(self) -> bool:
@@ -161,8 +161,9 @@ class Loop:
         return list(_taken_from(self.node.iter)) if isinstance(self.node, ast.For) else []
 
     def changed_names(self) -> set[str]:
-        """Names that the body binds, or whose items it changes, as far as it names them."""
-        return _bound(self.node.body) | set(_changed(self.node.body))
+        """Names that a turn binds, or whose items it changes, as far as it names them."""
+        found = _bound(self.node.body) | changed_in(self.node)
+        return found | (_names(self.node.target) if isinstance(self.node, ast.For) else set())
 
 
 def _taken_from(found: ast.expr) -> Iterator[ast.expr | Link]:
@@ -207,19 +208,30 @@ def _bound(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-def _changed(body: list[ast.stmt]) -> Iterator[str]:
+def changed_in(scope: ast.AST) -> set[str]:
     """Names of containers that get other items, or the same in other places."""
-    for node in _nodes(body):
-        changed: ast.expr | None = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            changed = node.func.value if node.func.attr in _CHANGING else None
+    found: list[ast.expr] = []
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+                found.append(node.func.value)
+            if called(node) == "shuffle":
+                found += node.args[:1]
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             moves = isinstance(node.ctx, ast.Del) or isinstance(node.slice, ast.Slice)
-            changed = node.value if moves else None
-        while isinstance(changed, (ast.Attribute, ast.Subscript)):
-            changed = changed.value
-        if isinstance(changed, ast.Name):
-            yield changed.id
+            found += [node.value] if moves else []
+    return {root_of(each) for each in found}
+
+
+def root_of(expression: ast.expr) -> str:
+    """The name that an attribute or an entry belongs to."""
+    while isinstance(expression, (ast.Attribute, ast.Subscript)):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def _names(expression: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(expression) if isinstance(each, ast.Name)}
 
 
 def _nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -285,6 +297,21 @@ class Source:
             for node in ast.walk(self._tree)
             if isinstance(node, ast.Call)
         }
+
+    def statement_of(self, call: ast.Call) -> ast.stmt | None:
+        """The innermost statement that the call is in."""
+        return self._statements.get(call)
+
+    @functools.cached_property
+    def _statements(self) -> dict[ast.Call, ast.stmt]:
+        found: dict[ast.Call, ast.stmt] = {}
+        for statement in ast.walk(self._tree):
+            # Statements around others come first, and those in them after them.
+            if isinstance(statement, ast.stmt):
+                found.update(
+                    (each, statement) for each in ast.walk(statement) if isinstance(each, ast.Call)
+                )
+        return found
 
     def scope(self, code: CodeType) -> ast.AST:
         """The module, or the function whose code it is. Raises `LookupError`."""

@@ -25,17 +25,19 @@ class TurnWatch:
     def __init__(self, at_turn: Callable[[FrameType], bool]) -> None:
         self._at_turn = at_turn
         self._before: Any = None
+        self._waits = False
+        # The functions in which the watch began, and what traced them before.
         self._watched: list[tuple[FrameType, Any]] = []
         # Whether functions that are called meanwhile are watched, too: training waits in them.
         self.looks_everywhere = False
 
     @property
     def waits(self) -> bool:
-        return bool(self._watched)
+        return self._waits
 
     def start(self, frame: FrameType | None) -> None:
         """Watches the script's functions from this frame outwards."""
-        if self._watched:
+        if self._waits:
             # Libraries that trace for a while may leave nothing in force.
             if sys.gettrace() != self._call:
                 sys.settrace(self._call)
@@ -48,27 +50,30 @@ class TurnWatch:
                 self._watched.append((frame, frame.f_trace))
                 frame.f_trace = self._line
             frame = frame.f_back
-        if self._watched:
+        self._waits = bool(self._watched)
+        if self._waits:
             sys.settrace(self._call)
 
     def stop(self) -> None:
-        watched, self._watched = self._watched, []
-        for frame, before in watched:
+        for frame, before in self._watched:
             frame.f_trace = before
-        if watched:
+        self._watched = []
+        if self._waits:
+            self._waits = False
             sys.settrace(self._before)
             self._before = None
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         del event, argument
-        if self.looks_everywhere and is_script_file(frame.f_code.co_filename):
-            self._watched.append((frame, None))
-            return self._line
-        return None
+        everywhere = self._waits and self.looks_everywhere
+        return self._line if everywhere and is_script_file(frame.f_code.co_filename) else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
-        if event != "line" or not self._watched:
+        if event == "return":
+            # What a function that is over had is not kept alive.
+            self._watched = [each for each in self._watched if each[0] is not frame]
+        if event != "line" or not self._waits:
             return self._line
         try:
             loops = loops_around(frame.f_code, frame.f_lineno)
