@@ -6,7 +6,7 @@ runs as written up to its first training loop; loops on the way to its place beg
 which they were, and there everything is put back. What cannot be read is known from the first step
 on: such a script is not saved, and an interruption starts it from the beginning.
 
-`docs/design/0033-exact-resume-of-plain-scripts.md` says why this is sound, and what it cannot see.
+`docs/design/0025-exact-resume-of-plain-scripts.md` says why this is sound, and what it cannot see.
 """
 
 import functools
@@ -212,6 +212,8 @@ class PlainScript:
             self._asks_others = self._order is None
         elif self._order is None and not (continuation is not None and continuation.compares):
             self._ask()
+        if self._order is Order.STOP and self._unmodified.saved_to_leave:
+            self._unmodified.carry_out(Order.STOP)
         if self._order is not None or not self._judged:
             self._watch.looks_everywhere = self._session.stop.requested
             self._watch.start(frame)
@@ -237,14 +239,17 @@ class PlainScript:
         if self._session.state.backward_passes != self._passes_at_step:
             return False
         try:
-            self._place = Place(frame, self._unmodified.passes)
-            self._place.saved()
+            place = Place(frame, self._unmodified.passes)
+            why = self._state.loops.refusal(place.functions)
+            if why is not None:
+                raise NoPlaceError(why)
+            place.saved()
         except NoPlaceError as error:
-            self._place = None
             # A loop around it may still have places.
             if self._state.loops.begins_turn(frame):
                 self._refuse(str(error))
             return self._refused
+        self._place = place
         try:
             self._carry_out()
         finally:
@@ -269,6 +274,9 @@ class PlainScript:
         except CheckpointError as error:
             self._refuse(str(error))
             return
+        self._say_protection()
+
+    def _say_protection(self) -> None:
         left = self._state.variables.left
         kind = Protection.BEST_EFFORT if left else Protection.EXACT
         self._session.state.protected(kind, "; ".join(left) or None)
@@ -315,8 +323,6 @@ class PlainScript:
         (store.directory / FAILED_FILE).unlink(missing_ok=True)
         self._begin()
         self._unmodified.arrived(step)
-        self._judged = True
-        self._session.state.protected(Protection.EXACT, None)
         self._session.explanation.note(_ITEM, f"{KIND}: from step {step}: {what}")
 
     def ended(self, well: bool) -> None:

@@ -405,6 +405,14 @@ class PutBack:
         found.seek(node["at"])
         self._is(index, found)
 
+    def make_closed_stream(self, index: int, node: Any, existing: Any, path: str) -> None:
+        """What was closed is of no more use, whichever file it was."""
+        del path
+        if name_of(type(existing)) != node["type"] or not existing.closed:
+            existing = io.StringIO()
+            existing.close()
+        self._is(index, existing)
+
     def make_stream(self, index: int, node: Any, existing: Any, path: str) -> None:
         if name_of(type(existing)) != node["type"] or existing.closed:
             raise MismatchError(f"{path} was open for reading and is not")
@@ -467,6 +475,7 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "torch generator": PutBack.make_torch_generator,
     "numpy generator": PutBack.make_numpy_generator, "random": PutBack.make_random,
     "object": PutBack.make_object, "buffer": PutBack.make_buffer, "stream": PutBack.make_stream,
+    "closed stream": PutBack.make_closed_stream,
     "list": PutBack.make_list, "set": PutBack.make_list, "deque": PutBack.make_list,
     "bytearray": PutBack.make_list, "tuple": PutBack.make_tuple,
     "frozenset": PutBack.make_tuple, "Size": PutBack.make_tuple,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from gpujob_worker.resume.call_on_way import refusal
 from gpujob_worker.resume.loop_items import LoopItems
 from gpujob_worker.resume.loop_items import NoPlaceError as NoPlaceError
 from gpujob_worker.resume.passes import Pass, Passes
@@ -104,10 +105,10 @@ def _columns(frame: FrameType) -> tuple[int | None, ...]:
     return positions[frame.f_lasti // 2][1:]
 
 
-def functions_of(frame: FrameType | None) -> list[At]:
+def functions_of(frame: FrameType | None, *, strict: bool = True) -> list[At]:
     """The script's functions from its module to `frame`, the module first.
 
-    Raises `NoPlaceError`.
+    Raises `NoPlaceError`; where it is not `strict`, only if there is no such way at all.
     """
     found: list[At] = []
     between: list[str] = []
@@ -116,14 +117,14 @@ def functions_of(frame: FrameType | None) -> list[At]:
         count += 1
         code = frame.f_code
         is_main = code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
-        if code.co_flags & _HALTS:
+        if strict and code.co_flags & _HALTS:
             raise NoPlaceError(f"{code.co_name} line {frame.f_lineno} is a generator's")
         if is_main or is_script_file(code.co_filename):
-            if found:
-                _refuse_calling_often(frame)
+            if found and strict:
+                _refuse_call(frame)
             found.append(At(frame, _loops(frame), tuple(reversed(between))))
             between = []
-        elif found:
+        elif found and strict:
             if _is_in_loop(frame):
                 raise NoPlaceError(f"{code.co_filename} line {frame.f_lineno} calls it in a loop")
             module = str(frame.f_globals.get("__name__"))
@@ -147,8 +148,10 @@ def _refuse_outer_loops(frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-def _refuse_calling_often(frame: FrameType) -> None:
-    """Raises `NoPlaceError` where Python itself calls a function for each of some items."""
+def _refuse_call(frame: FrameType) -> None:
+    """Raises `NoPlaceError` where Python itself calls a function for each of some items, or where a
+    statement has read what it may not read again.
+    """
     code, offset = frame.f_code, frame.f_lasti
     name = dis.opname[code.co_code[offset]]
     often = name in _ITERATING
@@ -161,6 +164,9 @@ def _refuse_calling_often(frame: FrameType) -> None:
         often = often or (known in _CALLING_OFTEN and module in ("builtins", "_functools"))
     if often:
         raise NoPlaceError(f"{code.co_name} line {line} may call a function for each of some items")
+    why = refusal(frame, call)
+    if why is not None:
+        raise NoPlaceError(f"{code.co_name} {why}")
 
 
 def _loops(frame: FrameType) -> tuple[Loop, ...]:

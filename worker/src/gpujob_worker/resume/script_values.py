@@ -429,7 +429,9 @@ def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
     """What is written is looked after by its file; what is read goes on at its position."""
     if isinstance(value, (io.StringIO, io.BytesIO)) and not value.closed:
         return {KIND: "buffer", "content": value.getvalue(), "at": value.tell()}
-    if value.closed or not value.readable():
+    if value.closed:
+        return {KIND: "closed stream", "type": name_of(type(value))}
+    if not value.readable():
         return _same(values, value, path)
     try:
         return {KIND: "stream", "type": name_of(type(value)), "at": value.tell()}

@@ -1,14 +1,17 @@
-"""The loops in which a script makes its steps: the one under way, and those that are over.
+"""The loops in which a script makes its steps: those under way, and those that are over.
 
 A script may train in one loop after another. Those that are over are left out on the way back, as
-long as all that they left is in variables of functions that still run.
+long as all that they left is in variables of functions that still run. Of the turn of a loop around
+its place a script runs again what comes before the place: there must be no step in it.
 """
 
+import itertools
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from gpujob_worker.checkpoint.errors import UnsavableError
+from gpujob_worker.resume.made_at import turn_mark
 from gpujob_worker.resume.script_place import (
     At,
     NoPlaceError,
@@ -16,7 +19,11 @@ from gpujob_worker.resume.script_place import (
     function_key,
     functions_of,
 )
-from gpujob_worker.resume.script_source import loops_around
+from gpujob_worker.resume.script_source import Loop, loops_around
+
+TURNS_MAX = 256
+_Key = tuple[int, int]
+_Within = tuple[int | None, int | None]
 
 
 class TrainingLoops:
@@ -25,6 +32,9 @@ class TrainingLoops:
     def __init__(self) -> None:
         self._now: At | None = None
         self._over: list[dict[str, Any]] = []
+        # By loop, what tells its present turn apart, and the places in the turn where steps were
+        # made: the line of a call and the loop in it, or a loop, or neither.
+        self._turns: dict[_Key, tuple[Any, set[_Within]]] = {}
 
     @property
     def began(self) -> bool:
@@ -32,10 +42,11 @@ class TrainingLoops:
 
     def step_in(self, frame: FrameType) -> None:
         """A step was made in a call from `frame`. Raises `NoPlaceError`."""
+        self._note_turns(functions_of(frame, strict=False))
         known = self._now
         if known is not None and _is_in(frame, known):
             return
-        self._now = next((at for at in functions_of(frame) if at.loops), None)
+        self._now = next((at for at in functions_of(frame, strict=False) if at.loops), None)
         if self._now is None:
             raise NoPlaceError("its steps are in no loop")
         if known is not None:
@@ -43,9 +54,30 @@ class TrainingLoops:
             if known.loops[0].node.orelse:
                 raise NoPlaceError(f"the training loop in line {line}, which is over, has an else")
             self._over.append({**known.name, "loop": line, "frame": id(known.frame)})
-            if known.frame not in [at.frame for at in functions_of(frame)]:
+            if known.frame not in [at.frame for at in functions_of(frame, strict=False)]:
                 code = known.frame.f_code.co_name
                 raise NoPlaceError(f"it trained in {code} line {line} before, which has returned")
+
+    def _note_turns(self, functions: Sequence[At]) -> None:
+        for frame, loop, within in _nested(functions):
+            key, turn = (id(frame), loop.line), turn_mark(frame, loop)
+            before, made = self._turns.get(key, (turn, set()))
+            if before != turn:
+                made = set()
+            made.add(within)
+            self._turns[key] = turn, made
+        while len(self._turns) > TURNS_MAX:
+            del self._turns[next(iter(self._turns))]
+
+    def refusal(self, functions: Sequence[At]) -> str | None:
+        """Why the script cannot be brought back to a place in these functions: a step would be made
+        again on the way.
+        """
+        for frame, loop, within in _nested(functions)[:-1]:
+            turn, made = self._turns.get((id(frame), loop.line), (None, set()))
+            if turn == turn_mark(frame, loop) and made - {within}:
+                return f"a step was made before it in the turn of the loop in line {loop.line}"
+        return None
 
     def begins_turn(self, frame: FrameType) -> bool:
         """Whether it is a turn of the loop itself that begins there, and not of one in it."""
@@ -80,6 +112,20 @@ class TrainingLoops:
             for at in functions
             if at.key == function_key(loop["file"], loop["code"], loop["first"])
         ]
+
+
+def _nested(functions: Sequence[At]) -> list[tuple[FrameType, Loop, _Within]]:
+    """The loops, each with the way from its body to the next one."""
+    flat = [(at, loop) for at in functions for loop in at.loops]
+    found: list[tuple[FrameType, Loop, _Within]] = []
+    for (at, loop), (next_at, inner) in itertools.zip_longest(
+        flat, flat[1:], fillvalue=(None, None)
+    ):
+        assert at is not None
+        assert loop is not None
+        call = at.frame.f_lineno if next_at is not None and next_at is not at else None
+        found.append((at.frame, loop, (call, inner.line if inner is not None else None)))
+    return found
 
 
 def _is_in(frame: FrameType | None, known: At) -> bool:

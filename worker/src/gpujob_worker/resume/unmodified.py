@@ -97,7 +97,8 @@ class Unmodified:
         self.continuation: Continuation | None = None
         # The step of the checkpoint that this attempt found.
         self.loaded_step = 0
-        self._saved_to_leave = False
+        # A stop's checkpoint is committed: what is left to do is to note a few more steps.
+        self.saved_to_leave = False
         self._step_seconds = self._passed_at = 0.0
 
     def install(self) -> None:
@@ -333,7 +334,7 @@ class Unmodified:
         assert self._checkpointer is not None
         now = time.monotonic()
         self._step_seconds, self._passed_at = now - self._passed_at, now
-        if self._saved_to_leave:
+        if self.saved_to_leave:
             assert self.continuation is not None
             left = self.session.stop.remaining_seconds()
             goes_on = self.continuation.records and STEPS_FOR_A_LOSS * self._step_seconds < left
@@ -349,7 +350,7 @@ class Unmodified:
             # Each checkpoint has a number of its own.
             self.session.state.stepped_beside()
         self._stepped = False
-        if self._saved_to_leave:
+        if self.saved_to_leave:
             checkpointer.leave(saved=True)
         if order is Order.STOP and continuation is not None:
             self._save_and_record(checkpointer, continuation)
@@ -364,7 +365,7 @@ class Unmodified:
         step = self.session.state.step
         if not checkpointer.save_last():
             checkpointer.leave(saved=False)
-        self._saved_to_leave = True
+        self.saved_to_leave = True
         left = self.session.stop.remaining_seconds()
         if STEPS_FOR_A_LOSS * STEPS * self._step_seconds > left:
             checkpointer.leave(saved=True)
