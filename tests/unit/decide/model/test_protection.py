@@ -134,7 +134,7 @@ def test_a_job_that_requires_spot_nodes_is_placed_on_them_and_warned() -> None:
     assert kept_off_spot(lost, DEFAULTS) is None
     assert unprotected_message(lost, NOT_RESUMABLE, "it draws from os.urandom") == (
         "an interruption starts the job again from the beginning: it draws from os.urandom; "
-        "checkpoint.resume: BestEffort resumes it all the same; "
+        "docs/guides/worker.md names what helps; "
         "spot.policy: Require places it on spot nodes all the same"
     )
 

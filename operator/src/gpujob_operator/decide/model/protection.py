@@ -50,7 +50,7 @@ def unprotected_message(job: GPUJob, why: Unprotected, reason: str = "") -> str:
     lost = "an interruption starts the job again from the beginning"
     if why is Unprotected.NOT_RESUMABLE:
         reason = reason or "the worker found that no checkpoint brings its run back exactly"
-        text = f"{lost}: {reason}; checkpoint.resume: BestEffort resumes it all the same"
+        text = f"{lost}: {reason}; docs/guides/worker.md names what helps"
     elif (path := _absolute_path(job)) is not None:
         text = (
             f"{lost}: checkpoint.path ({path[:128]}) is on no persistent volume; mount a "
