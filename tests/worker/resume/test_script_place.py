@@ -1235,7 +1235,7 @@ def test_a_place_can_be_written(loops: ResumedLoops) -> None:
         ("map calls", "may call a function for each of some items"),
         ("a comprehension of a library calls", "calls it in a loop"),
         ("a condition of several lines", "has its condition in more than one line"),
-        ("a walrus", "cannot be told apart; a loop over enumerate(...) can be"),
+        ("a walrus", "cannot be distinguished; a loop over enumerate(...) can be"),
         ("a loop around the script", "runs the script in a loop"),
     ],
 )

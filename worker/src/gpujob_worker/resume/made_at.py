@@ -33,7 +33,7 @@ class _Item:
 @dataclass(frozen=True, slots=True)
 class MadeAt:
     """`key` names the calls and lines; `turns` are the loops around them, by frame and line, each
-    with what told its turn apart.
+    with what its turn was known by.
     """
 
     key: str

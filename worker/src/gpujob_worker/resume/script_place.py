@@ -254,7 +254,7 @@ def turn_of(
     if items.index is not None:
         return {"kind": "index", "value": items.index, "given": items.given}
     raise NoPlaceError(
-        f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be told apart;"
+        f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be distinguished;"
         " a loop over enumerate(...) can be"
     )
 
