@@ -38,9 +38,11 @@ def start() -> None:
     atexit.register(_end)
     directory = os.environ.get("GPUJOB_CHECKPOINT_DIR", "")
     if directory.strip():
-        from gpujob_worker.resume import rerun
+        from gpujob_worker.resume import rerun, seeds
 
         rerun.install(directory)
+        if _is_script(sys.argv[0]):
+            seeds.begin_alike(directory)
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
         when_imported(name, before=_prepare)
