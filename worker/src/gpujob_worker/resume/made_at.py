@@ -76,8 +76,13 @@ def made_at(frame: FrameType | None) -> MadeAt:
 
 
 def turn_mark(frame: FrameType, loop: Loop) -> Any:
+    """What tells the loop's present turn apart from the others; None where nothing does."""
     name = loop.number_name
-    value = frame.f_locals.get(name) if name is not None else None
+    return mark_of(frame.f_locals.get(name)) if name is not None else None
+
+
+def mark_of(value: Any) -> Any:
+    """What an item of a loop is known by, without holding it."""
     if type(value) in _NUMBERS:
         return value
     try:

@@ -52,6 +52,19 @@ class Link:
     more: tuple[ast.expr, ...]
 
 
+@functools.lru_cache(maxsize=4096)
+def _number_name(loop: ast.For | ast.While) -> str | None:
+    if not isinstance(loop, ast.For):
+        return None
+    target = loop.target
+    if isinstance(target, (ast.Tuple, ast.List)) and target.elts:
+        target = target.elts[0]
+    if not isinstance(target, ast.Name) or target.id in _bound(loop.body):
+        return None
+    others = [each for each in ast.walk(loop.target) if each is not target]
+    return None if any(target.id in _names(each) for each in others[1:]) else target.id
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A `for` or `while` statement of one file."""
@@ -112,15 +125,7 @@ class Loop:
     @property
     def number_name(self) -> str | None:
         """The variable that tells the turns of a `for` apart, if the body leaves it alone."""
-        if not isinstance(self.node, ast.For):
-            return None
-        target = self.node.target
-        if isinstance(target, (ast.Tuple, ast.List)) and target.elts:
-            target = target.elts[0]
-        if not isinstance(target, ast.Name) or target.id in _bound(self.node.body):
-            return None
-        others = [each for each in ast.walk(self.node.target) if each is not target]
-        return None if any(target.id in _names(each) for each in others[1:]) else target.id
+        return _number_name(self.node)
 
     @property
     def takes_whole_item(self) -> bool:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from gpujob_worker.checkpoint.errors import UnsavableError
-from gpujob_worker.resume.made_at import turn_mark
+from gpujob_worker.resume.made_at import mark_of, turn_mark
 from gpujob_worker.resume.script_place import (
     At,
     NoPlaceError,
@@ -19,7 +19,7 @@ from gpujob_worker.resume.script_place import (
     function_key,
     functions_of,
 )
-from gpujob_worker.resume.script_source import Loop, loops_around
+from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
 
 TURNS_MAX = 256
 _Key = tuple[int, int]
@@ -35,6 +35,9 @@ class TrainingLoops:
         # By loop, what tells its present turn apart, and the places in the turn where steps were
         # made: the line of a call and the loop in it, or a loop, or neither.
         self._turns: dict[_Key, tuple[Any, set[_Within]]] = {}
+        # The way to the last step, and its loops: most steps are made on the same one.
+        self._way: tuple[int, ...] = ()
+        self._nested: list[tuple[FrameType, str | None, _Key, _Within]] = []
 
     @property
     def began(self) -> bool:
@@ -42,30 +45,49 @@ class TrainingLoops:
 
     def step_in(self, frame: FrameType) -> None:
         """A step was made in a call from `frame`. Raises `NoPlaceError`."""
-        self._note_turns(functions_of(frame, strict=False))
+        way = _way(frame)
+        if way != self._way:
+            functions = functions_of(frame, strict=False)
+            self._trains_in(frame, functions)
+            self._way = way
+            self._nested = [
+                (at, loop.number_name, (id(at), loop.line), within)
+                for at, loop, within in _nested(functions)
+            ]
+        self._note_turns()
+
+    def _trains_in(self, frame: FrameType, functions: list[At]) -> None:
         known = self._now
         if known is not None and _is_in(frame, known):
             return
-        self._now = next((at for at in functions_of(frame, strict=False) if at.loops), None)
+        self._now = next((at for at in functions if at.loops), None)
         if self._now is None:
             raise NoPlaceError("its steps are in no loop")
-        if known is not None:
-            line = known.loops[0].line
-            if known.loops[0].node.orelse:
-                raise NoPlaceError(f"the training loop in line {line}, which is over, has an else")
-            self._over.append({**known.name, "loop": line, "frame": id(known.frame)})
-            if known.frame not in [at.frame for at in functions_of(frame, strict=False)]:
-                code = known.frame.f_code.co_name
-                raise NoPlaceError(f"it trained in {code} line {line} before, which has returned")
+        if known is None:
+            return
+        line = known.loops[0].line
+        if known.loops[0].node.orelse:
+            raise NoPlaceError(f"the training loop in line {line}, which is over, has an else")
+        self._over.append({**known.name, "loop": line, "frame": id(known.frame)})
+        if known.frame not in [at.frame for at in functions]:
+            code = known.frame.f_code.co_name
+            raise NoPlaceError(f"it trained in {code} line {line} before, which has returned")
 
-    def _note_turns(self, functions: Sequence[At]) -> None:
-        for frame, loop, within in _nested(functions):
-            key, turn = (id(frame), loop.line), turn_mark(frame, loop)
-            before, made = self._turns.get(key, (turn, set()))
-            if before != turn:
-                made = set()
-            made.add(within)
-            self._turns[key] = turn, made
+    def _note_turns(self) -> None:
+        variables: dict[int, dict[str, Any]] = {}
+        for frame, name, key, within in self._nested:
+            turn = None
+            if name is not None:
+                known = variables.get(key[0])
+                if known is None:
+                    # Python makes this dictionary anew for each who asks.
+                    known = variables[key[0]] = frame.f_locals
+                turn = mark_of(known.get(name))
+            before = self._turns.get(key)
+            if before is None or before[0] != turn:
+                self._turns[key] = turn, {within}
+            else:
+                before[1].add(within)
         while len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
@@ -112,6 +134,16 @@ class TrainingLoops:
             for at in functions
             if at.key == function_key(loop["file"], loop["code"], loop["first"])
         ]
+
+
+def _way(frame: FrameType | None) -> tuple[int, ...]:
+    """The script's functions from `frame` outwards, by identity, and the instruction of each."""
+    found: list[int] = []
+    while frame is not None:
+        if is_script_file(frame.f_code.co_filename):
+            found += (id(frame), frame.f_lasti)
+        frame = frame.f_back
+    return tuple(found)
 
 
 def _nested(functions: Sequence[At]) -> list[tuple[FrameType, Loop, _Within]]:
