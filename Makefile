@@ -57,6 +57,10 @@ test-gpu: setup ## Run the tests that need a CUDA GPU on this machine (TESTS=...
 simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)
 	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)
 
+.PHONY: shapes
+shapes: setup ## Stop and resume training scripts of many shapes; each ends as the plain run (SEEDS=0-1999)
+	@$(VENV)/python -m tests.worker.resume.shapes --seeds $(or $(SEEDS),0-1999)
+
 .PHONY: soak
 soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, an hour)
 	@$(VENV)/python -m tests.soak --revisions $(or $(REVISIONS),100000) --seed $(or $(SEED),0)

@@ -126,7 +126,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where and how often state is kept. Without a claim the job keeps it on the node only."""
+    """Where and how often state is kept. Without a claim it goes with the pod."""
 
     volume_claim_name: Subdomain | None = None
     interval: Annotated[str, Text(7, INTERVAL_PATTERN)] = "Auto"
