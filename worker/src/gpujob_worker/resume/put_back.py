@@ -1,11 +1,15 @@
 """Puts the values that `script_values` read back into a run of the same script."""
 
 import collections
+import contextlib
 import functools
+import inspect
 import io
 import random
+import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +25,14 @@ from gpujob_worker.resume.halted import HaltedAgain
 from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
+    array_at,
+    array_layout,
     bytes_of,
+    bytes_of_array,
     digest_of,
     layout,
     layout_of,
+    owner_of,
     plain_digest,
     storage_key,
     storage_key_of,
@@ -36,16 +44,24 @@ from gpujob_worker.resume.value_kinds import (
     CONTAINERS,
     ITERATORS,
     KIND,
+    TENSORS,
     attributes,
-    class_named,
+    attributes_of_module,
+    code_key,
     constant_of,
+    constant_parts,
     constant_text,
+    found_global,
+    functions_of_class,
     is_of_script,
+    is_plain_object,
     name_of,
     set_attributes,
+    state_of_class,
 )
 
 Encoded = Any
+_CALLS_A_NODE = 10
 
 
 class PutBack:
@@ -63,6 +79,23 @@ class PutBack:
         self._nodes, self._made, self._passes = nodes, made, passes
         self._done: dict[int, Any] = {}
         self._taken: set[int] = set()
+        # Where memory begins that stands for a saved one, or is that of a module or an optimizer.
+        self._memories: set[int] = set()
+        self._stepped: set[int] = set()
+        # Cells of closures that have their content.
+        self._filled: set[int] = set()
+        for each in made:
+            self._own(each)
+
+    def _own(self, made: Any) -> None:
+        tensors = [tensor for _, tensor in tensors_of(made)] if _is_module(made) else []
+        if isinstance(made, torch.optim.Optimizer):
+            states = [dict(state).values() for state in made.state.values()]
+            tensors += [each for state in states for each in state if type(each) is torch.Tensor]
+            self._stepped.update(id(p) for group in made.param_groups for p in group["params"])
+        for tensor in tensors:
+            if tensor.layout is torch.strided and type(tensor) in TENSORS:
+                self._memories.add(tensor.untyped_storage().data_ptr())
 
     def value(self, encoded: Encoded, existing: Any, path: str) -> Any:
         """The value to bind; `existing` itself, with its content put back, where it fits.
@@ -115,67 +148,106 @@ class PutBack:
                 return tensor
         raise MismatchError(f"{path}: {type(self._made[number]).__name__} has no {name}")
 
-    def make_view(self, index: int, node: Any, existing: Any, path: str) -> None:
-        part = self._part(node["of"], path).detach()
-        fits = (
-            isinstance(existing, torch.Tensor)
-            and existing.numel() > 0
-            and storage_key(existing) == storage_key(part)
-            and layout(existing) == layout_of(node)
-        )
-        self._is(index, existing if fits else view_of(part.untyped_storage(), part.device, node))
+    def make_of_optimizer(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing, path
+        number, which, at = node["of"]
+        optimizer = self._made[number]
+        self._is(index, optimizer.param_groups[at] if which == "group" else vars(optimizer)[which])
+
+    def make_inner_module(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing
+        number, name = node["of"]
+        try:
+            self._is(index, self._made[number].get_submodule(name))
+        except AttributeError as error:
+            raise MismatchError(f"{path}: {error}") from None
+
+    def make_module(self, index: int, node: Any, existing: Any, path: str) -> None:
+        self.make_same(index, node, existing, path)
+        self._put_parts(existing, node["parts"])
 
     def make_tensor(self, index: int, node: Any, existing: Any, path: str) -> None:
-        memory_index = int(node["storage"][1])
-        memory = self._done.get(memory_index)
+        kind = torch.nn.Parameter if node["parameter"] else torch.Tensor
         fits = (
-            type(existing) in (torch.Tensor, torch.nn.Parameter)
+            self._fits(existing, kind)
             and existing.layout is torch.strided
             and layout(existing) == layout_of(node)
-            and not (existing.requires_grad and not existing.is_leaf)
-            and existing.numel() > 0
+            and existing.is_leaf
+            and existing.untyped_storage().nbytes() > 0
         )
-        if memory is None:
-            memory = self._fill(memory_index, existing if fits else None, path)
-        if fits and storage_key(existing) == storage_key_of(
-            memory.untyped_storage(), memory.device
-        ):
+        memory = self._memory(node, bytes_of(existing) if fits else None, path)
+        storage = memory.untyped_storage()
+        if fits and storage_key(existing) == storage_key_of(storage, memory.device):
             found = existing
         else:
-            found = view_of(memory.untyped_storage(), memory.device, node)
-            if node["parameter"]:
-                found = torch.nn.Parameter(found, requires_grad=node["learns"])
-        if found.is_leaf:
-            found.requires_grad_(bool(node["learns"]))
+            found = view_of(storage, memory.device, node)
+            found = torch.nn.Parameter(found, False) if node["parameter"] else found
         self._is(index, found)
-
-    def _fill(self, index: int, existing: torch.Tensor | None, path: str) -> torch.Tensor:
-        """The memory, in that of the tensor that is there where it is as large."""
-        node = self._nodes[index]
-        if node[KIND] == "unchanged memory":
-            if existing is None:
-                raise MismatchError(f"{path} was not made again")
-            memory = bytes_of(existing)
-            if memory.numel() != node["bytes"] or digest_of(memory) != node["digest"]:
-                raise MismatchError(f"{path} is not what it was: the script made it otherwise")
-            return self._is(index, memory)
-        data: torch.Tensor = node["data"]
-        if existing is None or existing.untyped_storage().nbytes() != data.numel():
-            return self._is(index, data.clone())
-        memory = bytes_of(existing)
-        memory.copy_(data)
-        return self._is(index, memory)
+        if found.is_floating_point() or found.is_complex():
+            found.requires_grad_(bool(node["learns"]))
+        if "grad" in node:
+            found.grad = self.value(node["grad"], found.grad, f"{path}.grad")
+        elif id(found) not in self._stepped:
+            found.grad = None
 
     def make_array(self, index: int, node: Any, existing: Any, path: str) -> None:
-        del path
-        data = node["data"]
-        fits = self._fits(existing, np.ndarray)
-        alike = fits and existing.shape == data.shape and existing.dtype == data.dtype
-        if alike and existing.flags.writeable:
-            existing[...] = data
-            self._is(index, existing)
-        else:
-            self._is(index, data.copy())
+        owner = owner_of(existing) if self._fits(existing, np.ndarray) else None
+        before = self._bytes_of_owner(owner)
+        memory = self._memory(node, before, path)
+        if owner is not None and before is not None and memory.data_ptr() == before.data_ptr():
+            made = array_at(memory, node)
+            place = made.ctypes.data == existing.ctypes.data or not made.size
+            if place and array_layout(made) == array_layout(existing):
+                self._is(index, existing)
+                return
+        self._is(index, array_at(memory, node))
+
+    def _bytes_of_owner(self, owner: Any) -> torch.Tensor | None:
+        if isinstance(owner, torch.Tensor):
+            return bytes_of(owner)
+        if owner is None or not owner.flags.writeable:
+            return None
+        whole = owner.flags.c_contiguous or owner.flags.f_contiguous
+        return torch.from_numpy(bytes_of_array(owner)) if whole else None
+
+    def _memory(self, node: Any, before: torch.Tensor | None, path: str) -> torch.Tensor:
+        """The bytes at which a tensor or an array looks. `before`: those at which it looks now."""
+        if "of" in node:
+            return bytes_of(self._part(node["of"], path))
+        index = int(node["memory"][1])
+        if index not in self._done:
+            self._is(index, self._fill(self._nodes[index], before, path))
+        return self._done[index]
+
+    def _fill(self, node: Any, before: torch.Tensor | None, path: str) -> torch.Tensor:
+        """The memory; that which is there, where it is as large and stands for no other one yet."""
+        if node[KIND] == "unchanged memory":
+            if before is None:
+                raise MismatchError(f"{path} was not made again")
+            if before.numel() != node["bytes"] or digest_of(before) != node["digest"]:
+                raise MismatchError(f"{path} is not what it was: the script made it otherwise")
+            return self._takes(before)
+        data: torch.Tensor = node["data"]
+        if before is None or before.numel() != data.numel() or self._is_taken(before):
+            return self._takes(data.clone())
+        before.copy_(data)
+        return self._takes(before)
+
+    def _is_taken(self, memory: torch.Tensor) -> bool:
+        return memory.data_ptr() in self._memories
+
+    def _takes(self, memory: torch.Tensor) -> torch.Tensor:
+        self._memories.add(memory.data_ptr())
+        return memory
+
+    def overlaps(self, saved: Sequence[Any]) -> None:
+        """Raises `MismatchError` where memories were part of one another and are not."""
+        for one, other, distance in saved:
+            first, second = self._done.get(one), self._done.get(other)
+            if first is None or second is None:
+                continue
+            if second.data_ptr() - first.data_ptr() != distance:
+                raise MismatchError("an array is no longer part of the memory of another one")
 
     def make_unchanged(self, index: int, node: Any, existing: Any, path: str) -> None:
         is_array = node["type"] == "array"
@@ -188,17 +260,26 @@ class PutBack:
 
     def make_list(self, index: int, node: Any, existing: Any, path: str) -> None:
         kind = CONTAINERS[node[KIND]]
-        target: Any = existing if self._fits(existing, kind) else None
-        before: list[Any] = list(target) if target is not None else []
-        if kind is collections.deque:
-            if target is None or target.maxlen != node["most"]:
-                target = collections.deque(maxlen=node["most"])
-        elif target is None:
-            target = kind()
+        target: Any = existing if self._fits(existing, kind) else kind()
         self._is(index, target)
-        values = self._entries(node["items"], before, path)
-        target.clear()
-        _extend(target, values)
+        self._fill_items(target, node, path)
+
+    def _fill_items(self, target: Any, node: Any, path: str) -> None:
+        """By the container's own methods: a class of the script may have others."""
+        values = self._entries(node["items"], list(target), path)
+        if isinstance(target, collections.deque):
+            collections.deque.__init__(target, values, node["most"])  # pyright: ignore
+        elif isinstance(target, set):
+            set.clear(target)  # pyright: ignore[reportUnknownMemberType]
+            set.update(target, values)  # pyright: ignore[reportUnknownMemberType]
+        else:
+            list.__setitem__(target, slice(None), values)
+
+    def make_bytearray(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del path
+        target: bytearray = existing if self._fits(existing, bytearray) else bytearray()
+        target[:] = node["data"]
+        self._is(index, target)
 
     def _entries(self, items: Sequence[Any], before: Sequence[Any], path: str) -> list[Any]:
         padded = [*before[: len(items)], *[None] * (len(items) - len(before))]
@@ -208,66 +289,70 @@ class PutBack:
         ]
 
     def make_tuple(self, index: int, node: Any, existing: Any, path: str) -> None:
-        before: tuple[Any, ...] = existing if isinstance(existing, tuple) else ()
-        values = self._entries(node["items"], before, path)
-        same = len(values) == len(before) and all(map(_is, values, before))
-        made: Any = tuple(values)
-        if node[KIND] == "Size":
-            made = torch.Size(made)
-        if node[KIND] == "frozenset":
-            made, same = frozenset(made), False
-        self._is(index, existing if same else made)
+        kind = {"tuple": tuple, "Size": torch.Size, "frozenset": frozenset}[node[KIND]]
+        self._make_tuple(index, node, kind, existing, path)
+
+    def _make_tuple(self, index: int, node: Any, kind: Any, existing: Any, path: str) -> None:
+        before: Any = existing if type(existing) is kind else ()
+        values = self._entries(node["items"], list(before), path)
+        if index in self._done:
+            return  # what is in it has it, and came to it first
+        ordered = kind is not frozenset and len(values) == len(before)
+        same = ordered and type(existing) is kind and all(map(_is, values, before))
+        of_script = issubclass(kind, tuple) and kind is not torch.Size
+        make: Any = tuple.__new__ if of_script else kind.__new__
+        self._is(index, existing if same else make(kind, values))
 
     def make_dict(self, index: int, node: Any, existing: Any, path: str) -> None:
         kind = CONTAINERS[node[KIND]]
-        target = existing if self._fits(existing, kind) else kind()
+        target: Any = existing if self._fits(existing, kind) else kind()
         self._is(index, target)
+        self._fill_dict(target, node, path)
+        if kind is collections.OrderedDict:
+            self._put_attributes(target, node.get("attributes", {}), path)
+
+    def _fill_dict(self, target: Any, node: Any, path: str) -> None:
         if isinstance(target, collections.defaultdict):
             target.default_factory = self.value(
                 node["factory"], target.default_factory, f"{path}.default_factory"
             )
-        self._fill_dict(target, node["items"], path)
-
-    def _fill_dict(self, target: Any, items: Sequence[Any], path: str) -> None:
         before = dict(target)
         values: list[tuple[Any, Any]] = []
-        for key, entry in items:
+        for key, entry in node["items"]:
             name = self.value(key, None, path)
             values.append((name, self.value(entry, before.get(name), f"{path}[{name!r:.40}]")))
-        dict.clear(target)
+        base: Any = collections.OrderedDict if _is_ordered(target) else dict
+        base.clear(target)
         for name, value in values:
-            dict.__setitem__(target, name, value)
+            base.__setitem__(target, name, value)
 
     def make_object(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if name_of(type(existing)) != node["class"] or id(existing) in self._taken:
-            kind: Any = class_named(node["class"])
-            if kind is None:
-                raise MismatchError(f"{path} was a {node['class']}, which cannot be made again")
-            base = next((each for each in kind.__mro__ if each in BASES), object)
-            existing = base.__new__(kind)
-        self._is(index, existing)
-        if "base" in node:
-            self._fill_base(existing, node, path)
-        before = attributes(existing)
+        kind: Any = self.value(node["class"], type(existing), path)
+        if not is_plain_object(kind):
+            raise MismatchError(f"{path} was a {name_of(kind)}, which cannot be made again")
+        base = next((each for each in kind.__mro__ if each in BASES), object)
+        if base is tuple:
+            self._make_tuple(index, node, kind, existing, path)
+            existing = self._done[index]
+        else:
+            existing = existing if self._fits(existing, kind) else base.__new__(kind)
+            self._is(index, existing)
+        if base is dict:
+            self._fill_dict(existing, node, path)
+        elif base not in (tuple, object):
+            self._fill_items(existing, node, path)
+        self._put_attributes(existing, node["attributes"], path)
+
+    def _put_attributes(self, target: Any, saved: dict[str, Any], path: str) -> None:
+        before = attributes(target)
         values = {
             name: self.value(entry, before.get(name), f"{path}.{name}")
-            for name, entry in node["attributes"].items()
+            for name, entry in saved.items()
         }
         for name in before:
             if name not in values:
-                object.__delattr__(existing, name)
-        set_attributes(existing, before, values)
-
-    def _fill_base(self, target: Any, node: Any, path: str) -> None:
-        if issubclass(type(target), dict):
-            self._fill_dict(target, node["items"], path)
-            return
-        values = self._entries(node["items"], list(target), path)
-        base: Any = CONTAINERS[node["base"]]
-        base.clear(target)
-        add = base.add if base is set else base.append
-        for value in values:
-            add(target, value)
+                object.__delattr__(target, name)
+        set_attributes(target, before, values)
 
     def make_same(self, index: int, node: Any, existing: Any, path: str) -> None:
         if name_of(type(existing)) != node["type"]:
@@ -276,61 +361,165 @@ class PutBack:
         self._is(index, existing)
 
     def make_constant(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if constant_text(existing) == node["text"]:
-            self._is(index, existing)
-            return
-        made = constant_of(node["text"])
-        if made is None:
-            raise MismatchError(
-                f"{path} was {node['text']:.100}, and is {constant_text(existing):.100}"
-            )
-        self._is(index, made)
-
-    def make_function(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, types.FunctionType):
-            raise MismatchError(f"{path} was a function and is a {type(existing).__name__}")
+        now = constant_text(existing)
+        if now != node["text"]:
+            raise MismatchError(f"{path} was {node['text']:.100}, and is {now:.100}")
         self._is(index, existing)
-        for encoded, cell in zip(node["cells"], existing.__closure__ or (), strict=False):
-            self.value(encoded, cell, path)
+
+    def make_made_constant(self, index: int, node: Any, existing: Any, path: str) -> None:
+        parts = [self.value(each, None, path) for each in node["parts"]]
+        try:
+            made = constant_of(node["type"], parts)
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
+            raise MismatchError(f"{path}: a {node['type']} cannot be made: {error}") from None
+        same = type(made) is type(existing)
+        same = same and repr(constant_parts(made)) == repr(constant_parts(existing))
+        self._is(index, existing if same else made)
+
+    def make_member(self, index: int, node: Any, existing: Any, path: str) -> None:
+        kind: Any = found_global(node["class"])
+        kind = type(existing) if kind is None else kind
+        flags = node["value"] is not None
+        try:
+            found = kind(node["value"]) if flags else kind.__members__[node["name"]]
+        except (LookupError, AttributeError, ValueError, TypeError):
+            raise MismatchError(f"{path}: {node['class']} has no {node['name']}") from None
+        self._is(index, found)
         for name, encoded in node["attributes"].items():
-            setattr(existing, name, self.value(encoded, getattr(existing, name, None), path))
-        for encoded, each in zip(node["defaults"], existing.__defaults__ or (), strict=False):
-            self.value(encoded, each, path)
-
-    def make_cell(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, types.CellType):
-            raise MismatchError(f"{path} has another closure")
-        self._is(index, existing)
-        if "value" in node:
-            try:
-                before = existing.cell_contents
-            except ValueError:
-                before = None
-            existing.cell_contents = self.value(node["value"], before, path)
-
-    def make_method(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, types.MethodType):
-            raise MismatchError(f"{path} was a method and is a {type(existing).__name__}")
-        self.value(node["self"], existing.__self__, path)
-        self._is(index, existing)
-
-    def make_partial(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, functools.partial):
-            raise MismatchError(f"{path} was a partial and is a {type(existing).__name__}")
-        parts: Any = (existing.func, existing.args, existing.keywords)
-        for encoded, each in zip(node["parts"], parts, strict=True):
-            self.value(encoded, each, path)
-        self._is(index, existing)
-
-    def make_class(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, type) or name_of(existing) != node["name"]:
-            raise MismatchError(f"{path} was {node['name']}")
-        self._is(index, existing)
-        for name, encoded in node["attributes"].items():
-            before = vars(existing).get(name)
+            before = vars(found).get(name)
             value = self.value(encoded, before, f"{path}.{name}")
             if value is not before:
+                object.__setattr__(found, name, value)
+
+    def make_function(self, index: int, node: Any, existing: Any, path: str) -> None:
+        if node["name"] is not None:
+            existing = found_global(node["name"])
+        known = isinstance(existing, types.FunctionType)
+        own = known and (node["name"] is None or is_of_script(existing))
+        if not known or (own and code_key(existing) != node["code"]):
+            found = "nothing" if existing is None else f"a {type(existing).__name__}"
+            raise MismatchError(f"{path} was the function {node['code']}, and is {found}")
+        if "cells" not in node:
+            self._is(index, existing)
+            return
+        found = self._with_cells(node["cells"], existing)
+        self._is(index, found)
+        for encoded in node["cells"]:
+            self._fill_cell(int(encoded[1]), path)
+        self._put_attributes(found, node["attributes"], path)
+        before: Any = found.__defaults__ or ()
+        values = tuple(self._entries(node["defaults"], before, path))
+        if len(values) != len(before) or not all(map(_is, values, before)):
+            found.__defaults__ = values or None
+        keywords: dict[str, Any] = found.__kwdefaults__ or {}
+        for name, encoded in node["keywords"].items():
+            keywords[name] = self.value(encoded, keywords.get(name), f"{path}.{name}")
+
+    def _with_cells(self, saved: Sequence[Encoded], existing: Any) -> Any:
+        """The function, or another one of its code: what it encloses may be shared otherwise."""
+        taken = id(existing) in self._taken
+        before: Sequence[Any] = existing.__closure__ or ()
+        cells: list[Any] = []
+        for encoded, cell in zip(saved, before, strict=True):
+            index = int(encoded[1])
+            if index not in self._done:
+                self._is(index, types.CellType() if id(cell) in self._taken else cell)
+            cells.append(self._done[index])
+        if not taken and all(map(_is, cells, before)):
+            return existing
+        made = types.FunctionType(
+            existing.__code__, existing.__globals__, existing.__name__, None, tuple(cells)
+        )
+        functools.update_wrapper(made, existing)
+        made.__kwdefaults__ = dict(existing.__kwdefaults__ or {})
+        return made
+
+    def make_cell(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del node
+        self._is(index, existing if self._fits(existing, types.CellType) else types.CellType())
+        self._fill_cell(index, path)
+
+    def _fill_cell(self, index: int, path: str) -> None:
+        if index in self._filled:
+            return
+        self._filled.add(index)
+        node, cell = self._nodes[index], self._done[index]
+        if "value" not in node:
+            return
+        try:
+            before = cell.cell_contents
+        except ValueError:
+            before = None
+        cell.cell_contents = self.value(node["value"], before, path)
+
+    def make_method(self, index: int, node: Any, existing: Any, path: str) -> None:
+        is_method = isinstance(existing, types.MethodType)
+        before = (existing.__self__, existing.__func__) if is_method else (None, None)
+        owner, function = self._entries(node["parts"], before, path)
+        same = is_method and owner is before[0] and function is before[1]
+        self._is(index, existing if same else types.MethodType(function, owner))
+
+    def make_builtin_method(self, index: int, node: Any, existing: Any, path: str) -> None:
+        owner = self.value(node["self"], getattr(existing, "__self__", None), path)
+        found = getattr(owner, node["name"], None)
+        if found is None:
+            raise MismatchError(f"{path}: {type(owner).__name__} has no {node['name']}")
+        self._is(index, found)
+
+    def make_global(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing
+        found = found_global(node["name"])
+        if found is None:
+            raise MismatchError(f"{path}: there is no {node['name']}")
+        self._is(index, found)
+
+    def make_python_module(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing
+        found = sys.modules.get(node["name"])
+        if found is None:
+            raise MismatchError(f"{path}: the script did not import {node['name']}")
+        self._is(index, found)
+
+    def make_partial(self, index: int, node: Any, existing: Any, path: str) -> None:
+        fits = self._fits(existing, functools.partial)
+        before = (existing.func, existing.args, existing.keywords) if fits else (None, None, None)
+        function, arguments, keywords = self._entries(node["parts"], before, path)
+        same = function is before[0] and arguments is before[1] and keywords is before[2]
+        made = existing if same else functools.partial(function, *arguments, **keywords)
+        self._is(index, made)
+
+    def make_class(self, index: int, node: Any, existing: Any, path: str) -> None:
+        if node["global"] is not None:
+            existing = found_global(node["global"])
+        if not isinstance(existing, type) or name_of(existing) != node["name"]:
+            raise MismatchError(f"{path} was of the class {node['name']}, which is not there")
+        self._is(index, existing)
+        if "attributes" not in node:
+            return
+        if functions_of_class(existing) != node["functions"]:
+            raise MismatchError(f"{path}: {node['name']} has other functions than it had")
+        before = state_of_class(existing)
+        for name, encoded in node["attributes"].items():
+            value = self.value(encoded, before.get(name), f"{path}.{name}")
+            if name not in before or value is not before[name]:
                 setattr(existing, name, value)
+        for name in before.keys() - node["attributes"].keys():
+            delattr(existing, name)
+
+    def make_weak(self, index: int, node: Any, existing: Any, path: str) -> None:
+        before = existing() if isinstance(existing, weakref.ref) else None
+        target: Any = self.value(node["to"], before, path)
+        fits = isinstance(existing, weakref.ref) and before is target
+        self._is(index, existing if fits else weakref.ref(_Gone() if target is None else target))
+
+    def make_exception(self, index: int, node: Any, existing: Any, path: str) -> None:
+        kind: Any = self.value(node["class"], type(existing), path)
+        if not issubclass(kind, BaseException):
+            raise MismatchError(f"{path} was an exception")
+        found = existing if self._fits(existing, kind) else kind.__new__(kind)
+        self._is(index, found)
+        found.args = self.value(node["args"], found.args, f"{path}.args")
+        self._put_attributes(found, node["attributes"], path)
 
     def make_loader(self, index: int, node: Any, existing: Any, path: str) -> None:
         if not isinstance(existing, DataLoader):
@@ -363,9 +552,15 @@ class PutBack:
         self._is(index, iterator)
 
     def make_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
-        HaltedAgain(node["halted"], self._passes, path).run(existing)
+        known = isinstance(existing, types.GeneratorType) and id(existing) not in self._taken
+        if not known or code_key(existing) != node["code"]:
+            raise MismatchError(f"{path} is not the generator {node['code']}")
+        if node["halted"] is not None:
+            HaltedAgain(node["halted"], self._passes, path).run(existing)
+        elif inspect.getgeneratorstate(existing) != inspect.GEN_CREATED:
+            raise MismatchError(f"{path} is a generator that has begun")
         self._is(index, existing)
-        frame = existing.gi_frame
+        frame: Any = existing.gi_frame
         before = frame.f_locals
         set_variables(
             frame,
@@ -375,25 +570,40 @@ class PutBack:
             },
         )
 
+    def make_generator_over(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del node, path
+        found = existing if self._fits(existing, types.GeneratorType) else (one for one in ())
+        found.close()
+        self._is(index, found)
+
     def make_torch_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
         del path
         device = node["device"]
-        fits = isinstance(existing, torch.Generator) and str(existing.device) == device
+        fits = self._fits(existing, torch.Generator) and str(existing.device) == device
         found: Any = existing if fits else torch.Generator(device)
         found.set_state(node["state"])
         self._is(index, found)
 
+    def make_bits(self, index: int, node: Any, existing: Any, path: str) -> None:
+        kind: Any = getattr(np.random, node["type"], None)
+        if kind is None:
+            raise MismatchError(f"{path}: there is no {node['type']}")
+        found = existing if self._fits(existing, kind) else kind()
+        found.state = node["state"]
+        self._is(index, found)
+
     def make_numpy_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
-        if not isinstance(existing, (np.random.Generator, np.random.RandomState)):
-            existing = np.random.default_rng()
-        target: Any = existing
-        if isinstance(target, np.random.RandomState):
-            target.set_state(node["state"])
-        elif target.bit_generator.state["bit_generator"] != node["state"]["bit_generator"]:
-            raise MismatchError(f"{path} is another kind of generator")
-        else:
-            target.bit_generator.state = node["state"]
-        self._is(index, target)
+        fits = self._fits(existing, np.random.Generator)
+        bits: Any = self.value(node["bits"], existing.bit_generator if fits else None, path)
+        same = fits and existing.bit_generator is bits
+        self._is(index, existing if same else np.random.Generator(bits))
+
+    def make_legacy_generator(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del path
+        fits = self._fits(existing, np.random.RandomState)
+        found: Any = existing if fits else np.random.RandomState()
+        found.set_state(node["state"])
+        self._is(index, found)
 
     def make_buffer(self, index: int, node: Any, existing: Any, path: str) -> None:
         del path
@@ -421,7 +631,7 @@ class PutBack:
 
     def make_random(self, index: int, node: Any, existing: Any, path: str) -> None:
         del path
-        found = existing if isinstance(existing, random.Random) else random.Random()  # noqa: S311
+        found = existing if self._fits(existing, random.Random) else random.Random()  # noqa: S311
         found.setstate(node["state"])
         self._is(index, found)
 
@@ -430,26 +640,41 @@ class PutBack:
             if described is None:
                 continue
             module: torch.nn.Module = each
-            parts = dict(module.named_modules())
-            if set(parts) != set(described["parts"]):
-                raise MismatchError(f"{type(module).__name__} has other parts than were saved")
-            for name, (training, extra) in described["parts"].items():
-                self._module(parts[name], training, extra)
+            self._put_parts(module, described["parts"])
             for name, tensor in module.named_parameters():
                 if tensor.is_leaf:
                     tensor.requires_grad_(bool(described["learns"].get(name, tensor.requires_grad)))
-            for name, buffer in module.named_buffers():
-                value = described["buffers"].get(name)
-                if value is not None and buffer.shape == value.shape:
-                    buffer.copy_(value)
+            self._put_buffers(module, described["buffers"])
 
-    def _module(self, part: torch.nn.Module, training: bool, extra: dict[str, Any]) -> None:
+    def _put_parts(self, module: torch.nn.Module, saved: dict[str, Any]) -> None:
+        parts = dict(module.named_modules())
+        if set(parts) != set(saved):
+            raise MismatchError(f"{type(module).__name__} has other parts than were saved")
+        for name, (training, extra) in saved.items():
+            self._put_part(parts[name], training, extra)
+
+    def _put_part(self, part: torch.nn.Module, training: bool, extra: dict[str, Any]) -> None:
         part.training = training
+        own = vars(part)
+        for key in attributes_of_module(part).keys() - extra.keys():
+            del own[key]
         for key, encoded in extra.items():
-            before = vars(part).get(key)
+            before = own.get(key)
             value = self.value(encoded, before, f"{type(part).__name__}.{key}")
-            if value is not before:
-                vars(part)[key] = value
+            if value is not before or key not in own:
+                own[key] = value
+
+    def _put_buffers(self, module: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+        """Those that are in no state of the module; one may have grown."""
+        for name, value in saved.items():
+            owner, _, key = name.rpartition(".")
+            buffers = module.get_submodule(owner)._buffers  # pyright: ignore[reportPrivateUsage]
+            before = buffers.get(key)
+            alike = before is not None and before.shape == value.shape
+            if before is not None and alike and before.dtype == value.dtype:
+                before.copy_(value)
+            else:
+                buffers[key] = value.clone()
 
     def stepped(self, saved: Sequence[Any]) -> None:
         for number, at, place, encoded in saved:
@@ -464,10 +689,16 @@ class PutBack:
 
 
 _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
-    "made": PutBack.make_made, "part": PutBack.make_part, "view": PutBack.make_view,
+    "made": PutBack.make_made, "part": PutBack.make_part, "of optimizer": PutBack.make_of_optimizer,
+    "inner module": PutBack.make_inner_module, "module": PutBack.make_module,
     "tensor": PutBack.make_tensor, "array": PutBack.make_array,
     "unchanged": PutBack.make_unchanged, "same": PutBack.make_same,
-    "constant": PutBack.make_constant, "function": PutBack.make_function,
+    "constant": PutBack.make_constant, "made constant": PutBack.make_made_constant,
+    "member": PutBack.make_member, "global": PutBack.make_global,
+    "builtin method": PutBack.make_builtin_method, "weak": PutBack.make_weak,
+    "exception": PutBack.make_exception, "python module": PutBack.make_python_module,
+    "bit generator": PutBack.make_bits, "legacy generator": PutBack.make_legacy_generator,
+    "generator that is over": PutBack.make_generator_over, "function": PutBack.make_function,
     "cell": PutBack.make_cell, "method": PutBack.make_method, "partial": PutBack.make_partial,
     "class": PutBack.make_class, "loader": PutBack.make_loader,
     "builtin iterator": PutBack.make_builtin_iterator,
@@ -477,19 +708,37 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "object": PutBack.make_object, "buffer": PutBack.make_buffer, "stream": PutBack.make_stream,
     "closed stream": PutBack.make_closed_stream,
     "list": PutBack.make_list, "set": PutBack.make_list, "deque": PutBack.make_list,
-    "bytearray": PutBack.make_list, "tuple": PutBack.make_tuple,
+    "bytearray": PutBack.make_bytearray, "tuple": PutBack.make_tuple,
     "frozenset": PutBack.make_tuple, "Size": PutBack.make_tuple,
     "dict": PutBack.make_dict, "OrderedDict": PutBack.make_dict,
     "Counter": PutBack.make_dict, "defaultdict": PutBack.make_dict,
 }  # fmt: skip
 
 
+def _is_module(made: Any) -> bool:
+    return isinstance(made, torch.nn.Module)
+
+
 def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _extend(target: Any, values: Iterable[Any]) -> None:
-    if isinstance(target, set):
-        target.update(values)  # pyright: ignore[reportUnknownMemberType]
-    else:
-        target.extend(values)
+def _is_ordered(target: Any) -> bool:
+    return isinstance(target, collections.OrderedDict)
+
+
+class _Gone:
+    """What nothing holds: a weak reference to it is dead."""
+
+
+@contextlib.contextmanager
+def deep_calls(nodes: Sequence[Any]) -> Generator[None]:
+    """Values that are in one another are put back in calls in one another, and those of a list that
+    is linked may be many. They are calls of Python functions, which take nothing of the stack.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before + _CALLS_A_NODE * len(nodes))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

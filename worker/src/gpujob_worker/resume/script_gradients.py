@@ -42,7 +42,12 @@ class ScriptGradients:
         self._cleared.discard(id(optimizer))
 
     def saved(self, made: Sequence[Any]) -> list[Any]:
-        """The gradients that matter: the optimizer's number, its group, the place in it."""
+        """The gradients that matter: the optimizer's number, its group, the place in it; or the
+        module's number and the parameter's name.
+        """
+        return [*_unstepped(made), *self._of_optimizers(made)]
+
+    def _of_optimizers(self, made: Sequence[Any]) -> list[Any]:
         known = all(steps >= STEPS_SEEN_MIN for steps in self._steps.values())
         if known and not self._kept:
             return []
@@ -54,10 +59,13 @@ class ScriptGradients:
 
     def restore(self, made: Sequence[Any], saved: Sequence[Any]) -> None:
         """Only these gradients are there afterwards. Raises `LookupError` for unknown tensors."""
+        modules = [each for each in made if isinstance(each, torch.nn.Module)]
+        for tensor in [each for module in modules for each in module.parameters()]:
+            tensor.grad = None
         for _, _, _, tensor in _stepped(made):
             tensor.grad = None
-        for number, at, place, gradient in saved:
-            made[number].param_groups[at]["params"][place].grad = gradient.clone()
+        for number, *of, gradient in saved:
+            _parameter(made[number], of).grad = gradient.clone()
 
 
 def _stepped(made: Sequence[Any]) -> list[tuple[int, int, int, torch.Tensor]]:
@@ -68,6 +76,28 @@ def _stepped(made: Sequence[Any]) -> list[tuple[int, int, int, torch.Tensor]]:
         for at, group in enumerate(each.param_groups)
         for place, tensor in enumerate(group["params"])
     ]
+
+
+def _unstepped(made: Sequence[Any]) -> list[tuple[int, str, torch.Tensor]]:
+    """Of parameters that no optimizer steps: none clears their gradients, and a norm of all the
+    gradients counts them.
+    """
+    stepped = {id(tensor) for _, _, _, tensor in _stepped(made)}
+    return [
+        (number, name, tensor.grad)
+        for number, each in enumerate(made)
+        if isinstance(each, torch.nn.Module)
+        for name, tensor in each.named_parameters()
+        if tensor.grad is not None and id(tensor) not in stepped
+    ]
+
+
+def _parameter(owner: Any, of: Sequence[Any]) -> torch.Tensor:
+    if isinstance(owner, torch.nn.Module):
+        found = dict(owner.named_parameters())
+        return found[of[0]]
+    at, place = of
+    return owner.param_groups[at]["params"][place]
 
 
 def _before(kind: Any, method: str, call: Any) -> None:

@@ -178,8 +178,12 @@ def _joined(saved: dict[str, Any], found: Any) -> dict[str, Any]:
     return saved
 
 
-def _shapes(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, shape_of(value)) for name, value in state.items()]
+def _shapes(state: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    found = [(name, shape_of(value), value) for name, value in state.items()]
+    return [
+        (name, shape, str(value.dtype) if isinstance(shape, torch.Size) else "")
+        for name, shape, value in found
+    ]
 
 
 def _after(kind: Any, method: str, call: Callable[[Any], None]) -> None:

@@ -11,6 +11,7 @@ its hash is compared. What cannot be read is a reason not to save at all.
 import collections
 import enum
 import functools
+import inspect
 import io
 import random
 import types
@@ -30,13 +31,17 @@ from gpujob_worker.resume.halted import described
 from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
+    address_key,
     bytes_of,
+    bytes_of_array,
     digest_of,
+    may_go_backward,
+    owner_of,
     plain_digest,
     storage_key,
+    structure_of,
     tensors_of,
     unsaved_buffers,
-    version_of,
 )
 from gpujob_worker.resume.value_kinds import (
     AS_IT_IS,
@@ -45,16 +50,24 @@ from gpujob_worker.resume.value_kinds import (
     CONTAINERS,
     ITERATORS,
     KIND,
-    MODULE_OWN,
+    MEMBER_OWN,
     PLAIN,
     READ,
     TENSORS,
     attributes,
+    attributes_of_module,
+    code_key,
+    constant_parts,
     constant_text,
+    functions_of_class,
+    global_name,
+    inner_containers,
     is_of_script,
     is_plain_object,
+    keeps_order,
     learns_nothing,
     name_of,
+    state_of_class,
 )
 
 NODES_MAX = 300_000
@@ -67,34 +80,35 @@ Names = dict[str, Any]
 
 
 class Baseline:
-    """Large values as they were before the first step."""
+    """Large values as they were before the first step, by hash: writes to memory that go by torch
+    (`tensor.data`, an array of the same memory) are counted nowhere.
+    """
 
     def __init__(self) -> None:
-        self._tensors: dict[int, tuple[weakref.ref[Any], int, str | None]] = {}
-        self._digests: dict[int, str] = {}
+        # By memory, its hash and the names under which a resume finds it again.
+        self._memory: dict[int, tuple[str, set[str]]] = {}
+        self._containers: dict[int, str] = {}
         self.names: dict[tuple[str, str], int] = {}
+        # What cannot be made again: where it was, and what.
+        self.made: set[tuple[str, str]] = set()
+        self.structures: dict[int, Any] = {}
 
-    def sees_tensor(self, tensor: torch.Tensor) -> None:
-        key = storage_key(tensor)
-        self._tensors[key] = (weakref.ref(tensor), version_of(tensor), None)
+    def sees_memory(self, key: int, path: str, content: Any) -> None:
+        digest, paths = self._memory.get(key) or (digest_of(content), set[str]())
+        self._memory[key] = digest, paths | {path}
 
-    def sees(self, value: Any, digest: str) -> None:
-        self._digests[id(value)] = digest
+    def sees_container(self, value: Any, digest: str) -> None:
+        self._containers[id(value)] = digest
 
-    def unchanged_tensor(self, tensor: torch.Tensor) -> str | None:
-        """The hash of the tensor's storage, if nothing was written to it since."""
-        known = self._tensors.get(storage_key(tensor))
-        if known is None:
-            return None
-        seen = known[0]()
-        if seen is None or version_of(seen) != known[1] or version_of(tensor) != known[1]:
-            return None
-        digest = known[2] or digest_of(bytes_of(tensor))
-        self._tensors[storage_key(tensor)] = (known[0], known[1], digest)
-        return digest
+    def has_memory(self, key: int, path: str) -> bool:
+        """Whether there was such a memory, which a resume finds again under the same name."""
+        return key in self._memory and path in self._memory[key][1]
 
-    def unchanged(self, value: Any, digest: str) -> bool:
-        return self._digests.get(id(value)) == digest
+    def is_unchanged_memory(self, key: int, digest: str) -> bool:
+        return key in self._memory and self._memory[key][0] == digest
+
+    def is_unchanged_container(self, value: Any, digest: str) -> bool:
+        return self._containers.get(id(value)) == digest
 
 
 class ScriptValues:
@@ -121,33 +135,76 @@ class ScriptValues:
         self._baseline, self._first = baseline, first
         self._made = {id(each): number for number, each in enumerate(made)}
         self._parts: dict[int, tuple[int, str]] = {}
+        self._inner: dict[int, tuple[int, str]] = {}
         self._part_storages: dict[int, tuple[int, str]] = {}
         self._known: dict[int, int] = {}
+        self._memories: dict[int, int] = {}
+        # What is in containers that are not saved, and in which one.
+        self._within: dict[int, tuple[Any, str]] = {}
+        # Where memories of the CPU begin and end, and which ones.
+        self._spans: list[tuple[int, int, int]] = []
         self._alive: list[Any] = []
+        # Parts of optimizers; tensors of which `ScriptGradients` keeps the gradients.
+        self._of_optimizers: dict[int, tuple[int, str, int]] = {}
+        self._stepped: set[int] = set()
         self._waiting: collections.deque[tuple[int, Any, str]] = collections.deque()
         for number, each in enumerate(made):
             if isinstance(each, torch.nn.Module):
                 self._own_parts(number, each)
+            if isinstance(each, torch.optim.Optimizer):
+                self._own_groups(number, each)
 
     def _own_parts(self, number: int, module: torch.nn.Module) -> None:
         for name, tensor in tensors_of(module):
             self._parts.setdefault(id(tensor), (number, name))
             if type(tensor) in TENSORS and tensor.layout is torch.strided and tensor.numel():
                 self._part_storages.setdefault(storage_key(tensor), (number, name))
+        for name, part in module.named_modules():
+            self._inner.setdefault(id(part), (number, name))
+
+    def _own_groups(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """What the optimizer replaces when it takes a state."""
+        self._of_optimizers[id(optimizer.state)] = number, "state", 0
+        self._of_optimizers[id(optimizer.param_groups)] = number, "param_groups", 0
+        for at, group in enumerate(optimizer.param_groups):
+            self._of_optimizers[id(group)] = number, "group", at
+            self._stepped.update(map(id, group["params"]))
 
     def names(self, scope: str, variables: Names) -> Names:
-        """The variables' values, encoded. Raises `UnsavableError` for one that cannot be read."""
+        """The variables' values, encoded. Raises `UnsavableError` for one that cannot be read, of
+        which nothing is left.
+        """
         found: Names = {}
         for name, value in variables.items():
             if self._stays(scope, name, value):
                 continue
-            found[name] = self.encode(value, name)
-            self._read()
+            known = 0 if self._first else len(self.nodes)
+            try:
+                found[name] = self.encode(value, name)
+                self._read()
+            except BaseException:
+                self._forget(known)
+                raise
+            if self._first:
+                # A later look may come to what two variables have by either of them.
+                self._forget(known)
         return found
+
+    def _forget(self, known: int) -> None:
+        """All nodes but the first ones."""
+        self._waiting.clear()
+        del self.nodes[known:]
+        self._spans = [span for span in self._spans if span[2] < known]
+        for table in (self._known, self._memories):
+            for key in [key for key, index in table.items() if index >= known]:
+                del table[key]
+        self._within = {key: of for key, of in self._within.items() if id(of[0]) in self._known}
 
     def encode(self, value: Any, path: str) -> Encoded:
         if type(value) in PLAIN or isinstance(value, np.generic):
             return value
+        if id(value) in self._within:
+            self._read_whole(*self._within[id(value)])
         index = self._known.get(id(value))
         if index is None:
             index = self._known[id(value)] = len(self.nodes)
@@ -157,6 +214,11 @@ class ScriptValues:
             self.nodes.append(None)
             self._waiting.append((index, value, path))
         return ("r", index)
+
+    def _read_whole(self, container: Any, path: str) -> None:
+        """What is in it is found elsewhere, too: a resume has to know which of its items that is."""
+        self._within = {key: of for key, of in self._within.items() if of[0] is not container}
+        self.nodes[self._known[id(container)]] = self._whole_container(container, path)
 
     def _read(self) -> None:
         while self._waiting:
@@ -180,8 +242,12 @@ class ScriptValues:
             return {KIND: "made", "number": self._made[id(value)]}
         if id(value) in self._lost:
             raise UnsavableError(f"{path} is a {_kind_name(value)} of another turn of the loop")
+        if id(value) in self._of_optimizers:
+            return {KIND: "of optimizer", "of": self._of_optimizers[id(value)]}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if isinstance(value, torch.nn.Module):
+            return self._module(value, path)
         reader = _READERS.get(kind)
         if reader is not None:
             return reader(self, value, path)
@@ -198,7 +264,8 @@ class ScriptValues:
             return {KIND: "part", "of": part}
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
             raise UnsavableError(f"{path} is a tensor of {value.dtype} in {value.layout}")
-        view = {
+        node: dict[str, Any] = {
+            KIND: "tensor",
             "dtype": str(value.dtype).removeprefix("torch."),
             "size": tuple(value.size()),
             "stride": value.stride(),
@@ -208,52 +275,111 @@ class ScriptValues:
             "learns": value.is_leaf and value.requires_grad,
             "parameter": isinstance(value, torch.nn.Parameter),
         }
-        owner = self._part_storages.get(storage_key(value)) if value.numel() else None
-        if owner is not None:
-            return {KIND: "view", "of": owner, **view}
-        return {KIND: "tensor", "storage": self._storage(value), **view}
+        if value.grad_fn is not None and may_go_backward(value.grad_fn):
+            raise UnsavableError(
+                f"{path} is a tensor through which a backward pass may still go: its graph cannot"
+                " be saved; keep .detach() or .item() of it"
+            )
+        if value.is_leaf and value.grad is not None and id(value) not in self._stepped:
+            node["grad"] = self.encode(value.grad, f"{path}.grad")
+        return {**node, **self._memory_of_tensor(value, path)}
 
-    def _storage(self, value: torch.Tensor) -> Encoded:
-        """The memory of a tensor; once for all tensors that share it."""
-        key = -storage_key(value) if value.numel() else id(value)
-        index = self._known.get(key)
+    def _memory_of_tensor(self, value: torch.Tensor, path: str) -> dict[str, Any]:
+        """Where it looks: at that of a module, or at a memory of its own."""
+        key = storage_key(value)
+        if value.untyped_storage().nbytes() and key in self._part_storages:
+            return {"of": self._part_storages[key]}
+        return {"memory": self._memory(key, bytes_of(value), path)}
+
+    def _memory(self, key: int, content: Any, path: str) -> Encoded:
+        """Once for all that look at it. `content`: its bytes, as a tensor or an array."""
+        index = self._memories.get(key) if len(content) else None
         if index is None:
-            index = self._known[key] = len(self.nodes)
-            self.nodes.append(self._memory(value))
+            index = self._memories[key] = len(self.nodes)
+            self._alive.append(content)
+            self._note_span(content, index)
+            self.nodes.append(None)
+            self.nodes[index] = self._describe_memory(key, content, path)
         return ("r", index)
 
-    def _memory(self, value: torch.Tensor) -> dict[str, Any]:
-        size = value.untyped_storage().nbytes()
-        if size >= LARGE_BYTES:
+    def _note_span(self, content: Any, index: int) -> None:
+        on_device = isinstance(content, torch.Tensor) and content.device.type != "cpu"
+        if len(content) and not on_device:
+            start = content.ctypes.data if isinstance(content, np.ndarray) else content.data_ptr()
+            self._spans.append((start, start + len(content), index))
+
+    def overlaps(self) -> list[tuple[int, int, int]]:
+        """Memories that are part of one another, as `torch.from_numpy(array[3:])` is: both, and the
+        bytes from the beginning of the first to that of the second.
+        """
+        found: list[tuple[int, int, int]] = []
+        widest = (0, 0, 0)
+        for span in sorted(self._spans):
+            if span[0] < widest[1]:
+                found.append((widest[2], span[2], span[0] - widest[0]))
+            if span[1] > widest[1]:
+                widest = span
+        return found
+
+    def _describe_memory(self, key: int, content: Any, path: str) -> dict[str, Any]:
+        if len(content) >= LARGE_BYTES:
             if self._first:
-                self._baseline.sees_tensor(value)
+                self._baseline.sees_memory(key, path, content)
                 return {}
-            digest = self._baseline.unchanged_tensor(value)
-            if digest is not None:
-                return {KIND: "unchanged memory", "bytes": size, "digest": digest}
-        return {KIND: "memory", "data": bytes_of(value)}
+            if self._baseline.has_memory(key, path):
+                digest = digest_of(content)
+                if self._baseline.is_unchanged_memory(key, digest):
+                    return {KIND: "unchanged memory", "bytes": len(content), "digest": digest}
+        if isinstance(content, np.ndarray):
+            content = torch.from_numpy(content if content.flags.writeable else content.copy())
+        return {KIND: "memory", "data": content}
 
     def _array(self, value: Any, path: str) -> dict[str, Any]:
-        if value.dtype.hasobject:
+        descr = np.lib.format.dtype_to_descr(value.dtype) if not value.dtype.hasobject else None
+        if descr is None or np.lib.format.descr_to_dtype(descr) != value.dtype:
             raise UnsavableError(f"{path} is an array of {value.dtype}")
-        if value.nbytes >= LARGE_BYTES:
-            digest = digest_of(value)
-            if self._first:
-                self._baseline.sees(value, digest)
-            elif self._baseline.unchanged(value, digest):
-                return {KIND: "unchanged", "type": "array", "digest": digest}
-        return {KIND: "array", "data": value}
+        owner = owner_of(value)
+        node: dict[str, Any] = {
+            KIND: "array",
+            "dtype": descr,
+            "size": value.shape,
+            "stride": value.strides,
+            "writeable": bool(value.flags.writeable),
+        }
+        if isinstance(owner, torch.Tensor):
+            start = owner.untyped_storage().data_ptr()
+            where = self._memory_of_tensor(owner, path)
+        elif owner.flags.c_contiguous or owner.flags.f_contiguous:
+            start = owner.ctypes.data
+            key = address_key(start, owner.nbytes, "cpu")
+            where = {"memory": self._memory(key, bytes_of_array(owner), path)}
+        else:
+            raise UnsavableError(f"{path} is an array of a memory with gaps")
+        return {**node, **where, "offset": value.ctypes.data - start if value.size else 0}
 
     def _container(self, value: Any, path: str) -> dict[str, Any]:
         kind = type(value).__name__
         if len(value) >= LARGE_ITEMS:
             digest = plain_digest(value)
             if digest is not None and self._first:
-                self._baseline.sees(value, digest)
+                self._baseline.sees_container(value, digest)
                 return {}
-            if digest is not None and self._baseline.unchanged(value, digest):
-                return {KIND: "unchanged", "type": kind, "digest": digest}
-        described: dict[str, Any] = {KIND: kind, "items": self._items(value, path)}
+            if digest is not None and self._baseline.is_unchanged_container(value, digest):
+                inner = inner_containers(value)
+                if self._known.keys().isdisjoint(inner):
+                    self._within.update(dict.fromkeys(inner, (value, path)))
+                    return {KIND: "unchanged", "type": kind, "digest": digest}
+        return self._whole_container(value, path)
+
+    def _whole_container(self, value: Any, path: str) -> dict[str, Any]:
+        described = {KIND: type(value).__name__, **self._content(value, path)}
+        if isinstance(value, collections.OrderedDict) and vars(value):
+            described["attributes"] = self._attributes(vars(value), path)
+        return described
+
+    def _content(self, value: Any, path: str) -> dict[str, Any]:
+        """Of a container, or of an object that is one."""
+        described: dict[str, Any] = {"items": self._items(value, path)}
         if isinstance(value, collections.deque):
             described["most"] = cast("Any", value).maxlen
         if isinstance(value, collections.defaultdict):
@@ -261,7 +387,12 @@ class ScriptValues:
             described["factory"] = self.encode(factory, f"{path}.default_factory")
         return described
 
+    def _attributes(self, values: Names, path: str) -> Names:
+        return {name: self.encode(each, f"{path}.{name}") for name, each in values.items()}
+
     def _items(self, value: Any, path: str) -> list[Any]:
+        if isinstance(value, (set, frozenset)) and not keeps_order(value):
+            raise UnsavableError(f"{path} is a set of numbers in an order that no other set gets")
         if isinstance(value, dict):
             pairs = cast("dict[Any, Any]", value).items()
             return [
@@ -271,14 +402,21 @@ class ScriptValues:
         return [self.encode(entry, f"{path}[{at}]") for at, entry in enumerate(value)]
 
     def _function(self, value: Any, path: str) -> dict[str, Any]:
-        cells: list[Any] = []
-        if is_of_script(value):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                cells.append(self.encode(cell, f"{path}.{name}"))
-        extra = {name: self.encode(each, f"{path}.{name}") for name, each in vars(value).items()}
-        defaults = [self.encode(each, path) for each in value.__defaults__ or ()]
-        extra = extra if is_of_script(value) else {}
-        return {KIND: "function", "cells": cells, "attributes": extra, "defaults": defaults}
+        name, code = global_name(value), code_key(value)
+        node: dict[str, Any] = {KIND: "function", "name": name, "code": code}
+        if name is None:
+            self._is_made_before(path, code)
+        if not is_of_script(value):
+            return node
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        defaults: Names = value.__kwdefaults__ or {}
+        return {
+            **node,
+            "cells": [self.encode(cell, f"{path}.{name}") for name, cell in cells],
+            "attributes": self._attributes(vars(value), path),
+            "defaults": [self.encode(each, path) for each in value.__defaults__ or ()],
+            "keywords": self._attributes(defaults, path),
+        }
 
     def _cell(self, value: types.CellType, path: str) -> dict[str, Any]:
         try:
@@ -287,20 +425,85 @@ class ScriptValues:
             return {KIND: "cell"}
 
     def _method(self, value: Any, path: str) -> dict[str, Any]:
-        return {KIND: "method", "self": self.encode(value.__self__, path)}
+        parts = (value.__self__, value.__func__)
+        return {KIND: "method", "parts": [self.encode(each, path) for each in parts]}
+
+    def _builtin(self, value: Any, path: str) -> dict[str, Any]:
+        name = global_name(value)
+        if name is not None:
+            return {KIND: "global", "name": name}
+        owner = getattr(value, "__self__", None)
+        if owner is None or isinstance(owner, types.ModuleType):
+            raise UnsavableError(f"{path} is the function {value.__name__} of an unknown module")
+        own = self.encode(owner, path)
+        return {KIND: "builtin method", "self": own, "name": value.__name__}
 
     def _partial(self, value: Any, path: str) -> dict[str, Any]:
         parts = (value.func, value.args, value.keywords)
         return {KIND: "partial", "parts": [self.encode(each, path) for each in parts]}
 
     def _class(self, value: Any, path: str) -> dict[str, Any]:
-        attributes: Names = {}
+        """What the script keeps in its classes; of functions only which ones they are."""
+        node: dict[str, Any] = {KIND: "class", "name": name_of(value), "global": global_name(value)}
         if is_of_script(value) and not issubclass(value, enum.Enum):
-            for name, each in vars(value).items():
-                changes = not callable(each) and not isinstance(each, AS_IT_IS)
-                if changes and not name.startswith("__") and not hasattr(each, "__get__"):
-                    attributes[name] = self.encode(each, f"{path}.{name}")
-        return {KIND: "class", "name": name_of(value), "attributes": attributes}
+            own = state_of_class(value)
+            node["attributes"] = self._attributes(own, path)
+            node["functions"] = functions_of_class(value)
+        return node
+
+    def same(self, value: Any, path: str) -> dict[str, Any]:
+        """What the script makes again, and what learns nothing."""
+        name = name_of(type(value))
+        self._is_made_before(path, name)
+        return {KIND: "same", "type": name}
+
+    def _is_made_before(self, path: str, what: str) -> None:
+        """A resume finds there what the script makes before it trains, and nothing else."""
+        if self._first:
+            self._baseline.made.add((path, what))
+        elif (path, what) not in self._baseline.made:
+            raise UnsavableError(f"{path} is {what}, which the script made while it trained")
+
+    def _weak(self, value: Any, path: str) -> dict[str, Any]:
+        return {KIND: "weak", "to": self.encode(value(), path)}
+
+    def _exception(self, value: Any, path: str) -> dict[str, Any]:
+        args = self.encode(value.args, f"{path}.args")
+        attributes = self._attributes(vars(value), path)
+        return {
+            KIND: "exception",
+            "class": self.encode(type(value), path),
+            "args": args,
+            "attributes": attributes,
+        }
+
+    def _member(self, value: enum.Enum, path: str) -> dict[str, Any]:
+        """Of an enumeration. Some scripts keep values that change in their members."""
+        own = {name: each for name, each in vars(value).items() if name not in MEMBER_OWN}
+        return {
+            KIND: "member",
+            "class": name_of(type(value)),
+            "name": value.name,
+            "value": value.value if isinstance(value, enum.Flag) else None,
+            "attributes": self._attributes(own, path),
+        }
+
+    def _constant(self, value: Any, path: str) -> dict[str, Any]:
+        parts = constant_parts(value)
+        if parts is None:
+            return {KIND: "constant", "text": constant_text(value)}
+        return {
+            KIND: "made constant",
+            "type": name_of(type(value)),
+            "parts": [self.encode(each, path) for each in parts],
+        }
+
+    def _bits(self, value: Any, path: str) -> dict[str, Any]:
+        del path
+        return {KIND: "bit generator", "type": type(value).__name__, "state": value.state}
+
+    def _numpy_generator(self, value: Any, path: str) -> dict[str, Any]:
+        return {KIND: "numpy generator", "bits": self.encode(value.bit_generator, path)}
 
     def _loader(self, value: Any, path: str) -> dict[str, Any]:
         of = Generators(value)
@@ -313,17 +516,23 @@ class ScriptValues:
         return described
 
     def _generator(self, value: Any, path: str) -> dict[str, Any]:
+        state = inspect.getgeneratorstate(value)
+        if state == inspect.GEN_CLOSED:
+            return {KIND: "generator that is over"}
+        key = code_key(value)
+        self._is_made_before(path, key)
         if self._passes is None:
-            return {KIND: "same", "type": name_of(type(value))}
-        halted = described(value, self._passes, path)
-        if halted is None:
-            return {KIND: "same", "type": name_of(type(value))}
-        self.lines += [(halted["file"], loop["line"]) for loop in halted["loops"]]
+            return {}
+        halted = None
+        if state != inspect.GEN_CREATED:
+            halted = described(value, self._passes, path)
+        if halted is not None:
+            self.lines += [(halted["file"], loop["line"]) for loop in halted["loops"]]
         names = {
             name: self.encode(each, f"{path}'s {name}")
             for name, each in value.gi_frame.f_locals.items()
         }
-        return {KIND: "generator", "halted": halted, "names": names}
+        return {KIND: "generator", "code": key, "halted": halted, "names": names}
 
     def _of_container(self, value: Any, path: str) -> dict[str, Any]:
         """Iterators of Python's own containers, as they describe themselves to `copy`."""
@@ -346,18 +555,16 @@ class ScriptValues:
         kind = type(value)
         name = name_of(kind)
         if name not in READ and learns_nothing(kind):
-            return {KIND: "same", "type": name}
+            return self.same(value, path)
         if isinstance(value, Dataset) and not is_of_script(kind):
-            return {KIND: "same", "type": name}
-        described: dict[str, Any] = {KIND: "object", "class": name}
+            return self.same(value, path)
+        described: dict[str, Any] = {KIND: "object", "class": self.encode(kind, path)}
         base = next((each for each in kind.__mro__ if each in BASES), None)
-        if base is not None:
-            described["base"], described["items"] = base.__name__, self._items(value, path)
-        elif not is_plain_object(kind):
+        if not is_plain_object(kind):
             raise UnsavableError(f"{path} is a {name}, which keeps what cannot be read")
-        described["attributes"] = {
-            key: self.encode(each, f"{path}.{key}") for key, each in attributes(value).items()
-        }
+        if base is not None:
+            described |= {"base": base.__name__, **self._content(value, path)}
+        described["attributes"] = self._attributes(attributes(value), path)
         return described
 
     def modules(self, made: Sequence[Any]) -> list[Any]:
@@ -369,25 +576,33 @@ class ScriptValues:
             if not isinstance(each, torch.nn.Module):
                 found.append(None)
                 continue
-            parts: dict[str, Any] = {}
-            for name, part in each.named_modules():
-                parts[name] = (part.training, self._module_attributes(part, name))
-                self._read()
+            parts = self._parts_of(each)
+            self._read()
             learns = {name: tensor.requires_grad for name, tensor in each.named_parameters()}
             found.append({"parts": parts, "learns": learns, "buffers": unsaved_buffers(each)})
         return found
 
-    def _module_attributes(self, part: torch.nn.Module, path: str) -> Names:
-        own = is_of_script(type(part)) or type(part).__module__.startswith("torchmetrics")
-        found: Names = {}
-        for name, value in vars(part).items():
-            if name in MODULE_OWN or isinstance(value, torch.nn.Module):
-                continue
-            if type(value).__module__.startswith("gpujob_worker."):
-                continue  # put there by the worker, which puts it there again
-            if own or type(value) in PLAIN:
-                found[name] = self.encode(value, f"{type(part).__name__}.{name}")
-        return found if own or not type(part).__module__.startswith("torch.nn.") else {}
+    def _module(self, value: torch.nn.Module, path: str) -> dict[str, Any]:
+        """A part of a module that is saved, or one without a state of its own."""
+        name = name_of(type(value))
+        if id(value) in self._inner:
+            return {KIND: "inner module", "of": self._inner[id(value)]}
+        return {KIND: "module", "type": name, "parts": self._parts_of(value)}
+
+    def _parts_of(self, module: torch.nn.Module) -> dict[str, Any]:
+        return {
+            name: (part.training, self._attributes(attributes_of_module(part), _kind_name(part)))
+            for name, part in module.named_modules()
+        }
+
+    def structures(self, made: Sequence[Any]) -> None:
+        """Raises `UnsavableError` for one that got other parts than a resume gives it."""
+        for each in made:
+            structure = structure_of(each)
+            if self._baseline.structures.get(id(each), structure) != structure:
+                raise UnsavableError(
+                    f"{_kind_name(each)} got other parts or parameters while the script trained"
+                )
 
     def stepped(self, made: Sequence[Any]) -> list[Any]:
         """Tensors that optimizers step and no module has."""
@@ -413,16 +628,19 @@ def _torch_generator(values: ScriptValues, value: torch.Generator, path: str) ->
     return {KIND: "torch generator", "state": value.get_state(), "device": str(value.device)}
 
 
-def _numpy_generator(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
+def _legacy_generator(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
     del values, path
-    legacy = isinstance(value, np.random.RandomState)
-    state = value.get_state(legacy=False) if legacy else value.bit_generator.state
-    return {KIND: "numpy generator", "state": state}
+    return {KIND: "legacy generator", "state": value.get_state(legacy=False)}
 
 
-def _constant(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
+def _module(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
     del values, path
-    return {KIND: "constant", "text": constant_text(value)}
+    return {KIND: "python module", "name": value.__name__}
+
+
+def _bytearray(values: ScriptValues, value: bytearray, path: str) -> dict[str, Any]:
+    del values, path
+    return {KIND: "bytearray", "data": bytes(value)}
 
 
 def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
@@ -436,7 +654,7 @@ def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
     try:
         return {KIND: "stream", "type": name_of(type(value)), "at": value.tell()}
     except (OSError, ValueError) as error:
-        raise UnsavableError(f"{path} is read from a place that is not told: {error}") from None
+        raise UnsavableError(f"{path} is read from a place that is not known: {error}") from None
 
 
 def _random(values: ScriptValues, value: random.Random, path: str) -> dict[str, Any]:
@@ -445,38 +663,41 @@ def _random(values: ScriptValues, value: random.Random, path: str) -> dict[str, 
 
 
 def _same(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
-    del values, path
-    return {KIND: "same", "type": name_of(type(value))}
+    return values.same(value, path)
 
 
-_READERS: dict[type, Callable[[ScriptValues, Any, str], dict[str, Any]]] = {
-    **dict.fromkeys(
-        (*CONTAINERS.values(), tuple, frozenset, torch.Size),
-        ScriptValues._container,  # pyright: ignore[reportPrivateUsage]
-    ),
-    np.ndarray: ScriptValues._array,  # pyright: ignore[reportPrivateUsage]
-    types.CellType: ScriptValues._cell,  # pyright: ignore[reportPrivateUsage]
-    **dict.fromkeys(
-        ITERATORS.values(),
-        ScriptValues._of_container,  # pyright: ignore[reportPrivateUsage]
-    ),
-    types.GeneratorType: ScriptValues._generator,  # pyright: ignore[reportPrivateUsage]
-    types.MethodType: ScriptValues._method,  # pyright: ignore[reportPrivateUsage]
-    functools.partial: ScriptValues._partial,  # pyright: ignore[reportPrivateUsage]
+_Reader = Callable[[ScriptValues, Any, str], dict[str, Any]]
+# pyright: reportPrivateUsage=false
+_READERS: dict[type, _Reader] = {
+    **dict.fromkeys((*CONTAINERS.values(), tuple, frozenset, torch.Size), ScriptValues._container),
+    bytearray: _bytearray,
+    np.ndarray: ScriptValues._array,
+    types.CellType: ScriptValues._cell,
+    **dict.fromkeys(ITERATORS.values(), ScriptValues._of_container),
+    types.GeneratorType: ScriptValues._generator,
+    types.MethodType: ScriptValues._method,
+    types.BuiltinFunctionType: ScriptValues._builtin,
+    functools.partial: ScriptValues._partial,
+    weakref.ref: ScriptValues._weak,
     torch.Generator: _torch_generator,
-    np.random.Generator: _numpy_generator,
-    np.random.RandomState: _numpy_generator,
-    types.SimpleNamespace: ScriptValues._object,  # pyright: ignore[reportPrivateUsage]
+    np.random.Generator: ScriptValues._numpy_generator,
+    np.random.RandomState: _legacy_generator,
+    random.Random: _random,
+    types.SimpleNamespace: ScriptValues._object,
     object: _same,
 }
 # The first that fits.
-_READERS_OF_BASES: tuple[tuple[Any, Callable[[ScriptValues, Any, str], dict[str, Any]]], ...] = (
-    (CONSTANT, _constant),
+_READERS_OF_BASES: tuple[tuple[Any, _Reader], ...] = (
+    (enum.Enum, ScriptValues._member),
+    (np.ufunc, ScriptValues._builtin),
+    (np.random.BitGenerator, ScriptValues._bits),
+    (CONSTANT, ScriptValues._constant),
     (io.IOBase, _stream),
-    (types.FunctionType, ScriptValues._function),  # pyright: ignore[reportPrivateUsage]
-    (type, ScriptValues._class),  # pyright: ignore[reportPrivateUsage]
-    ((torch.nn.Module, *AS_IT_IS, random.SystemRandom), _same),
-    (_BaseDataLoaderIter, ScriptValues._iterator),  # pyright: ignore[reportPrivateUsage]
-    (DataLoader, ScriptValues._loader),  # pyright: ignore[reportPrivateUsage]
-    (random.Random, _random),
+    (types.FunctionType, ScriptValues._function),
+    (type, ScriptValues._class),
+    (types.ModuleType, _module),
+    (BaseException, ScriptValues._exception),
+    ((*AS_IT_IS, random.SystemRandom), _same),
+    (_BaseDataLoaderIter, ScriptValues._iterator),
+    (DataLoader, ScriptValues._loader),
 )

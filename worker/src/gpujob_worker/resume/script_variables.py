@@ -9,11 +9,12 @@ from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.live_names import live_names
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack
+from gpujob_worker.resume.put_back import PutBack, deep_calls
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
 from gpujob_worker.resume.script_values import Baseline, ScriptValues
+from gpujob_worker.resume.tensor_memory import structure_of
 
 # Reasons that are reported, of an inexact resume that the user asked for.
 _LEFT_MAX = 5
@@ -37,8 +38,13 @@ class ScriptVariables:
             functions = functions_of(frame)
         except NoPlaceError:
             return
-        values = ScriptValues(self._objects.all(), self._baseline, first=True)
-        for scope, names in self._scopes(functions):
+        self._see(functions)
+
+    def _see(self, functions: Sequence[At]) -> None:
+        made = self._objects.all()
+        self._baseline.structures.update({id(each): structure_of(each) for each in made})
+        values = ScriptValues(made, self._baseline, first=True)
+        for scope, names in self._scopes(functions, all_names=True):
             for name, value in names.items():
                 try:
                     values.names(scope, {name: value})
@@ -56,9 +62,16 @@ class ScriptVariables:
         scopes: list[dict[str, Any]] = []
         for scope, names in self._scopes(functions):
             scopes.append({"scope": scope, "names": self._names(values, scope, names)})
+        values.structures(made)
         modules, stepped = values.modules(made), values.stepped(made)
         self.lines = values.lines
-        return {"scopes": scopes, "modules": modules, "stepped": stepped, "nodes": values.nodes}
+        return {
+            "scopes": scopes,
+            "modules": modules,
+            "stepped": stepped,
+            "nodes": values.nodes,
+            "overlaps": values.overlaps(),
+        }
 
     def _names(self, values: ScriptValues, scope: str, names: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -71,9 +84,15 @@ class ScriptVariables:
                 self.left = [*self.left, str(error)][:_LEFT_MAX]
         return found
 
-    def _scopes(self, functions: Sequence[At]) -> list[tuple[str, dict[str, Any]]]:
+    def _scopes(
+        self, functions: Sequence[At], *, all_names: bool = False
+    ) -> list[tuple[str, dict[str, Any]]]:
         found = [
-            (f"function {number}", _variables(at, functions)) for number, at in enumerate(functions)
+            (
+                f"function {number}",
+                _without_own(at.frame.f_locals) if all_names else _variables(at, functions),
+            )
+            for number, at in enumerate(functions)
         ]
         for name in script_modules():
             module = sys.modules.get(name)
@@ -83,6 +102,11 @@ class ScriptVariables:
 
     def put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
         """Raises `MismatchError`."""
+        self._see(functions)  # a later checkpoint need not have what the script made again
+        with deep_calls(saved["nodes"]):
+            self._put_back(functions, saved, put_back)
+
+    def _put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
         put_back.stepped(saved["stepped"])
         for described in saved["scopes"]:
             kind, _, which = described["scope"].partition(" ")
@@ -96,6 +120,7 @@ class ScriptVariables:
             frame = functions[int(which)].frame
             set_variables(frame, _values(names, frame.f_locals, put_back))
         put_back.modules(saved["modules"])
+        put_back.overlaps(saved["overlaps"])
 
     def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
         """The plain values of a function on the way: what the way depends on."""

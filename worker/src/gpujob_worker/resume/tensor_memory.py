@@ -1,4 +1,4 @@
-"""The memory of tensors: shared by views, hashed, and seen again with another layout."""
+"""The memory of tensors and arrays: shared by views, hashed, and seen again with another layout."""
 
 import marshal
 from typing import Any
@@ -17,18 +17,36 @@ def unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.named_buffers() if name not in saved}
 
 
+def structure_of(made: Any) -> Any:
+    """What of a module or an optimizer has to be alike for a state to fit."""
+    if isinstance(made, torch.optim.Optimizer):
+        return [len(group["params"]) for group in made.param_groups]
+    if not isinstance(made, torch.nn.Module):
+        return None
+    first: dict[int, str] = {}
+    unsaved = unsaved_buffers(made)
+    tensors = [
+        *made.named_parameters(remove_duplicate=False),
+        *made.named_buffers(remove_duplicate=False),
+    ]
+    return [name for name, _ in made.named_modules()], [
+        (name, tensor.dtype, tensor.shape, first.setdefault(id(tensor), name))
+        for name, tensor in tensors
+        if name not in unsaved
+    ]
+
+
+def address_key(address: int, size: int, device: str) -> int:
+    return hash((address, size, device))
+
+
 def storage_key_of(storage: Any, device: torch.device) -> int:
-    return hash((storage.data_ptr(), str(device))) or 1
+    return address_key(storage.data_ptr(), storage.nbytes(), str(device))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Of the memory that a tensor of at least one element looks at."""
+    """Of the memory that a tensor looks at, if that is not empty."""
     return storage_key_of(tensor.untyped_storage(), tensor.device)
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """Grows with each write in place, as autograd counts them; inference tensors have none."""
-    return -1 if tensor.is_inference() else tensor._version  # pyright: ignore[reportPrivateUsage]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,6 +61,33 @@ def view_of(storage: Any, device: torch.device, node: Any) -> torch.Tensor:
     found = found.set_(storage, node["offset"], node["size"], node["stride"])
     found = found.conj() if node["conjugated"] else found
     return torch._neg_view(found) if node["negated"] else found  # pyright: ignore
+
+
+def owner_of(array: Any) -> Any:
+    """What has the memory that an array looks at: an array, or a tensor."""
+    while type(array.base) is np.ndarray:
+        array = array.base
+    return array.base if isinstance(array.base, torch.Tensor) else array
+
+
+def bytes_of_array(owner: Any) -> Any:
+    """The memory itself of an array without gaps, as bytes."""
+    flat = owner if owner.flags.c_contiguous else owner.T
+    return flat.reshape(-1).view(np.uint8)
+
+
+def array_at(memory: torch.Tensor, node: Any) -> Any:
+    """An array that looks at the memory; it keeps it alive."""
+    dtype = np.lib.format.descr_to_dtype(node["dtype"])
+    plain: Any = memory.numpy()
+    found: Any = np.ndarray(node["size"], dtype, plain, node["offset"], node["stride"])
+    found.flags.writeable = node["writeable"]
+    return found
+
+
+def array_layout(array: Any) -> tuple[Any, ...]:
+    """Without the place in its memory."""
+    return (array.dtype, array.shape, array.strides, array.flags.writeable)
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -69,3 +114,24 @@ def plain_digest(value: Any) -> str | None:
         return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
     except ValueError:
         return None
+
+
+# Steps of a graph that are looked at for whether a backward pass went through.
+_GRAPH_MAX = 10_000
+
+
+def may_go_backward(grad_fn: Any) -> bool:
+    """Whether a backward pass through the graph is still possible; one frees what it passed."""
+    waiting, seen = [grad_fn], {grad_fn}
+    while waiting and len(seen) < _GRAPH_MAX:
+        node = waiting.pop()
+        try:
+            for name in dir(node):
+                if name.startswith("_saved_") or name == "saved_tensors":
+                    getattr(node, name)
+        except RuntimeError:
+            return False
+        inner = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= inner
+        waiting += inner
+    return True

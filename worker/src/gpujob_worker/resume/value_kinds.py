@@ -13,6 +13,8 @@ import types
 import typing
 import uuid
 import weakref
+import zoneinfo
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ KIND = "k"
 # A class of its own for buffers is younger than the oldest torch that is known here.
 TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_ATOMS = {*PLAIN, bytearray, type(Ellipsis), type(StopIteration), types.CodeType}
 CONSTANT = (
     torch.device, torch.dtype, torch.layout, pathlib.PurePath, datetime.date, datetime.time,
     datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern,
@@ -60,7 +63,9 @@ ITERATORS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (type(iter([])), type(iter(())), type(iter(range(0))), enumerate, zip)
 }
-BASES = (dict, list, set, collections.deque)
+BASES = (dict, list, set, collections.deque, tuple)
+# What enumerations keep in their members.
+MEMBER_OWN = ("_value_", "_name_", "__objclass__", "_sort_order_")
 CONTAINERS: dict[str, Any] = {
     "list": list, "dict": dict, "set": set, "deque": collections.deque, "bytearray": bytearray,
     "OrderedDict": collections.OrderedDict, "Counter": collections.Counter,
@@ -72,18 +77,98 @@ def name_of(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def class_named(name: str) -> type | None:
-    """A class of a module that is imported, found by its name; None where there is none such."""
-    module, _, rest = name.rpartition(".")
+def found_global(name: str) -> Any:
+    """What a module that is imported has under the name; None where there is none such."""
+    module = name
     while module:
-        found: Any = sys.modules.get(module)
-        if found is not None:
+        module = module.rpartition(".")[0]
+        if module in sys.modules:
+            found: Any = sys.modules[module]
             for part in name[len(module) + 1 :].split("."):
                 found = getattr(found, part, None)
-            return found if isinstance(found, type) and is_plain_object(found) else None
-        module, _, rest = module.rpartition(".")
-    del rest
+            if found is not None:
+                return found
     return None
+
+
+def global_name(value: Any) -> str | None:
+    """The name under which a module has the class or function; None where none does."""
+    module = getattr(value, "__module__", None) or type(getattr(value, "__self__", 0)).__module__
+    name = f"{module}.{getattr(value, '__qualname__', value.__name__)}"
+    if found_global(name) is value:
+        return name
+    if isinstance(value, types.FunctionType) or module not in sys.modules:
+        return None  # a variable may have another function later
+    names = [other for other, each in list(vars(sys.modules[module]).items()) if each is value]
+    return f"{module}.{names[0]}" if names else None
+
+
+def code_key(value: Any) -> str:
+    """Tells the code of functions and generators of one program apart."""
+    code: types.CodeType = value.gi_code if hasattr(value, "gi_code") else value.__code__
+    key = f"{code.co_qualname} {code.co_firstlineno}"
+    if code.co_name in ("<lambda>", "<genexpr>"):
+        columns = [place[2] for place in code.co_positions() if place[0] and place[2]]
+        key += f" {min(columns, default=0)}"
+    return key
+
+
+def state_of_class(kind: type) -> dict[str, Any]:
+    """The values that a class keeps, without what describes it."""
+    return {
+        name: each
+        for name, each in vars(kind).items()
+        if not (name.startswith("__") or callable(each) or isinstance(each, AS_IT_IS))
+        and not hasattr(each, "__get__")
+    }
+
+
+def functions_of_class(kind: type) -> dict[str, str]:
+    own = {name: each for name, each in vars(kind).items() if isinstance(each, types.FunctionType)}
+    return {name: code_key(each) for name, each in own.items()}
+
+
+def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
+    """What a module has besides its parts, its parameters and its buffers: all that a module of the
+    script has, and the numbers of others, such as the share of a dropout.
+    """
+    own = is_of_script(type(part)) or type(part).__module__.startswith("torchmetrics")
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if name not in MODULE_OWN
+        and not isinstance(value, torch.nn.Module)
+        # What the worker put there it puts there again.
+        and not type(value).__module__.startswith("gpujob_worker.")
+        and (own or type(value) in PLAIN)
+    }
+
+
+def inner_containers(value: Any) -> list[int]:
+    """The identities of the containers in a container that holds these and plain values."""
+    found: list[int] = []
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        items = [*one.keys(), *one.values()] if isinstance(one, dict) else one
+        kinds = set(map(type, items))
+        if not kinds <= _ATOMS:
+            inner = [each for each in items if type(each) not in _ATOMS]
+            found += map(id, inner)
+            waiting += inner
+    return found
+
+
+def keeps_order(value: "set[Any] | frozenset[Any]") -> bool:
+    """Whether a set that is made of the items has them in the same order. That of other values than
+    numbers is another one in each process.
+    """
+    if not set(map(type, value)) <= {int, float, bool}:
+        return True
+    made: set[Any] = set()
+    for each in value:
+        made.add(each)
+    return list(made) == list(value)
 
 
 def is_of_script(value: Any) -> bool:
@@ -103,7 +188,7 @@ def learns_nothing(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_plain_object(kind: type) -> bool:
     """Whether an instance is its attributes, and nothing that only its own code can read."""
-    known = (object, *CONTAINERS.values(), types.SimpleNamespace, *typing.Protocol.__mro__)
+    known = (object, tuple, *CONTAINERS.values(), types.SimpleNamespace, *typing.Protocol.__mro__)
     return all(base in known or _is_of_class_statement(base) for base in kind.__mro__)
 
 
@@ -114,23 +199,31 @@ def _is_of_class_statement(kind: type) -> bool:
         types.WrapperDescriptorType,
         types.ClassMethodDescriptorType,
     )
-    return not any(isinstance(each, of_c) for each in vars(kind).values())
+    # One that is borrowed from a base, as in `__getattr__ = dict.get`, is of that base.
+    return not any(
+        isinstance(each, of_c) and each.__objclass__ is kind for each in vars(kind).values()
+    )
 
 
 def _slots(kind: type) -> list[str]:
     found: list[str] = []
     for each in kind.__mro__:
         slots: Any = vars(each).get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
+        names: list[str] = [slots] if isinstance(slots, str) else list(slots)
+        owner = each.__name__.lstrip("_")
+        own = [name for name in names if name not in ("__dict__", "__weakref__")]
+        found += [f"_{owner}{name}" if name.startswith("__") else name for name in own]
+    return found
 
 
 def attributes(value: Any) -> dict[str, Any]:
     found = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for name in _slots(type(value)):
-        mangled = f"_{type(value).__name__.lstrip('_')}{name}" if name.startswith("__") else name
-        if hasattr(value, mangled):
-            found[mangled] = getattr(value, mangled)
+        try:
+            # A class may have a `__getattr__`, which knows more than there is.
+            found[name] = object.__getattribute__(value, name)
+        except AttributeError:
+            continue
     return found
 
 
@@ -147,21 +240,69 @@ def set_attributes(target: Any, before: dict[str, Any], values: dict[str, Any]) 
 
 
 def constant_text(value: Any) -> str:
-    return f"{name_of(type(value))} {value!r}"[:2000]
+    return f"{name_of(type(value))} {value!r}"
 
 
-def constant_of(text: str) -> Any:
-    """Constants that a script may choose while it runs; None for those that cannot be made."""
-    name, _, shown = text.partition(" ")
-    if name == "torch.dtype":
-        return getattr(torch, shown.removeprefix("torch."), None)
-    if name == "builtins.range":
-        return range(*map(int, re.findall(r"-?\d+", shown)))
-    if name.startswith("pathlib.") and shown.endswith("')"):
-        return pathlib.Path(shown.partition("('")[2][:-2])
-    member = re.match(r"<\w+\.(\w+)", shown)
-    kind: Any = sys.modules.get(name.rpartition(".")[0])
-    kind = getattr(kind, name.rpartition(".")[2], None)
-    if member is not None and isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind.__members__.get(member[1])
-    return None
+def constant_parts(value: Any) -> tuple[Any, ...] | None:
+    """Of what a constant can be made again; None for those that the script has to make."""
+    kind = type(value)
+    if isinstance(value, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
+        return (str(value),)
+    if isinstance(value, np.dtype):
+        descr: Any = np.lib.format.dtype_to_descr(value) if not value.hasobject else "O"
+        return (descr,)
+    parts = _PARTS.get(kind)
+    return None if parts is None else tuple(parts(value))
+
+
+def constant_of(name: str, parts: list[Any]) -> Any:
+    """Raises `LookupError` for a kind of constant that is not known."""
+    if name.startswith("pathlib."):
+        return getattr(pathlib, name.rpartition(".")[2])(*parts)
+    if name.startswith("numpy."):
+        return np.lib.format.descr_to_dtype(parts[0]) if parts[0] != "O" else np.dtype("O")
+    return _MAKE[name](*parts)
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    return value.__reduce__()[1]
+
+
+def _of_zone(value: Any) -> tuple[Any, ...]:
+    return value.__getinitargs__()
+
+
+def _name(value: Any) -> tuple[str]:
+    return (str(value).removeprefix("torch."),)
+
+
+def _of_torch(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def _fields(*names: str) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    **dict.fromkeys(
+        (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
+         range, slice, torch.device),
+        _reduced,
+    ),
+    datetime.timezone: _of_zone,
+    zoneinfo.ZoneInfo: _fields("key"),
+    fractions.Fraction: _fields("numerator", "denominator"),
+    uuid.UUID: _fields("hex"),
+    re.Pattern: _fields("pattern", "flags"),
+    torch.dtype: _name,
+    torch.layout: _name,
+    type(Ellipsis): _fields(),
+    type(NotImplemented): _fields(),
+}  # fmt: skip
+_MAKE: dict[str, Any] = {
+    **{name_of(kind): kind for kind in _PARTS},
+    name_of(re.Pattern): re.compile,
+    name_of(torch.dtype): _of_torch,
+    name_of(torch.layout): _of_torch,
+}
