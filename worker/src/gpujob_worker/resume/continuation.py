@@ -120,7 +120,7 @@ class Continuation:
     def _read(self, step: int) -> list[Facts]:
         try:
             found = json.loads(read_small(self._path))
-            return list(found["next"])[:STEPS] if found["step"] == step else []
+            return list(map(dict, found["next"]))[:STEPS] if found["step"] == step else []
         except (CheckpointError, OSError, ValueError, KeyError, TypeError):
             return []
 

@@ -6,6 +6,7 @@ has them saved.
 """
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ class ScriptGradients:
     """Watches which optimizers' gradients are cleared between two steps."""
 
     def __init__(self) -> None:
-        self._cleared: set[int] = set()
-        self._steps: dict[int, int] = {}
+        self._cleared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._kept = False
 
     def install(self) -> None:
@@ -29,17 +30,18 @@ class ScriptGradients:
 
     def _clears(self, owner: Any) -> None:
         if isinstance(owner, torch.nn.Module):
-            self._cleared.update(self._steps)
+            own = set(map(id, owner.parameters()))
+            self._cleared.update(each for each in self._steps if _parameters_of(each) <= own)
         else:
-            self._cleared.add(id(owner))
+            self._cleared.add(owner)
 
     def before_step(self, optimizer: Any) -> None:
-        if id(optimizer) in self._steps and id(optimizer) not in self._cleared:
+        if optimizer in self._steps and optimizer not in self._cleared:
             self._kept = True
 
     def after_step(self, optimizer: Any) -> None:
-        self._steps[id(optimizer)] = min(STEPS_SEEN_MIN, self._steps.get(id(optimizer), 0) + 1)
-        self._cleared.discard(id(optimizer))
+        self._steps[optimizer] = min(STEPS_SEEN_MIN, self._steps.get(optimizer, 0) + 1)
+        self._cleared.discard(optimizer)
 
     def saved(self, made: Sequence[Any]) -> list[Any]:
         """The gradients that matter: the optimizer's number, its group, the place in it; or the
@@ -54,7 +56,7 @@ class ScriptGradients:
         return [
             (number, at, place, tensor.grad)
             for number, at, place, tensor in _stepped(made)
-            if tensor.grad is not None and id(made[number]) not in self._cleared
+            if tensor.grad is not None and made[number] not in self._cleared
         ]
 
     def restore(self, made: Sequence[Any], saved: Sequence[Any]) -> None:
@@ -76,6 +78,10 @@ def _stepped(made: Sequence[Any]) -> list[tuple[int, int, int, torch.Tensor]]:
         for at, group in enumerate(each.param_groups)
         for place, tensor in enumerate(group["params"])
     ]
+
+
+def _parameters_of(optimizer: Any) -> set[int]:
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
 
 
 def _unstepped(made: Sequence[Any]) -> list[tuple[int, str, torch.Tensor]]:

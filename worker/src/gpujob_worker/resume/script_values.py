@@ -216,7 +216,7 @@ class ScriptValues:
         return ("r", index)
 
     def _read_whole(self, container: Any, path: str) -> None:
-        """What is in it is found elsewhere, too: a resume has to know which of its items that is."""
+        """What is in it is found elsewhere, too: a resume has to know where in it."""
         self._within = {key: of for key, of in self._within.items() if of[0] is not container}
         self.nodes[self._known[id(container)]] = self._whole_container(container, path)
 
