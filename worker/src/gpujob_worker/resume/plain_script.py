@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpujob_api.report import Protection
 from gpujob_api.settings import ResumeMode
-from gpujob_worker.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
+from gpujob_worker.checkpoint.errors import CheckpointError, UnsavableError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
 from gpujob_worker.checkpoint.tree import encode_tree
 from gpujob_worker.resume import rerun
@@ -343,11 +343,12 @@ class PlainScript:
     # Giving up.
 
     def _closed(self) -> str | None:
-        """Why nothing is saved; None where the directory is open."""
-        try:
-            return self._unmodified.open_store() or self._given_up_before()
-        except MismatchError as error:
-            return str(error)
+        """Why nothing is saved; None where the directory is open.
+
+        Raises `CheckpointError` for a directory that must not be left aside, such as one of another
+        number of processes: to start from the beginning there would lose what is in it.
+        """
+        return self._unmodified.open_store() or self._given_up_before()
 
     def _refuse(self, why: str) -> None:
         """From now on nothing is saved. What is committed stays what a resume goes on from."""
@@ -362,6 +363,7 @@ class PlainScript:
     def _leave_for_beginning(self, why: str) -> NoReturn:
         """The process is half another run: the next attempt starts from the beginning."""
         self._give_up(why)
+        self._session.leaves_unfinished()
         raise Interrupted(saved=False) from None
 
     def _give_up(self, why: str) -> None:
