@@ -236,7 +236,8 @@ class PlainScript:
         """A turn of a loop begins; whether nothing more is wanted."""
         if self._refused:
             return True
-        if self._session.state.backward_passes != self._passes_at_step:
+        in_step = self._session.state.backward_passes != self._passes_at_step
+        if in_step or self._unmodified.saved_to_leave:
             return False
         try:
             place = Place(frame, self._unmodified.passes)
@@ -254,7 +255,11 @@ class PlainScript:
             self._carry_out()
         finally:
             self._place = None
-        return True
+        if not self._unmodified.saved_to_leave:
+            return True
+        # What follows the loop is the next attempt's: it may write files.
+        self._watch.keep_to(place.functions, lambda: self._unmodified.carry_out(Order.STOP))
+        return False
 
     def _carry_out(self) -> None:
         if not self._judged:
@@ -311,6 +316,8 @@ class PlainScript:
             if self._state.holds_files:
                 self._leave_for_beginning("no checkpoint of the script can be read")
             return
+        # Which of several processes trains is known: it reports also where it makes no step.
+        self._session.start()
         self._return.start(loaded)
         assert unmodified.store is not None
         self._state.keep_journal(unmodified.store.directory / self._journal_name, anew=False)

@@ -22,6 +22,7 @@ from gpujob_worker.resume.loop_items import NoPlaceError as NoPlaceError
 from gpujob_worker.resume.passes import Pass, Passes
 from gpujob_worker.resume.script_names import value_of
 from gpujob_worker.resume.script_source import Loop, call_at, is_script_file, loops_around
+from gpujob_worker.resume.value_kinds import is_of_script
 
 # Functions that call one another on the way to the loop.
 FRAMES_MAX = 100
@@ -254,8 +255,8 @@ def turn_of(
     if items.index is not None:
         return {"kind": "index", "value": items.index, "given": items.given}
     raise NoPlaceError(
-        f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be distinguished;"
-        " a loop over enumerate(...) can be"
+        f"the turns of the loop in line {loop.line} of {frame.f_code.co_name} cannot be"
+        " distinguished; a loop over enumerate(...) can be"
     )
 
 
@@ -264,6 +265,12 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
     if len(taken) != 1:
         raise NoPlaceError("its loop has read more batches of one loader than of another")
     done = taken.pop() - (0 if innermost else 1)
+    for record in passes:
+        orders = (record.loader.sampler, record.loader.batch_sampler)
+        own = next((type(each) for each in orders if is_of_script(type(each))), None)
+        if own is not None:
+            # A new iterator would ask it for another order.
+            raise NoPlaceError(f"{own.__name__} of the script may draw the order of a pass anew")
     try:
         states = [record.state(done) for record in passes]
     except ValueError as error:

@@ -360,13 +360,24 @@ def source_of(filename: str) -> Source | None:
         return None
 
 
-@functools.lru_cache(maxsize=4096)
 def loops_around(code: CodeType, line: int) -> tuple[Loop, ...]:
     """As `Source.loops_around`, of any code. Raises `LookupError` also where there is no source."""
+    found = _loops_around(code, line)
+    if isinstance(found, str):
+        raise LookupError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _loops_around(code: CodeType, line: int) -> tuple[Loop, ...] | str:
+    """The loops, or why they are not known."""
     source = source_of(code.co_filename)
     if source is None:
-        raise LookupError(f"the source of {code.co_filename} cannot be read")
-    return tuple(source.loops_around(code, line))
+        return f"the source of {code.co_filename} cannot be read"
+    try:
+        return tuple(source.loops_around(code, line))
+    except LookupError as error:
+        return str(error)
 
 
 def function_of(code: CodeType) -> ast.AST | None:

@@ -7,6 +7,7 @@ its place a script runs again what comes before the place: there must be no step
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -26,18 +27,33 @@ _Key = tuple[int, int]
 _Within = tuple[int | None, int | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """The outermost loop of a step: which call of which function it is in.
+
+    Frames are known by their identity and never held: with a frame all that its function had would
+    stay, its models and open files too.
+    """
+
+    frame: int
+    # The calls around the function, each with its instruction: the same for one call of it.
+    callers: tuple[int, ...]
+    name: dict[str, Any]
+    loop: Loop
+
+
 class TrainingLoops:
     """Of each the outermost one is meant."""
 
     def __init__(self) -> None:
-        self._now: At | None = None
+        self._now: _Training | None = None
         self._over: list[dict[str, Any]] = []
         # By loop, what tells its present turn apart, and the places in the turn where steps were
         # made: the line of a call and the loop in it, or a loop, or neither.
         self._turns: dict[_Key, tuple[Any, set[_Within]]] = {}
         # The way to the last step, and its loops: most steps are made on the same one.
         self._way: tuple[int, ...] = ()
-        self._nested: list[tuple[FrameType, str | None, _Key, _Within]] = []
+        self._nested: list[tuple[int, str | None, _Key, _Within]] = []
 
     @property
     def began(self) -> bool:
@@ -45,43 +61,47 @@ class TrainingLoops:
 
     def step_in(self, frame: FrameType) -> None:
         """A step was made in a call from `frame`. Raises `NoPlaceError`."""
-        way = _way(frame)
+        frames = _frames(frame)
+        way = tuple(number for each in frames for number in (id(each), each.f_lasti))
         if way != self._way:
             functions = functions_of(frame, strict=False)
-            self._trains_in(frame, functions)
+            self._trains_in(functions)
             self._way = way
             self._nested = [
-                (at, loop.number_name, (id(at), loop.line), within)
+                (frames.index(at), loop.number_name, (id(at), loop.line), within)
                 for at, loop, within in _nested(functions)
             ]
-        self._note_turns()
+        self._note_turns(frames)
 
-    def _trains_in(self, frame: FrameType, functions: list[At]) -> None:
-        known = self._now
-        if known is not None and _is_in(frame, known):
-            return
-        self._now = next((at for at in functions if at.loops), None)
-        if self._now is None:
+    def _trains_in(self, functions: list[At]) -> None:
+        known, now = self._now, _training(functions)
+        if now is None:
+            self._now = None
             raise NoPlaceError("its steps are in no loop")
-        if known is None:
+        self._now = now
+        if known is None or (known.frame, known.callers, known.loop.line) == (
+            now.frame,
+            now.callers,
+            now.loop.line,
+        ):
             return
-        line = known.loops[0].line
-        if known.loops[0].node.orelse:
+        line = known.loop.line
+        if known.loop.node.orelse:
             raise NoPlaceError(f"the training loop in line {line}, which is over, has an else")
-        self._over.append({**known.name, "loop": line, "frame": id(known.frame)})
-        if known.frame not in [at.frame for at in functions]:
-            code = known.frame.f_code.co_name
+        self._over.append({**known.name, "loop": line, "frame": known.frame})
+        if known.frame not in [id(at.frame) for at in functions]:
+            code = known.name["code"]
             raise NoPlaceError(f"it trained in {code} line {line} before, which has returned")
 
-    def _note_turns(self) -> None:
+    def _note_turns(self, frames: list[FrameType]) -> None:
         variables: dict[int, dict[str, Any]] = {}
-        for frame, name, key, within in self._nested:
+        for at, name, key, within in self._nested:
             turn = None
             if name is not None:
-                known = variables.get(key[0])
+                known = variables.get(at)
                 if known is None:
                     # Python makes this dictionary anew for each who asks.
-                    known = variables[key[0]] = frame.f_locals
+                    known = variables[at] = frames[at].f_locals
                 turn = mark_of(known.get(name))
             before = self._turns.get(key)
             if before is None or before[0] != turn:
@@ -104,7 +124,7 @@ class TrainingLoops:
     def begins_turn(self, frame: FrameType) -> bool:
         """Whether it is a turn of the loop itself that begins there, and not of one in it."""
         known = self._now
-        if known is None or frame is not known.frame:
+        if known is None or id(frame) != known.frame:
             return False
         try:
             loops = loops_around(frame.f_code, frame.f_lineno)
@@ -127,7 +147,7 @@ class TrainingLoops:
 
     def adopt(self, over: list[dict[str, Any]], functions: Sequence[At]) -> None:
         """The script was brought back to a place, with these loops behind it."""
-        self._now = next((at for at in functions if at.loops), None)
+        self._now = _training(functions)
         self._over = [
             {**at.name, "loop": loop["loop"], "frame": id(at.frame)}
             for loop in over
@@ -136,14 +156,23 @@ class TrainingLoops:
         ]
 
 
-def _way(frame: FrameType | None) -> tuple[int, ...]:
-    """The script's functions from `frame` outwards, by identity, and the instruction of each."""
-    found: list[int] = []
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    """The script's functions from `frame` outwards."""
+    found: list[FrameType] = []
     while frame is not None:
         if is_script_file(frame.f_code.co_filename):
-            found += (id(frame), frame.f_lasti)
+            found.append(frame)
         frame = frame.f_back
-    return tuple(found)
+    return found
+
+
+def _training(functions: Sequence[At]) -> _Training | None:
+    for number, at in enumerate(functions):
+        if at.loops:
+            around = [each.frame for each in functions[:number]]
+            callers = tuple(number for each in around for number in (id(each), each.f_lasti))
+            return _Training(id(at.frame), callers, at.name, at.loops[0])
+    return None
 
 
 def _nested(functions: Sequence[At]) -> list[tuple[FrameType, Loop, _Within]]:
@@ -158,9 +187,3 @@ def _nested(functions: Sequence[At]) -> list[tuple[FrameType, Loop, _Within]]:
         call = at.frame.f_lineno if next_at is not None and next_at is not at else None
         found.append((at.frame, loop, (call, inner.line if inner is not None else None)))
     return found
-
-
-def _is_in(frame: FrameType | None, known: At) -> bool:
-    while frame is not None and frame is not known.frame:
-        frame = frame.f_back
-    return frame is not None and frame.f_lineno in known.loops[0].body

@@ -5,12 +5,12 @@ moment a place is wanted until one is found, and not in between.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from gpujob_worker.resume.script_place import begins_turn
-from gpujob_worker.resume.script_source import is_script_file, loops_around
+from gpujob_worker.resume.script_place import At, begins_turn
+from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
 
 # Calls on the way from the script's module.
 _FRAMES_MAX = 200
@@ -26,10 +26,26 @@ class TurnWatch:
         self._at_turn = at_turn
         self._before: Any = None
         self._waits = False
+        self._in = 0
         # The functions in which the watch began, and what traced them before.
         self._watched: list[tuple[FrameType, Any]] = []
         # Whether functions that are called meanwhile are watched, too: training waits in them.
         self.looks_everywhere = False
+        self._around: frozenset[int] = frozenset()
+        self._loop: Loop | None = None
+        self._left: Callable[[], None] = lambda: None
+
+    def keep_to(self, functions: Sequence[At], left: Callable[[], None]) -> None:
+        """Calls `left` before the first line that is no more in the innermost loop."""
+        self._around = frozenset(id(at.frame) for at in functions[:-1])
+        self._in, self._loop = id(functions[-1].frame), functions[-1].loops[-1]
+        self._left = left
+
+    def _has_left(self, frame: FrameType) -> bool:
+        if self._loop is None:
+            return False
+        inside = frame.f_lineno in self._loop.header or frame.f_lineno in self._loop.body
+        return id(frame) in self._around or (id(frame) == self._in and not inside)
 
     @property
     def waits(self) -> bool:
@@ -75,6 +91,10 @@ class TurnWatch:
             self._watched = [each for each in self._watched if each[0] is not frame]
         if event != "line" or not self._waits:
             return self._line
+        if self._has_left(frame):
+            self.stop()
+            self._left()
+            return None
         try:
             loops = loops_around(frame.f_code, frame.f_lineno)
         except LookupError:
