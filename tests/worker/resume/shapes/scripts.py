@@ -277,6 +277,10 @@ LOOPS = {
     "permutation": "for epoch in range(EPOCHS):\n    order = torch.randperm(80)\n"
     "    for start in range(0, 80, 8):\n        picked = order[start : start + 8]\n"
     "        inputs, labels = features[picked], targets[picked]\n        BODY\n    EACH\n",
+    "shuffled chunks": "for epoch in range(EPOCHS):\n"
+    "    chunks = [torch.arange(80)[start : start + 8] for start in range(0, 80, 8)]\n"
+    "    random.shuffle(chunks)\n    for picked in chunks:\n"
+    "        inputs, labels = features[picked], targets[picked]\n        BODY\n    EACH\n",
     "one function an epoch": "def train_one_epoch(model, optimizer, loader):\n    NAMES\n"
     "    for inputs, labels in loader:\n        BODY\n    EACH\n"
     "for epoch in range(EPOCHS):\n    train_one_epoch(model, optimizer, loader)\n",
@@ -317,6 +321,8 @@ def script(seed: int) -> Script:
     clashes = {"step schedule", "milestones", "one cycle", "plateau", "warm-up by hand"}
     schedules = [part for part in chosen if part.name in clashes]
     parts = [part for part in chosen if part not in schedules[1:]]
+    # Parameters that are added after a schedule was made have no rate of it.
+    parts.sort(key=lambda part: part.name != "bare parameter")
     step = STEP
     before = [part.before for part in parts]
     names = [name for part in parts for name in part.names]

@@ -1,5 +1,6 @@
 """The variables of a script: those of its functions on the way to a loop, and of its modules."""
 
+import ast
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -132,10 +133,16 @@ class ScriptVariables:
 
 def _variables(at: At, functions: Sequence[At]) -> dict[str, Any]:
     """What a function has and may read again, and of those on the way all plain values: the way may
-    depend on them.
+    depend on them. A loop reads the list that it goes over, though nobody names it again.
     """
     names = _without_own(at.frame.f_locals)
-    live = live_names(at.frame.f_code, at.frame.f_lasti)
+    live = live_names(at.frame.f_code, at.frame.f_lasti) | {
+        each.id
+        for loop in at.loops
+        if isinstance(loop.node, ast.For)
+        for each in ast.walk(loop.node.iter)
+        if isinstance(each, ast.Name)
+    }
     on_the_way = at is not functions[-1]
     return {
         name: value
