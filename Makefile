@@ -59,7 +59,7 @@ simulate: setup ## Run the decision core through seeded faults in virtual time (
 
 .PHONY: shapes
 shapes: setup ## Stop and resume training scripts of many shapes; each ends as the plain run (SEEDS=0-1999)
-	@$(VENV)/python -m tests.worker.resume.shapes --seeds $(or $(SEEDS),0-1999)
+	@$(VENV)/python -m tests.worker.resume.shapes.composed --seeds $(or $(SEEDS),0-1999)
 
 .PHONY: soak
 soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, an hour)

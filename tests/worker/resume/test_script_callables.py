@@ -20,6 +20,9 @@ EQUAL = {
         "h = g",
         "h(3)",
     ),
+    "counter": ("ticks = itertools.count(3)", "next(ticks); next(ticks)", "next(ticks)"),
+    "counter in steps": ("ticks = itertools.count(3, 2)", "next(ticks)", "next(ticks)"),
+    "method of a counter": ("ticks = itertools.count(1).__next__", "ticks(); ticks()", "ticks()"),
     "builtin changed": (
         "h = torch.relu",
         "h = torch.tanh",

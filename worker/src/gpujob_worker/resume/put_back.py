@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import io
+import itertools
 import random
 import sys
 import types
@@ -466,6 +467,10 @@ class PutBack:
             raise MismatchError(f"{path}: {type(owner).__name__} has no {node['name']}")
         self._is(index, found)
 
+    def make_count(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing, path
+        self._is(index, itertools.count(node["next"], node["step"]))
+
     def make_global(self, index: int, node: Any, existing: Any, path: str) -> None:
         del existing
         found = found_global(node["name"])
@@ -695,7 +700,8 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "unchanged": PutBack.make_unchanged, "same": PutBack.make_same,
     "constant": PutBack.make_constant, "made constant": PutBack.make_made_constant,
     "member": PutBack.make_member, "global": PutBack.make_global,
-    "builtin method": PutBack.make_builtin_method, "weak": PutBack.make_weak,
+    "builtin method": PutBack.make_builtin_method, "count": PutBack.make_count,
+    "weak": PutBack.make_weak,
     "exception": PutBack.make_exception, "python module": PutBack.make_python_module,
     "bit generator": PutBack.make_bits, "legacy generator": PutBack.make_legacy_generator,
     "generator that is over": PutBack.make_generator_over, "function": PutBack.make_function,

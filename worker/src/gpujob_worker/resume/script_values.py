@@ -13,7 +13,9 @@ import enum
 import functools
 import inspect
 import io
+import itertools
 import random
+import re
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -438,6 +440,11 @@ class ScriptValues:
         own = self.encode(owner, path)
         return {KIND: "builtin method", "self": own, "name": value.__name__}
 
+    def _of_object(self, value: Any, path: str) -> dict[str, Any]:
+        """A method that Python's own class gives its objects, such as `__next__` of a counter."""
+        own = self.encode(value.__self__, path)
+        return {KIND: "builtin method", "self": own, "name": value.__name__}
+
     def _partial(self, value: Any, path: str) -> dict[str, Any]:
         parts = (value.func, value.args, value.keywords)
         return {KIND: "partial", "parts": [self.encode(each, path) for each in parts]}
@@ -657,6 +664,15 @@ def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
         raise UnsavableError(f"{path} is read from a place that is not known: {error}") from None
 
 
+def _count(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
+    """A counter tells its next number only in its text."""
+    del values
+    numbers = re.fullmatch(r"count\((-?\d+)(?:, (-?\d+))?\)", repr(value))
+    if numbers is None:
+        raise UnsavableError(f"{path} is a counter of other than whole numbers")
+    return {KIND: "count", "next": int(numbers[1]), "step": int(numbers[2] or 1)}
+
+
 def _random(values: ScriptValues, value: random.Random, path: str) -> dict[str, Any]:
     del values, path
     return {KIND: "random", "state": value.getstate()}
@@ -677,6 +693,8 @@ _READERS: dict[type, _Reader] = {
     types.GeneratorType: ScriptValues._generator,
     types.MethodType: ScriptValues._method,
     types.BuiltinFunctionType: ScriptValues._builtin,
+    types.MethodWrapperType: ScriptValues._of_object,
+    itertools.count: _count,
     functools.partial: ScriptValues._partial,
     weakref.ref: ScriptValues._weak,
     torch.Generator: _torch_generator,
