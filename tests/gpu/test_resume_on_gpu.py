@@ -10,7 +10,6 @@ import pytest
 
 from tests.harness.unmodified_scripts import (
     ACCELERATE,
-    COUNT,
     END,
     HUGGING_FACE,
     LIGHTNING,
@@ -39,7 +38,7 @@ SCRIPTS = {
 
 def source(name: str) -> str:
     """The script for a GPU; at its end it says what the GPU's generator would draw next."""
-    text = SCRIPTS[name].replace("stops(step)\n", f"stops({COUNT})\n")
+    text = SCRIPTS[name]
     for of_cpu, of_gpu in ON_GPU:
         text = text.replace(of_cpu, of_gpu)
     drawn = 'print("drawn", torch.rand(1, device="cuda").item())\n'
@@ -57,14 +56,14 @@ def ended(done: WorkerRun) -> list[str]:
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_it_ends_with_the_weights_of_a_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     text = source(name)
-    whole = ended(attempt(tmp_path / "whole", 1, text, 0))
-    assert ended(attempt(tmp_path / "again", 1, text, 0)) == whole, "the script's own noise"
+    whole = ended(attempt(tmp_path / "whole", 1, text, 0, 1, 0))
+    assert ended(attempt(tmp_path / "again", 1, text, 0, 1, 0)) == whole, "the script's own noise"
     first = random.Random(name).randrange(2, 16)
     stops = [first, first + random.Random(name).randrange(4, 16)]
     for number, stop in enumerate(stops, start=1):
-        stopped = attempt(tmp_path / "stopped", number, text, stop)
+        stopped = attempt(tmp_path / "stopped", number, text, 0, 1, stop)
         assert stopped.process.exitcode == 143, (stops, stopped.errors)
         assert stopped.report["checkpoint"]["step"] == stop, stops
-    end = attempt(tmp_path / "stopped", len(stops) + 1, text, 0)
+    end = attempt(tmp_path / "stopped", len(stops) + 1, text, 0, 1, 0)
     assert ended(end) == whole, stops
     assert (end.report["resumedFromStep"], end.report["step"]) == (stops[-1], STEPS), stops

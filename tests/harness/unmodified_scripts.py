@@ -9,14 +9,12 @@ from pathlib import Path
 
 from tests.harness.worker_process import WorkerRun, run_worker
 
-# The steps that the optimizer counts: they go on after a stop, and a loop's do not.
-COUNT = 'int(next(iter(optimizer.state.values()))["step"])'
 BEGIN = """
 import hashlib, os, random, signal, sys, warnings
 import numpy, torch
 from torch import nn
 warnings.simplefilter("ignore")
-workers, accumulated, stop = (int(text) for text in sys.argv[1:4])
+workers, accumulated = (int(text) for text in sys.argv[1:3])
 torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
 x = torch.randn(96, 8)
 class Data(torch.utils.data.Dataset):
@@ -34,7 +32,8 @@ class Net(nn.Module):
         out = self.layers(x)
         return {"loss": (out.squeeze(-1) - labels).square().mean(), "logits": out}
 def stops(step):
-    if stop and step == stop: os.kill(os.getpid(), signal.SIGTERM)
+    # A variable would come back as it was in the attempt before.
+    if step and step == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGTERM)
 def loader(**more):
     return torch.utils.data.DataLoader(
         Data(), batch_size=8 // accumulated, num_workers=workers, **more)
@@ -109,7 +108,9 @@ GROUP = """
 import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.manual_seed(100 + rank); random.seed(100 + rank); numpy.random.seed(100 + rank)
-stop = stop if rank == int(sys.argv[4]) else 0
+stopped_by = stops
+def stops(step):
+    if rank == int(sys.argv[4]): stopped_by(step)
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[5]}", rank=rank, world_size=size)
 """
 _SHARES = (
@@ -177,22 +178,56 @@ LIGHTNING_GROUP = LIGHTNING.replace(
     "logger=False", 'logger=False, devices=2, strategy="ddp"'
 ).replace("stops(trainer.global_step)", "stops(trainer.global_step * (trainer.global_rank == 0))")
 
+# A script whose loop is put in for CODE; its argument is the step after which it stops itself, and
+# it prints its count of steps with the digest of its weights.
+OWN_LOOP = """
+import hashlib, os, signal, sys, torch
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.randn(40, 4)
+def stops(step):
+    if step == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGTERM)
+def loader():
+    return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+def learn(batch):
+    global step
+    optimizer.zero_grad(); model(batch).square().mean().backward(); optimizer.step()
+    step += 1
+    stops(step)
+step = 0
+CODE
+print(step, hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
+"""
 
-def attempt(folder: Path, number: int, source: str, stop: int) -> WorkerRun:
-    """One attempt at a script, which stops itself after step `stop` (0: never) and may resume."""
+
+def attempt(
+    folder: Path, number: int, source: str, *arguments: int, grace_seconds: float = 60.0
+) -> WorkerRun:
+    """One attempt at a script, which may resume; `arguments` are those of the script."""
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(source.replace("OUT", str(folder / "out")).replace("JIT", "False"))
     _, done = run_worker(
         folder / f"attempt-{number}",
-        ["python", str(script), "0", "1", str(stop)],
+        ["python", str(script), *map(str, arguments)],
         # What a measurement finds may differ from attempt to attempt, and its rounding with it.
         settings={"mode": "Recommend"},
         options=("--explain", "--tuning-seconds", "1"),
         environment={
             "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "GPUJOB_ATTEMPT": str(number),
-            "GPUJOB_GRACE_SECONDS": "60",
+            "GPUJOB_GRACE_SECONDS": str(grace_seconds),
         },
     )
     return done
+
+
+def said(done: WorkerRun) -> str:
+    return "\n".join(done.report["explain"])
+
+
+def last_line(done: WorkerRun) -> str:
+    """What the script, which ended well, printed last."""
+    assert done.process.exitcode == 0, done.errors
+    return done.output.splitlines()[-1]

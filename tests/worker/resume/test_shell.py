@@ -17,16 +17,18 @@ pytestmark = pytest.mark.timeout(400)
 SLOW = pytest.mark.slow
 
 
-# After the step that the variable says it asks for a stop, which takes a while to come.
+STOP = 'int(os.environ.get("STOP", "0"))'
+
+
 def asks_first_process(source: str) -> str:
+    """After the step that the variable names it asks for a stop, which takes a while to come."""
     return (
-        source.replace("sys.argv[1:4]", '(sys.argv[1], "1", os.environ.get("STOP", "0"))')
+        source.replace("sys.argv[1:3]", '(sys.argv[1], "1")')
+        .replace("int(sys.argv[3])", STOP)
         .replace("os.getpid()", 'int(os.environ["GPUJOB_FORWARDER"])')
         .replace("OUT", "out")
         .replace("JIT", "False")
-        .replace(
-            "def stops(step):", "def stops(step):\n    if stop and step > stop: time.sleep(0.1)"
-        )
+        .replace("def stops(step):", f"def stops(step):\n    if 0 < {STOP} < step: time.sleep(0.1)")
         .replace("import hashlib,", "import hashlib, time,")
     )
 
@@ -141,7 +143,7 @@ def test_of_two_in_turn_the_first_is_saved_and_the_next_attempt_knows_it(tmp_pat
     assert stopped.run() == 143, stopped.errors
     end = shell(tmp_path, text, attempt=2)
     assert end.run() == 0, end.errors
-    assert end.errors.count(f"plain script: from step {stopped.saved[-1]},") == 1
+    assert end.errors.count(f"plain script: from step {stopped.saved[-1]}: ") == 1
     assert end.errors.count(ANOTHER) == 1
     digests = [line for line in end.output.splitlines() if len(line) == 64]
     assert len(set(digests)) == 1
@@ -241,7 +243,7 @@ def test_a_stop_by_the_operator_saves(forwards: bool, operator: Operator, tmp_pa
     report = run.report
     assert report["phase"] == "draining"
     assert run.saved[-1] == report["checkpoint"]["step"]
-    # One more step was made for its loss, and at most one before its process ended.
+    # At most two more steps were made, with which the next attempt compares its own.
     assert 1 <= report["step"] - run.saved[-1] <= 2
 
 
@@ -277,10 +279,23 @@ def test_a_signal_to_one_process_does_not_end_the_run(tmp_path: Path) -> None:
 def test_what_ends_before_its_place_ends_the_run(tmp_path: Path) -> None:
     """It has learned nothing in this attempt, and the next command has nothing to go on with."""
     text = "python train.py 0\necho after\n"
-    stopped = shell(tmp_path, text, variables={"STOP": "14"})
+    leaves = 'if os.environ.get("LEAVES"): sys.exit()\n'
+    source = TRAIN.replace("for epoch", f"{leaves}for epoch", 1)
+    stopped = shell(tmp_path, text, source, variables={"STOP": "14"})
     assert stopped.run() == 143, stopped.errors
-    ends = TRAIN.replace("range(3)", "range(1)")
-    end = shell(tmp_path, text, ends, attempt=2)
+    end = shell(tmp_path, text, source, attempt=2, variables={"LEAVES": "1"})
     assert end.run() == 144, end.errors
     assert "the script ended before it came to the place" in end.errors
+    assert "after" not in end.output
+
+
+@SLOW
+def test_a_resume_that_is_refused_ends_the_run(tmp_path: Path) -> None:
+    text = "python train.py 0\necho after\n"
+    stopped = shell(tmp_path, text, variables={"STOP": "14"})
+    assert stopped.run() == 143, stopped.errors
+    end = shell(tmp_path, text, TRAIN + "# A line that changes nothing.\n", attempt=2)
+    assert end.run() == 144, end.errors
+    assert "train.py has changed since it was saved; the next attempt starts" in end.errors
+    assert end.report["phase"] == "draining"
     assert "after" not in end.output

@@ -96,10 +96,11 @@ def test_a_stop_of_the_launcher_saves_in_all_ranks_and_the_next_attempt_goes_on(
     step = saved_step(stopped, folder, first)
     assert "the launcher's processes ended with 143, 143" in stopped.errors
     # One rank is asked, as by the operator's answer to its report: the launcher learns of it by the
-    # ranks' end alone, and starts none anew. The script counts anew, from the resumed step.
-    second = torchrun(folder, 2, 3, "0", "--max-restarts", "2")
+    # ranks' end alone, and starts none anew.
+    second = torchrun(folder, 2, step + 3, "0", "--max-restarts", "2")
     resumed = saved_step(second, folder, step + 3)
-    assert second.errors.count(f"plain script: from step {step}, best effort") == 2
+    assert second.errors.count(f"plain script: from step {step}: 3 objects, ") == 2
+    assert second.report["protection"] == "Exact"
     end = torchrun(folder, 3, 0, "launcher")
     assert end.weights == whole
     assert (end.report["resumedFromStep"], end.report["step"]) == (resumed, STEPS)
