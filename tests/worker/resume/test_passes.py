@@ -206,3 +206,11 @@ def test_a_forked_child_reads_as_under_python(passes: Passes) -> None:
     assert len(list(batches)) == 4
     assert pass_of(batches) is None
     assert records == []
+
+
+def test_data_that_were_made_while_a_script_trained_are_no_early_data() -> None:
+    passes, early, late = Passes(), torch.zeros(4), torch.zeros(4)
+    assert passes._is_early(early)
+    passes.training_began()
+    assert passes._is_early(early)
+    assert not passes._is_early(late)

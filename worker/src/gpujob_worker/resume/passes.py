@@ -25,6 +25,8 @@ from gpujob_worker.resume.script_source import is_script_file
 
 # Batches that a wrapper may have fetched ahead.
 IN_FLIGHT_MAX = 8
+# Data sets that are read before the first step.
+EARLY_MAX = 1000
 _RECORD = "_gpujob_pass"
 # In a loader that is read ahead of its loop: by how many batches.
 AHEAD = "_gpujob_ahead"
@@ -48,6 +50,8 @@ class Pass:
         self.ended = False
         # Batches that are handed out as None: the script had them before it was stopped.
         self.past = 0
+        # Whether the data set was there before the script trained: a resume makes it again alike.
+        self.is_of_early_data = True
         # The frame of the script, and its line, in which the pass began.
         # Another library than those that hand on batch for batch, through which it began.
         self._site, self.through = _script_site()
@@ -158,6 +162,9 @@ class Passes:
         # By identity, in the order they were made.
         self._live: dict[int, weakref.ref[Any]] = {}
         self._awaited: list[dict[str, Any]] = []
+        # Data sets that were read before the first step; held, so that no other takes their place.
+        self._early: list[Any] = []
+        self._trains = False
         self._plain_iter = DataLoader.__iter__
         self._plain_next = _BaseDataLoaderIter.__next__
         self._off = False
@@ -190,6 +197,7 @@ class Passes:
             record.leaves_random_numbers()
         else:
             iterator, record = self._at_place(loader, saved)
+        record.is_of_early_data = self._is_early(loader.dataset)
         self._watch(iterator, record)
         return iterator
 
@@ -221,6 +229,17 @@ class Passes:
     def _gone(self, identity: int, reference: Any) -> None:
         if self._live.get(identity) is reference:
             del self._live[identity]
+
+    def training_began(self) -> None:
+        """Data sets that are read first from now on may have been made while the script trained."""
+        self._trains = True
+
+    def _is_early(self, data: Any) -> bool:
+        known = any(each is data for each in self._early)
+        if known or self._trains or len(self._early) >= EARLY_MAX:
+            return known
+        self._early.append(data)
+        return True
 
     def of_loop(self, frame: FrameType, lines: range) -> list[Pass]:
         """The passes that began in the lines, and whose iterators still are, in their order."""

@@ -192,6 +192,7 @@ class PlainScript:
         store = self._unmodified.store
         assert store is not None
         self._state.keep_journal(store.directory / self._journal_name, anew=True)
+        self._unmodified.passes.training_began()
         self._unmodified.begin(self)
 
     @property

@@ -265,6 +265,8 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
     if len(taken) != 1:
         raise NoPlaceError("its loop has read more batches of one loader than of another")
     done = taken.pop() - (0 if innermost else 1)
+    if not all(record.is_of_early_data for record in passes):
+        raise NoPlaceError("the data of its loop were made while it trained")
     for record in passes:
         orders = (record.loader.sampler, record.loader.batch_sampler)
         own = next((type(each) for each in orders if is_of_script(type(each))), None)
