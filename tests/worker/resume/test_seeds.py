@@ -71,3 +71,10 @@ def test_a_seed_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> Non
 def test_a_directory_that_cannot_be_written_has_no_seed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert seed_of(str(tmp_path / "file")) is None
+
+
+def test_a_job_that_asks_for_nothing_gets_no_seed(tmp_path: Path) -> None:
+    off = '{"mode": "Off"}'
+    first = draws(tmp_path, tmp_path / "one", GPUJOB_SETTINGS=off)
+    assert draws(tmp_path, tmp_path / "one", GPUJOB_SETTINGS=off) != first
+    assert not (tmp_path / "one" / FILE).exists()

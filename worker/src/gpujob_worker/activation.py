@@ -41,7 +41,7 @@ def start() -> None:
         from gpujob_worker.resume import rerun, seeds
 
         rerun.install(directory)
-        if _is_script(sys.argv[0]):
+        if _is_script(sys.argv[0]) and not _is_off(os.environ.get("GPUJOB_SETTINGS", "")):
             seeds.begin_alike(directory)
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
@@ -54,6 +54,16 @@ def start() -> None:
     if any(name in asked for name in _ARGUMENTS) and _is_script(sys.argv[0]):
         _prepare()
         _guarded(lambda process: process.adapt_arguments())
+
+
+def _is_off(settings: str) -> bool:
+    """Whether the job asks for nothing to be put into its script."""
+    import json
+
+    try:
+        return json.loads(settings or "{}").get("mode") == "Off"
+    except (ValueError, AttributeError):
+        return False  # the worker reports what is wrong with them
 
 
 def _is_script(program: str) -> bool:

@@ -177,6 +177,12 @@ class PlainScript:
 
     def _first_step(self) -> bool:
         """Whether the script can be saved, as far as its objects tell."""
+        if self._session.script_owns_safe_points:
+            # `gpujob_worker.prepare` was called, after the directory was looked at.
+            self._refused = True
+            text = f"{KIND}: the script saves by itself, with gpujob_worker.prepare"
+            self._session.explanation.skipped(_ITEM, text, aloud=False)
+            return False
         why = self._state.objects.refusal() or self._state.objects.spread()
         if not self._looked:
             size = self._session.environment.world_size

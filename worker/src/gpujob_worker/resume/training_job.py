@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.report import Protection
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.checkpoint.store import Loaded, Store
@@ -48,6 +49,8 @@ class Job:
         self._checkpointer = Checkpointer(session, self._store, self._state)
         self._loaded = self._store.load() if self._store is not None else None
         self._note_store()
+        if self._store is not None:
+            session.state.protected(Protection.EXACT, None)
         self.loader: Any = (
             ResumableLoader(loader, self._between_batches) if loader is not None else None
         )
