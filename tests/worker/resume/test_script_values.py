@@ -921,7 +921,6 @@ REFUSED = {
         "i = itertools.cycle([1, 2, 3])",
         "next(i)",
     ),
-    "count": (
         "i = itertools.count()",
         "next(i)",
     ),
