@@ -49,8 +49,8 @@ DECISIONS = (
     of_decide(
         "jobs with volumes in different zones share one answer",
         "placement/requirements.py",
-        "return selector, self.affinity, self.volumes, tolerated, policy, self.refused_by",
-        "return selector, self.affinity, tolerated, policy, self.refused_by",
+        "return selector, self.affinity, self.volumes, tolerated, policy.value, self.refused_by",
+        "return selector, self.affinity, tolerated, policy.value, self.refused_by",
         "placement/test_volumes.py",
     ),
     of_decide(
@@ -267,8 +267,8 @@ DECISIONS = (
     of_decide(
         "the durable step goes back",
         "measurement/progress.py",
-        "checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)",
-        "checkpoint = min(checkpoint, status.checkpoint, key=lambda c: c.step)",
+        "return max(saved, known, key=lambda checkpoint: checkpoint.step)",
+        "return min(saved, known, key=lambda checkpoint: checkpoint.step)",
         "measurement/test_progress.py",
     ),
     of_decide(
