@@ -202,6 +202,6 @@ def test_explain_has_a_text_for_every_field(published: Json, kind: type[Any]) ->
 def test_kubectl_explains(control_plane: RunningControlPlane) -> None:
     shown = control_plane.kubectl("explain", "gpujob.spec.checkpoint").stdout
     assert "volumeClaimName" in shown
-    assert "are lost with it" in " ".join(shown.split())
+    assert "starts the job again from the beginning" in " ".join(shown.split())
     recursive = control_plane.kubectl("explain", "gpujob.spec", "--recursive").stdout
     assert json.dumps("maxSlowdownPercent").strip('"') in recursive

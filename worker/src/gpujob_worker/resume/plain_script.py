@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpujob_api.report import Protection
 from gpujob_api.settings import ResumeMode
-from gpujob_worker.checkpoint.errors import CheckpointError, UnsavableError
+from gpujob_worker.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
 from gpujob_worker.checkpoint.manifest import read_small, write_durably
 from gpujob_worker.checkpoint.tree import encode_tree
 from gpujob_worker.resume import rerun
@@ -106,7 +106,11 @@ class PlainScript:
     def _made(self) -> None:
         """The script makes a model or an optimizer: settings of the run before hold from now on."""
         if self._session.environment.world_size == 1:
-            self._look()
+            try:
+                self._look()
+            except MismatchError:
+                # A trainer may start the others of a gang later: the first pass looks again.
+                self._looked = False
 
     def begins(self, loader: Any) -> None:
         """A pass of any loader begins."""
@@ -120,6 +124,10 @@ class PlainScript:
             self._ask_others()
         elif self._session.stop.requested:
             self._hears_stop()
+
+    def met(self) -> None:
+        """The process group started, and nothing was taken from the directory before."""
+        self._looked = False
 
     def _ask_others(self) -> None:
         """All processes of a gang ask at the same place: before the next batch, or after the next

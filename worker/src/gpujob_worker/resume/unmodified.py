@@ -74,6 +74,10 @@ class Fallback(Protocol):
         """An optimizer made a step."""
         ...
 
+    def met(self) -> None:
+        """The process group started; what the process looked at alone does not count."""
+        ...
+
 
 class Unmodified:
     """The training that is looked after, its store, and the loaders of the process."""
@@ -152,8 +156,9 @@ class Unmodified:
             directory = environment.checkpoint_directory if own is None else own.directory
             assert directory is not None
             keep = environment.settings.checkpoint_keep
-            self.store = Store(directory, environment.attempt, keep)
-            self.loaded = self.store.load()
+            store = Store(directory, environment.attempt, keep)
+            self.loaded = store.load()
+            self.store = store
         self.loaded_step = self.loaded.step if self.loaded is not None else 0
         notes = self.store.notes if self.store is not None else ()
         for number, note in enumerate(notes):
@@ -185,7 +190,16 @@ class Unmodified:
         if found is None or found[1] == 1 or self.gang is not None or self._off:
             return
         self.gang = Gang(self.session, *found)
-        self.gang.meet(None if self.store is None else "it has begun to save by itself")
+        adopted = self.loaded is None and self.loaded_step > 0
+        if self._checkpointer is not None or adopted:
+            self.gang.meet("it has begun to save by itself")
+            return
+        # Until now it has only looked at what is there.
+        self.store = self.loaded = None
+        self.loaded_step = 0
+        self.gang.meet(None)
+        if self.plain is not None:
+            self.plain.met()
 
     def begin(self, training: Training) -> Any:
         """A training begins; returns the body of its checkpoint, or None for a fresh start.
