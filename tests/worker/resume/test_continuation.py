@@ -62,7 +62,7 @@ def test_only_the_first_steps_are_written_and_compared(tmp_path: Path) -> None:
     steps: list[Step] = [(0.5, 0.1), (0.25, 0.1), (0.2, 0.1)]
     found, _ = resumed(tmp_path, steps, [*steps[:2], (7.0, 0.9)])
     assert found == [None] * 3
-    assert len(json.loads((tmp_path / FILE).read_text())["next"]) == STEPS
+    assert len(json.loads((tmp_path / FILE.format(rank=0)).read_text())["next"]) == STEPS
 
 
 def test_one_step_is_compared_where_the_run_was_stopped_after_one(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_steps_without_a_loss_are_compared_by_the_rest(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_tells_nothing_leaves_nothing_to_compare(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / FILE.format(rank=0)).write_text(text)
     session = Session(Environment())
     continuation = Continuation(session, tmp_path)
     continuation.compare_after(3)
@@ -145,3 +145,53 @@ def test_steps_of_another_checkpoint_are_not_compared(tmp_path: Path) -> None:
     found, line = resumed(tmp_path, [(0.5, 0.1)], [(9.0, 0.1)], step=4)
     assert found == [None]
     assert "nothing was compared" in line
+
+
+class Others:
+    """The other processes of a gang: their words on each question, and what was asked."""
+
+    def __init__(self, **words: str) -> None:
+        self.words = words
+        self.asked: list[tuple[str, str | None]] = []
+
+    def first_word(self, question: str, word: str | None) -> str | None:
+        self.asked.append((question, word))
+        return self.words.get(question.replace(" ", "_"), word)
+
+
+def resumed_beside(folder: Path, others: Others) -> list[str | None]:
+    """Of the second process; before the stop it made two steps."""
+    steps: list[Step] = [(0.5, 0.1), (0.25, 0.1)]
+    stopped = Continuation(Session(Environment()), folder, 1)
+    stopped.record_after(3)
+    play(stopped, steps)
+    continuation = Continuation(Session(Environment()), folder, 1, others.first_word)
+    continuation.compare_after(3)
+    return play(continuation, [*steps, (0.2, 0.1)])
+
+
+def test_processes_of_a_gang_have_files_of_their_own(tmp_path: Path) -> None:
+    others = Others()
+    assert resumed_beside(tmp_path, others) == [None] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["continuation-1.json"]
+    assert others.asked == [("steps", "2"), ("step 1", None), ("step 2", None)]
+
+
+def test_what_another_process_found_counts(tmp_path: Path) -> None:
+    found = resumed_beside(tmp_path, Others(step_2="its loss is another"))
+    assert found[:2] == [None, "its loss is another"]
+
+
+def test_all_compare_as_many_steps(tmp_path: Path) -> None:
+    others = Others(steps="1")
+    assert resumed_beside(tmp_path, others) == [None] * 3
+    assert [question for question, _ in others.asked] == ["steps", "step 1"]
+
+
+def test_a_process_that_knows_nothing_waits_for_one_that_does(tmp_path: Path) -> None:
+    others = Others(steps="2")
+    continuation = Continuation(Session(Environment()), tmp_path, 1, others.first_word)
+    continuation.compare_after(3)
+    assert continuation.compares
+    assert play(continuation, [(0.5, 0.1)] * 3) == [None] * 3
+    assert [question for question, _ in others.asked] == ["steps", "step 1", "step 2"]

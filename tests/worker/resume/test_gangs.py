@@ -1,5 +1,6 @@
 """Processes that train together stop at the same step and end with the weights of a whole run."""
 
+import json
 import os
 import random
 import signal
@@ -34,6 +35,23 @@ def test_a_stop_of_one_stops_all_at_the_same_step(tmp_path: Path) -> None:
     end = start_gang(tmp_path / "stopped", 2, REPLICAS, 0, 1, 0, 0)
     assert end.results() == whole
     assert [report["resumedFromStep"] for report in end.reports] == steps
+    assert all("2 steps compared" in end.said(rank) for rank in range(2))
+
+
+def test_all_begin_anew_if_one_is_another_run(tmp_path: Path) -> None:
+    whole = start_gang(tmp_path / "whole", 1, REPLICAS, 0, 1, 0, 0).results()
+    folder = tmp_path / "stopped"
+    assert start_gang(folder, 1, REPLICAS, 0, 1, 3, 1).wait() == [143, 143]
+    known = folder / "checkpoints" / "continuation-1.json"
+    facts = json.loads(known.read_text())
+    facts["next"][1]["loss"] += 1.0
+    known.write_text(json.dumps(facts))
+    other = start_gang(folder, 2, REPLICAS, 0, 1, 0, 0)
+    assert other.wait() == [144, 144], other.errors
+    reasons = [report["resumeRefused"]["reason"] for report in other.reports]
+    assert "the loss of step 2 after the stop" in reasons[0]
+    assert reasons[0] == reasons[1]
+    assert start_gang(folder, 3, REPLICAS, 0, 1, 0, 0).results() == whole
 
 
 def lightning(folder: Path, attempt: int, stop: int) -> tuple[int, list[str], str]:

@@ -89,6 +89,11 @@ class Checkpointer:
         self._follow_writer()
         return self._pace.passes(self._wish())
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the processes of a gang are no more held together: nothing is saved any more."""
+        return self._pace.lost is not None
+
     def carry_out(self, order: Order) -> None:
         """Does it, at a safe point."""
         if self._pace.lost is not None and order is not Order.GO_ON:

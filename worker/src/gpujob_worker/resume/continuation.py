@@ -1,7 +1,8 @@
 """Whether a resumed run is the one that stopped: its first steps say so.
 
 What the steps after a checkpoint had (loss, learning rates, random numbers) is written beside it;
-who resumes compares, before anything is saved.
+who resumes compares, before anything is saved. Each process of a gang has a file of its own, and all
+of them do what the first one does that differs.
 """
 
 import json
@@ -18,7 +19,7 @@ from gpujob_worker.checkpoint.manifest import read_small, write_durably
 from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.session import Session
 
-FILE = "continuation.json"
+FILE = "continuation-{rank}.json"
 # A second step shows whether the first one changed the weights as it did before.
 STEPS = 2
 # Other kernels, or another GPU of the same kind, round otherwise.
@@ -29,16 +30,31 @@ RELATIVE_DIFFERENCE_MAX_CPU = 1e-5
 Facts = dict[str, Any]
 
 
-class Continuation:
-    """`passes` is called once after each step of the script."""
+def _alone(question: str, word: str | None) -> str | None:
+    del question
+    return word
 
-    def __init__(self, session: Session, directory: Path) -> None:
+
+class Continuation:
+    """`passes` is called once after each step of the script.
+
+    `first_word(question, word)` returns the word of the first process that has one, to all of them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        directory: Path,
+        rank: int = 0,
+        first_word: Callable[[str, str | None], str | None] = _alone,
+    ) -> None:
         self._session = session
-        self._path = directory / FILE
+        self._path = directory / FILE.format(rank=rank)
+        self._first_word = first_word
         self._step: int | None = None
         self._recorded: list[Facts] = []
         self._expected: list[Facts] | None = None
-        self._compared = 0
+        self._count = self._compared = 0
 
     @property
     def records(self) -> bool:
@@ -60,11 +76,14 @@ class Continuation:
 
     def compare_after(self, step: int) -> None:
         """The next steps are the first ones after a resume from `step`."""
-        self._expected, self._compared = self._read(step), 0
-        if not self._expected:
-            self._expected = None
+        known = self._read(step)
+        if not known:
             text = "the steps after the stop are not known: nothing was compared"
             self._session.explanation.note("resume check", text)
+        # All processes compare, and wait for each other, after as many steps.
+        count = self._first_word("steps", str(len(known)) if known else None)
+        self._expected = known[: int(count)] if count is not None else None
+        self._count, self._compared = int(count or 0), 0
 
     def passes(
         self, loss: Any, optimizers: Callable[[], list[torch.optim.Optimizer]]
@@ -85,8 +104,16 @@ class Continuation:
 
     def _compare(self, facts: Facts) -> str | None:
         assert self._expected is not None
-        before = self._expected[self._compared]
+        expected, at = self._expected, self._compared
         self._compared += 1
+        differs = self._difference(expected[at], facts) if at < len(expected) else None
+        differs = self._first_word(f"step {self._compared}", differs)
+        if differs is None and self._compared >= self._count:
+            self._expected = None
+            self._say_compared(expected, facts)
+        return differs
+
+    def _difference(self, before: Facts, facts: Facts) -> str | None:
         for name, what in (("rates", "learning rates"), ("random", "random numbers")):
             if before.get(name) != facts[name]:
                 shown = f": {before.get(name)} and now {facts[name]}" if name == "rates" else ""
@@ -100,13 +127,16 @@ class Continuation:
         if not alike:
             of = f"the loss of step {self._compared} after the stop"
             return f"{of} is {loss} and would have been {known}"
-        if self._compared >= len(self._expected):
-            same = "the same" if loss == known else f"{known} before the stop"
-            count = f"{self._compared} step" + ("s" if self._compared > 1 else "")
-            text = f"{count} compared: the loss is {loss}, {same}"
-            self._session.explanation.note("resume check", text)
-            self._expected = None
         return None
+
+    def _say_compared(self, expected: list[Facts], facts: Facts) -> None:
+        if not expected:
+            return
+        loss, known = facts["loss"], expected[-1].get("loss")
+        same = "the same" if loss == known else f"{known} before the stop"
+        count = f"{len(expected)} step" + ("s" if len(expected) > 1 else "")
+        text = f"{count} compared: the loss is {loss}, {same}"
+        self._session.explanation.note("resume check", text)
 
     @property
     def _difference_max(self) -> float:

@@ -15,6 +15,10 @@ from gpujob_worker.launch.first_process import is_first_process, is_started_by_f
 from gpujob_worker.resume.lockstep import Lockstep, StepsAhead
 from gpujob_worker.run.session import Session
 
+# Processes step together: they come to a question within the seconds in which one of them evaluates
+# or compiles and the others do not.
+ANSWER_SECONDS = 60.0
+
 
 class Gang:
     """The process group of this process, as far as checkpoints go."""
@@ -23,7 +27,7 @@ class Gang:
         self._session = session
         self.rank, self.size = rank, size
         self._values: Any = group_store()
-        self._trainings = 0
+        self._trainings = self._questions = 0
         self._refusal: str | None = None
         self._error: CheckpointError | None = None
         self.store: SharedStore | None = None
@@ -73,6 +77,26 @@ class Gang:
             on_stop=self._session.stop_with_others,
             ahead=StepsAhead(device),
         )
+
+    def first_word(self, question: str, word: str | None) -> str | None:
+        """Asked by all processes in the same order: what the first of them says that says anything.
+
+        A process that does not answer is not waited for without end; what it is stuck in ends the
+        others' next exchange.
+        """
+        self._questions += 1
+        ballot = Ballot(self._values, self.rank, self.size)
+        key = f"words/{self._questions} {question}"
+        try:
+            ballot.say(key, {"word": word})
+            if ballot.leads:
+                words = [each["word"] for each in ballot.hear(key, ANSWER_SECONDS).values()]
+                first = next((each for each in words if each is not None), None)
+                ballot.decide(key, {"word": first})
+            return ballot.decided(key, 2 * ANSWER_SECONDS)["word"]
+        except CheckpointError as error:
+            self._session.explanation.note("resume check", str(error))
+            return word
 
     def _release(self) -> None:
         """Before the interpreter takes the script's process group apart."""

@@ -221,14 +221,17 @@ class PlainScript:
             if differs is not None:
                 text = f"this is not the continuation of the run before: {differs}"
                 self._leave_for_beginning(text)
+        if self._unmodified.saved_to_leave:
+            if self._unmodified.after_script_step() is Order.STOP:
+                self._unmodified.carry_out(Order.STOP)
+            return
+        compares = continuation is not None and continuation.compares
         if self._unmodified.gang is not None:
             if self._asks_others:
                 self._ask()
-            self._asks_others = self._order is None
-        elif self._order is None and not (continuation is not None and continuation.compares):
+            self._asks_others = self._order is None and not compares
+        elif self._order is None and not compares:
             self._ask()
-        if self._order is Order.STOP and self._unmodified.saved_to_leave:
-            self._unmodified.carry_out(Order.STOP)
         if self._order is not None or not self._judged:
             self._watch.looks_everywhere = self._session.stop.requested
             self._watch.start(frame)

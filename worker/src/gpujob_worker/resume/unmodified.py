@@ -217,12 +217,18 @@ class Unmodified:
         pace = self.gang.lockstep() if self.gang is not None else None
         self._checkpointer = Checkpointer(session, self.store, self._snapshot, pace=pace)
         if self._is_plain(training):
-            if self.gang is None:
-                self.continuation = Continuation(session, self.store.directory)
+            self.continuation = self._new_continuation()
             return None
         session.state.protected(Protection.EXACT, None)
         loaded, self.loaded = self.loaded, None
         return None if loaded is None else self._adopt(training, loaded)
+
+    def _new_continuation(self) -> Continuation:
+        assert self.store is not None
+        directory, gang = self.store.directory, self.gang
+        if gang is None:
+            return Continuation(self.session, directory)
+        return Continuation(self.session, directory, gang.rank, gang.first_word)
 
     def adopts(self, loaded: Loaded) -> None:
         """A script is on its way to this checkpoint: its settings are in force from now on."""
@@ -350,9 +356,8 @@ class Unmodified:
         self._step_seconds, self._passed_at = now - self._passed_at, now
         if self.saved_to_leave:
             assert self.continuation is not None
-            left = self.session.stop.remaining_seconds()
-            goes_on = self.continuation.records and STEPS_FOR_A_LOSS * self._step_seconds < left
-            return Order.GO_ON if goes_on else Order.STOP
+            in_time = self.gang is not None or self._has_time_for(1)
+            return Order.GO_ON if self.continuation.records and in_time else Order.STOP
         return self._checkpointer.ordered()
 
     def carry_out(self, order: Order) -> None:
@@ -366,7 +371,7 @@ class Unmodified:
         self._stepped = False
         if self.saved_to_leave:
             checkpointer.leave(saved=True)
-        if order is Order.STOP and continuation is not None:
+        if order is Order.STOP and continuation is not None and not checkpointer.is_lost:
             self._save_and_record(checkpointer, continuation)
             return
         before = checkpointer.begun
@@ -380,10 +385,18 @@ class Unmodified:
         if not checkpointer.save_last():
             checkpointer.leave(saved=False)
         self.saved_to_leave = True
-        left = self.session.stop.remaining_seconds()
-        if STEPS_FOR_A_LOSS * STEPS * self._step_seconds > left:
+        if not self._all_have_time():
             checkpointer.leave(saved=True)
         continuation.record_after(step)
+
+    def _all_have_time(self) -> bool:
+        """Whether the steps after the save fit in: known once for all that make them together."""
+        late = None if self._has_time_for(STEPS) else "late"
+        return (late if self.gang is None else self.gang.first_word("time", late)) is None
+
+    def _has_time_for(self, steps: int) -> bool:
+        left = self.session.stop.remaining_seconds()
+        return STEPS_FOR_A_LOSS * steps * self._step_seconds < left
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
