@@ -41,13 +41,15 @@ def refused(done: WorkerRun, reason: str) -> None:
 
 
 def starts_from_beginning(folder: Path, number: int, source: str) -> WorkerRun:
-    refusal = (folder / "checkpoints" / "not-resumable").read_text()
+    """Protected as before: once the refused checkpoint is put aside, the script is saved again."""
     done = attempt(folder, number, source, 0)
     assert done.process.exitcode == 0, done.errors
     assert done.report["step"] == STEPS
     assert "resumedFromStep" not in done.report
-    assert done.report["protection"] == "FromBeginning"
-    assert done.report["protectionReason"] == refusal
+    assert done.report["protection"] == "Exact"
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert f"refused-step-{STOP}" in left
+    assert f"step-{STOP}" not in left
     return done
 
 
@@ -152,3 +154,18 @@ def test_a_script_that_fails_twice_on_its_way_starts_from_the_beginning(tmp_path
         assert AWAY in done.report["failure"]["message"]
         assert ("resumeRefused" in done.report) is (number == 3)
     starts_from_beginning(tmp_path, 4, source)
+
+
+def test_what_is_refused_twice_is_not_saved_any_more(tmp_path: Path) -> None:
+    source = script(LOOP.replace("learn(", "batch = batch * float(ATTEMPT)\n        learn("))
+    stopped(tmp_path, source)
+    refused(attempt(tmp_path, 2, source, 0), "this is not the continuation")
+    third = attempt(tmp_path, 3, source, STOP)
+    assert third.process.exitcode == 143, "it is saved again"
+    assert third.report["checkpoint"]["step"] == STOP
+    refused(attempt(tmp_path, 4, source, 0), "this is not the continuation")
+    for number in (5, 6):
+        done = attempt(tmp_path, number, source, STOP)
+        assert done.process.exitcode == 144, done.errors
+        assert done.report["protection"] == "FromBeginning"
+        assert "this is not the continuation" in done.report["protectionReason"]

@@ -183,6 +183,7 @@ class SharedStore:
         token = uuid.uuid4().hex
         try:
             self._store = Store(self.directory, self.attempt, keep, self._on_point)
+            self.notes += self._store.notes
             (self.directory / _TOKEN).write_text(token)
         except (CheckpointError, OSError) as error:
             return _failure(error)

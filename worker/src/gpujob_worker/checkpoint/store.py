@@ -46,6 +46,7 @@ from gpujob_worker.checkpoint.manifest import (
     write_rank_manifest,
 )
 from gpujob_worker.checkpoint.reading import is_there, names_in, read_file, read_patiently
+from gpujob_worker.checkpoint.refusals import Refusals
 from gpujob_worker.checkpoint.tensor_file import write_tensors
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 
@@ -107,6 +108,9 @@ class Store:
             text = json.dumps({"attempt": attempt})
             write_durably(directory / "FENCE", text.encode())
             self._remove_leftovers()
+            note = Refusals(directory).put_aside(self.steps())
+            if note is not None:
+                self.notes.append(note)
 
     def steps(self) -> list[int]:
         """Committed steps, the newest first; whether they verify is seen when they are loaded.

@@ -1,8 +1,8 @@
 """Whether a resumed run is the one that stopped: its first steps say so.
 
 What the steps after a checkpoint had (loss, learning rates, random numbers) is written beside it;
-who resumes compares, before anything is saved. Each process of a gang has a file of its own, and all
-of them do what the first one does that differs.
+who resumes compares, before anything is saved. Each process of a gang has a file of its own, and
+what the first one finds that differs counts for all of them.
 """
 
 import json

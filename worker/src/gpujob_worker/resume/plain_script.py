@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpujob_api.report import Protection
 from gpujob_api.settings import ResumeMode
 from gpujob_worker.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
-from gpujob_worker.checkpoint.manifest import read_small, write_durably
+from gpujob_worker.checkpoint.manifest import write_durably
+from gpujob_worker.checkpoint.refusals import Refusals
 from gpujob_worker.checkpoint.tree import encode_tree
 from gpujob_worker.resume import rerun
 from gpujob_worker.resume.cycle import replace_cycle
@@ -41,7 +42,6 @@ from gpujob_worker.resume.unmodified import Unmodified
 from gpujob_worker.run.graceful_stop import Interrupted
 
 KIND = "plain script"
-REFUSED_FILE = "not-resumable"
 # An attempt ended with an error before it was back.
 FAILED_FILE = "failed-on-the-way"
 _ITEM = "resume"
@@ -395,19 +395,13 @@ class PlainScript:
         store = self._unmodified.store
         assert store is not None
         self._return.end()
-        write_durably(store.directory / REFUSED_FILE, why.encode()[:1000])
+        Refusals(store.directory).add(why, self._session.environment.attempt)
         self._session.state.refused_resume(self._unmodified.loaded_step, why)
         self._refuse(f"{why}; the next attempt starts from the beginning")
 
     def _given_up_before(self) -> str | None:
         store = self._unmodified.store
-        path = store.directory / REFUSED_FILE if store is not None else None
-        if path is None or not path.exists():
-            return None
-        try:
-            return read_small(path).decode(errors="replace")
-        except (CheckpointError, OSError):
-            return "an earlier attempt found it not resumable"
+        return None if store is None else Refusals(store.directory).reason()
 
 
 def _has_checkpoint(directory: Path | None) -> bool:
@@ -416,7 +410,7 @@ def _has_checkpoint(directory: Path | None) -> bool:
         return False
     folders = [folder for folder in (directory, directory / FOLDER) if folder.is_dir()]
     return any(
-        next(folder.glob("step-*"), None) is not None and not (folder / REFUSED_FILE).exists()
+        next(folder.glob("step-*"), None) is not None and not Refusals(folder).awaits
         for folder in folders
     )
 
