@@ -21,6 +21,8 @@ from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.report import Joules, Seconds, Timing
 from gpujob_api.settings import TunedSettings
 
+SLOWDOWN_PERCENT_MAX = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPace:
@@ -28,7 +30,7 @@ class SharedPace:
     summed up to less than `up_to_percent`."""
 
     up_to_percent: Annotated[int, Range(1, 10_000)]
-    slowdown_percent: Annotated[float, Range(0, 10_000, clamp=True)]
+    slowdown_percent: Annotated[float, Range(0, SLOWDOWN_PERCENT_MAX, clamp=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What jobs measured beside each other becomes the law of their GPU model."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import (
+    SLOWDOWN_PERCENT_MAX,
     GPUProfile,
     GPUProfileSpec,
     GPUProfileStatus,
@@ -21,6 +23,7 @@ from gpujob_api.report import Timing
 from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import (
     PRIOR_WORKLOADS,
+    VOTE_PERCENT_MAX,
     band_percent,
     laws,
     with_pace,
@@ -55,13 +58,26 @@ from tests.harness.builders import (
 ALONE_SECONDS = 0.1
 
 
-def told(*paces: tuple[int, float], name: str = "w", model: str = MODEL) -> GPUProfile:
+def told(
+    *paces: tuple[int, float], name: str = "w", model: str = MODEL, namespace: str = NAMESPACE
+) -> GPUProfile:
     entry = ProfileEntry(
         model, "", 4 * GIB, 20.0, 10, T0, shared=tuple(SharedPace(*pace) for pace in paces)
     )
     return GPUProfile(
-        Metadata(name, NAMESPACE), GPUProfileSpec(name, "image:1"), GPUProfileStatus(0, (entry,))
+        Metadata(name, namespace), GPUProfileSpec(name, "image:1"), GPUProfileStatus(0, (entry,))
     )
+
+
+def told_by(
+    namespaces: Sequence[str], *paces: tuple[int, float], workloads: int, model: str = MODEL
+) -> list[GPUProfile]:
+    """So many workloads of each namespace say the same."""
+    return [
+        told(*paces, name=f"w{n}", model=model, namespace=namespace)
+        for namespace in namespaces
+        for n in range(workloads)
+    ]
 
 
 def test_bands_are_those_of_the_published_law() -> None:
@@ -77,18 +93,43 @@ def test_nothing_measured_is_no_law_of_its_own() -> None:
     assert laws([told()]) == {}
 
 
-def test_every_workload_counts_as_one_beside_those_that_the_published_law_stands_for() -> None:
-    profiles = [told((80, 23.63), name=f"w{n}") for n in range(PRIOR_WORKLOADS)]
-    assert laws(profiles[1:])[MODEL] == PUBLISHED_SLOWDOWNS, "two against three"
-    law = laws(profiles)[MODEL]
+def test_a_namespaces_vote_is_the_median_of_its_workloads_and_of_the_published_law() -> None:
+    both = ("nlp", "vision")
+    few = told_by(both, (80, 23.63), workloads=PRIOR_WORKLOADS - 1)
+    assert laws(few)[MODEL] == PUBLISHED_SLOWDOWNS, "two against three"
+    law = laws(told_by(both, (80, 23.63), workloads=PRIOR_WORKLOADS))[MODEL]
     assert law[0] == 0
     assert law[1] == 13.5, "between 3.63 and 23.63, in halves"
     assert law[2] == 13.5, "a fuller GPU slows no less"
     assert law[3] == PUBLISHED_SLOWDOWNS[3]
 
 
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.sampled_from(BANDS_PERCENT), st.floats(0, 10_000)), max_size=4),
+)
+def test_one_namespace_alone_moves_no_law(workloads: int, paces: list[tuple[int, float]]) -> None:
+    found = laws(told_by(["evil"], *paces, workloads=workloads))
+    assert found.get(MODEL, PUBLISHED_SLOWDOWNS) == PUBLISHED_SLOWDOWNS
+
+
+@given(st.integers(1, 40), st.floats(0, 10_000))
+def test_one_namespace_moves_the_law_no_further_than_an_honest_one(
+    workloads: int, lie_percent: float
+) -> None:
+    honest = told_by(["nlp"], (80, 23.63), workloads=9)
+    law = laws([*honest, *told_by(["evil"], (80, lie_percent), workloads=workloads)])[MODEL]
+    assert PUBLISHED_SLOWDOWNS[1] <= law[1] <= 23.5
+
+
+def test_a_vote_says_no_more_than_a_job_can_allow() -> None:
+    law = laws(told_by(("evil", "worse"), (50, 4900.0), workloads=9))[MODEL]
+    assert law == (VOTE_PERCENT_MAX,) * 4
+    assert summed_utilization_limit_percent(VOTE_PERCENT_MAX, law) > 0
+
+
 def test_models_have_laws_of_their_own() -> None:
-    slow = [told((50, 10.0), name=f"w{n}") for n in range(4)]
+    slow = told_by(("nlp", "vision"), (50, 10.0), workloads=4)
     found = laws([*slow, told((50, 0.0), name="v", model="NVIDIA L4")])
     assert found[MODEL][0] == 10
     assert found["NVIDIA L4"] == PUBLISHED_SLOWDOWNS
@@ -101,7 +142,7 @@ paces = st.tuples(st.sampled_from(BANDS_PERCENT), st.floats(0, 500))
 def test_a_law_grows_with_the_gpu_and_limits_with_the_allowance(
     seen: list[tuple[int, float]], allowed: int, random: Any
 ) -> None:
-    profiles = [told(pace, name=f"w{n}") for n, pace in enumerate(seen)]
+    profiles = [told(pace, name=f"w{n}", namespace=f"n{n}") for n, pace in enumerate(seen)]
     found = laws(profiles)
     shuffled = random.sample(profiles, len(profiles))
     assert laws(shuffled) == found
@@ -161,6 +202,12 @@ def test_a_pair_tells_its_workloads_profile_how_much_it_is_slowed() -> None:
     assert told_first[second].shared == (), "nobody knows how fast it is alone"
     assert told_first[second].alone_step_seconds is None
     assert saved(applied(seen, plan(seen, T0), T0)) == {}, "said once"
+
+
+def test_a_slowdown_beyond_what_the_schema_takes_is_written_as_the_most_that_it_takes() -> None:
+    seen = pair(ALONE_SECONDS * 5_000)
+    first, _ = (profile_name(job) for job in seen.jobs)
+    assert saved(seen)[first].shared == (SharedPace(50, SLOWDOWN_PERCENT_MAX),)
 
 
 def test_runs_of_one_workload_with_different_neighbours_come_to_rest() -> None:
@@ -246,9 +293,9 @@ def places(snapshot: Snapshot) -> bool:
 
 
 def test_where_pairs_are_slowed_more_than_published_fewer_share() -> None:
-    """70 % together: 3.6 % by the published law; by what three workloads measured, 13.5 %."""
+    """70 % together: 3.6 % by the published law; by what two namespaces measured, 13.5 %."""
     assert places(newcomer())
-    slow = [told((80, 23.63), name=f"w{n}") for n in range(3)]
+    slow = told_by(("nlp", "vision"), (80, 23.63), workloads=3)
     refused = newcomer(*slow)
     assert not places(refused)
     assert "would slow a job by more than 10 %" in plan_message(refused)
@@ -266,13 +313,13 @@ def test_where_pairs_are_slowed_less_more_share() -> None:
     there = with_status(seen.jobs[0], reservation=held)
     full = replace(seen, jobs=(there, seen.jobs[1]))
     assert not places(full)
-    calm = tuple(told((95, 2.0), name=f"w{n}") for n in range(3))
+    calm = tuple(told_by(("nlp", "vision"), (95, 2.0), workloads=3))
     assert places(replace(full, profiles=calm))
 
 
 def test_a_planner_that_remembers_learns_the_law() -> None:
     planner, before = Planner(), newcomer()
     planner(before, T0)
-    after = replace(before, profiles=tuple(told((80, 23.63), name=f"w{n}") for n in range(3)))
+    after = replace(before, profiles=tuple(told_by(("nlp", "vision"), (80, 23.63), workloads=3)))
     assert planner(after, T0).items == plan(after, T0).items
     assert planner(before, T0).items == plan(before, T0).items

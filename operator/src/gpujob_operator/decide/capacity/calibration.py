@@ -1,18 +1,22 @@
 """Calibrates the slowdown law for each GPU model by this cluster's own measurements.
 
 The profile of every workload that ran beside co-tenants has its slowdown by band of the GPU's
-summed utilization. For each band, the published law counts as some workloads, and every measured
-workload counts as one more. Their median is the calibrated law, so that single outliers do not move
-it. Values are in steps of half a percent, and never decrease with utilization.
+summed utilization. The figures are the workers' own, and workloads cost nothing, so each namespace
+has one vote: for each band, the median of its workloads and of some for which the published law
+stands. The median of the votes and of the published law is the calibrated law. One namespace alone
+moves nothing. Values are in steps of half a percent, and never decrease with utilization.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from gpujob_api.gpuprofile import GPUProfile, SharedPace
 from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHED_SLOWDOWNS, Law
 
 PRIOR_WORKLOADS = 3
+NAMESPACES_MIN = 2
+# A job can allow no more (`sharing.maxSlowdownPercent`), so no vote needs to say more.
+VOTE_PERCENT_MAX = 100.0
 _STEPS_PER_PERCENT = 2
 # A smaller increase is not written again.
 WORTH_WRITING_PERCENT = 5.0
@@ -25,28 +29,39 @@ def band_percent(summed_percent: float) -> int:
 
 def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
     """The calibrated laws by GPU model, for models with measurements."""
-    measured: dict[str, dict[int, list[float]]] = {}
+    measured: dict[str, dict[int, dict[str, list[float]]]] = {}
     for profile in profiles:
         for entry in profile.status.entries:
             for pace in entry.shared:
                 bands = measured.setdefault(entry.gpu_model, {})
-                bands.setdefault(pace.up_to_percent, []).append(pace.slowdown_percent)
+                namespaces = bands.setdefault(pace.up_to_percent, {})
+                workloads = namespaces.setdefault(profile.metadata.namespace, [])
+                workloads.append(pace.slowdown_percent)
     return {model: _law(bands) for model, bands in measured.items()}
 
 
-def _law(measured: dict[int, list[float]]) -> Law:
+def _law(measured: Mapping[int, Mapping[str, list[float]]]) -> Law:
     found: list[float] = []
     for bound, published in zip(BANDS_PERCENT, PUBLISHED_SLOWDOWNS, strict=True):
-        slowdown = _middle(published, measured.get(bound, []))
+        slowdown = _middle(published, measured.get(bound, {}))
         found.append(max([slowdown, *found]))
     return found[0], found[1], found[2], found[3]
 
 
-def _middle(published: float, measured: list[float]) -> float:
-    middle = median([*[published] * PRIOR_WORKLOADS, *measured])
+def _middle(published: float, measured: Mapping[str, list[float]]) -> float:
+    """What the namespaces say of a band, each with one vote."""
+    if len(measured) < NAMESPACES_MIN:
+        return published
+    votes = [_vote(published, workloads) for workloads in measured.values()]
+    middle = median([published, *votes])
     if middle == published:
         return published
     return round(middle * _STEPS_PER_PERCENT) / _STEPS_PER_PERCENT
+
+
+def _vote(published: float, workloads: list[float]) -> float:
+    capped = [min(percent, VOTE_PERCENT_MAX) for percent in workloads]
+    return median([*[published] * PRIOR_WORKLOADS, *capped])
 
 
 def with_pace(known: tuple[SharedPace, ...], pace: SharedPace | None) -> tuple[SharedPace, ...]:

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
-from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
+from gpujob_api.gpuprofile import (
+    SLOWDOWN_PERCENT_MAX,
+    GPUProfile,
+    ProfileEntry,
+    SharedPace,
+)
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.capacity.calibration import band_percent
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
@@ -96,8 +101,10 @@ def observed_pace(
     if not shared or any(has_external_use(gpu) for gpu in shared):
         return None
     summed_percent = max(gpu.utilization_percent for gpu in shared)
-    longer = step_seconds / entry.alone_step_seconds - 1.0
-    return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
+    longer_percent = 100.0 * (step_seconds / entry.alone_step_seconds - 1.0)
+    # The seconds are the worker's own; the API server refuses more.
+    slowdown_percent = min(max(longer_percent, 0.0), SLOWDOWN_PERCENT_MAX)
+    return SharedPace(band_percent(summed_percent), round(slowdown_percent, 1))
 
 
 def is_slowed(status: GPUJobStatus) -> bool:
