@@ -16,6 +16,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import workload_keys
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
+from gpujob_operator.decide.model.configuration import Configuration
 
 # Runs that take equally long: see `WorkloadKeys`.
 Workload = tuple[str, str]
@@ -57,6 +58,7 @@ class ReleaseTimes:
 
     # Seconds since 1970.
     now_seconds: float = 0.0
+    configuration: Configuration = field(default_factory=Configuration)
     # Incremented when the release time of any job may have changed.
     version: int = 0
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
@@ -77,8 +79,13 @@ class ReleaseTimes:
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
     @classmethod
-    def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "ReleaseTimes":
-        releases = cls(now.timestamp())
+    def of(
+        cls,
+        jobs: Iterable[GPUJob],
+        now: datetime,
+        configuration: Configuration | None = None,
+    ) -> "ReleaseTimes":
+        releases = cls(now.timestamp(), configuration or Configuration())
         for job in jobs:
             releases.put(job)
         return releases
@@ -169,7 +176,7 @@ class ReleaseTimes:
 
     def _remaining_of(self, job: GPUJob) -> float | RunClass:
         """By the job's own pace in seconds, else the class of runs that it is like."""
-        left = remaining_of(job)
+        left = remaining_of(job, self.configuration)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
@@ -198,7 +205,7 @@ class ReleaseTimes:
         status, stop = job.status, job.status.stop
         if status.phase is JobPhase.STOPPING and stop is not None:
             return ReleaseTime(stop.deadline.timestamp())
-        left = remaining_of(job)
+        left = remaining_of(job, self.configuration)
         if left is not None and status.observed_at is not None:
             return ReleaseTime(status.observed_at.timestamp() + left)
         if status.attempt_started_at is None:

@@ -57,7 +57,7 @@ class SchedulerCache:
     listening_since: datetime | None = None
     groups: SharingGroups = field(default_factory=SharingGroups)
     steps: StepQueue = field(default_factory=StepQueue)
-    releases: ReleaseTimes = field(default_factory=ReleaseTimes)
+    releases: ReleaseTimes = field(init=False)
     # Finished jobs that do not stay.
     expiries: Expiries = field(default_factory=Expiries)
     waiting: PendingQueues = field(default_factory=PendingQueues)
@@ -76,6 +76,7 @@ class SchedulerCache:
     _starts: Starts = field(default_factory=Starts)
 
     def __post_init__(self) -> None:
+        self.releases = ReleaseTimes(configuration=self.configuration)
         self._release_arrays = ReleaseArrays(self.releases)
         self._profile_expiries = ProfileExpiries(self.configuration.profile_unused_days)
 

@@ -11,6 +11,8 @@ from statistics import median
 from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.protection import durable_checkpoint, why_unprotected
 
 # The newest runs of a workload that count.
 RUNS_MAX = 16
@@ -26,12 +28,29 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
     return max(total - done, 0.0) * seconds_per_unit
 
 
-def remaining_of(job: GPUJob) -> float | None:
+def remaining_of(job: GPUJob, configuration: Configuration) -> float | None:
     """Remaining seconds of a job that has reported its pace and its number of steps."""
     measured = job.status.measurement
     if measured is None or measured.current is None:
         return None
-    return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
+    done = _steps_behind(job, measured.step, configuration)
+    return remaining_seconds(done, measured.steps_total, measured.current.step_seconds)
+
+
+def _steps_behind(job: GPUJob, measured_step: int, configuration: Configuration) -> int:
+    """The measured step of an attempt that said where it began; before that, and between attempts,
+    what the next one resumes from. What an earlier attempt reached is lost beyond that.
+    """
+    status = job.status
+    said = status.attempt == 1 or status.resumed_from_step is not None
+    if status.placement is not None and said:
+        return measured_step
+    saved = durable_checkpoint(job, configuration)
+    if saved is not None:
+        return saved.step
+    own = job.spec.checkpoint.path is not None and why_unprotected(job, configuration) is None
+    # What a script saves by itself is not reported: it is taken for what it reached.
+    return measured_step if own else 0
 
 
 class Run(NamedTuple):

@@ -112,7 +112,7 @@ def order_entry(
     `expected_run_seconds` is how long a job takes that has not run yet, as far as known.
     """
     attained_seconds = job.status.held_seconds or 0.0
-    left = remaining_of(job)
+    left = remaining_of(job, configuration)
     if left is None and not attained_seconds:
         left = expected_run_seconds
     return OrderEntry(

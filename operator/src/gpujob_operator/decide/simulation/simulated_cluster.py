@@ -116,7 +116,7 @@ class SimulatedCluster:
         )
 
     def _begin(self) -> None:
-        releases = ReleaseTimes.of(self.jobs.values(), self.now)
+        releases = ReleaseTimes.of(self.jobs.values(), self.now, self.configuration)
         for uid, job in self.jobs.items():
             if job.status.phase is JobPhase.RUNNING:
                 self.paces[uid] = pace_now(job, releases, self.now)
@@ -154,7 +154,7 @@ class SimulatedCluster:
         before = self.jobs[uid]
         self.jobs[uid] = job
         if job.status.phase is JobPhase.RUNNING and before.status.phase is not JobPhase.RUNNING:
-            releases = ReleaseTimes.of(self.jobs.values(), self.now)
+            releases = ReleaseTimes.of(self.jobs.values(), self.now, self.configuration)
             self.paces[uid] = pace_from_start(job, releases, self.configuration, self.now)
         elif job.status.placement is None or job.finished:
             self.paces.pop(uid, None)
