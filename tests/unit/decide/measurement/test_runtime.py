@@ -99,4 +99,4 @@ def test_runs_that_begin_anew_are_known_to_the_order_and_to_who_waits_for_their_
     job = half_done(make_job(claim=None), attempt=1)
     assert order_entry(job, T0, Configuration()).remaining_seconds == pytest.approx(100)
     again = half_done(running(make_job(claim=None), attempt=2), observed_at=T0)
-    assert ReleaseTimes.of([again], T0).seconds("job") == pytest.approx(100)
+    assert ReleaseTimes.of([again], T0).seconds(again.metadata.uid) == pytest.approx(100)
