@@ -12,6 +12,7 @@ from gpujob_api.gpujob import Counters, GPUJob, Measurement
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Protection, Speedup
 from gpujob_api.settings import OptimizeMode
+from gpujob_operator.decide.measurement.profile import attempt_mode
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -29,7 +30,7 @@ _COUNTERS = {
 def speedup(job: GPUJob) -> Speedup | None:
     """The speed-up measured in turns; None in modes that apply nothing."""
     measured = job.status.measurement
-    if measured is None or job.spec.optimize.mode is not OptimizeMode.AUTO:
+    if measured is None or attempt_mode(job) is not OptimizeMode.AUTO:
         return None
     return measured.speedup
 
@@ -67,7 +68,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
     if status.tuned is not None:
         probing = status.tuning_seconds
         took = f" (found in {text.duration(probing)})" if probing else ""
-        recommends = job.spec.optimize.mode is OptimizeMode.RECOMMEND
+        recommends = attempt_mode(job) is OptimizeMode.RECOMMEND
         name = "Recommended" if recommends else "Settings"
         found.append((name, text.settings(status.tuned, job) + took))
     gain = speedup(job)

@@ -3,12 +3,28 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJobStatus
-from gpujob_api.quantities import MIB
+from gpujob_api.optimize import Optimize
+from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, Speedup
-from gpujob_api.settings import Precision, TunedSettings
+from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
 from gpujob_operator.decide.measurement.milestones import milestones
-from tests.harness.builders import make_report
+from gpujob_operator.decide.measurement.profile import attempt_mode, profile_name
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import ReceivedReport
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    T0,
+    make_job,
+    make_pods,
+    make_report,
+    make_snapshot,
+    measured,
+    running,
+    with_status,
+)
 
 TUNED = TunedSettings(precision=Precision.BFLOAT16, fused_optimizer=True)
 START = GPUJobStatus(attempt=2)
@@ -54,3 +70,44 @@ def test_a_resumed_attempt_says_from_where_and_then_its_own_first_checkpoint() -
     text = "attempt 2 saved its first checkpoint at step 60"
     assert said(resumed, saved) == [("CheckpointCommitted", text)]
     assert said(saved, replace(saved, checkpoint=CheckpointReport(70))) == []
+
+
+def recommended(before: GPUJobStatus, after: GPUJobStatus) -> list[tuple[str, str]]:
+    report = make_report(attempt=2, tuned=after.tuned)
+    notes = milestones(before, after, report, OptimizeMode.RECOMMEND)
+    return [(note.reason, note.message) for note in notes]
+
+
+def test_what_is_recommended_is_not_said_to_be_in_force() -> None:
+    found, plain = replace(START, tuned=TUNED), replace(START, tuned=TunedSettings())
+    text = (
+        "would run with bfloat16, fused optimizer; "
+        "optimize.mode: Auto applies it from the next attempt on"
+    )
+    assert recommended(START, found) == [("Recommends", text)]
+    assert recommended(found, found) == []
+    assert recommended(START, plain) == []
+    assert recommended(found, plain) == [("Recommends", "no settings are recommended any more")]
+
+
+@pytest.mark.parametrize("started_in", OptimizeMode)
+@pytest.mark.parametrize("edited_to", OptimizeMode)
+def test_an_edit_of_the_mode_says_nothing_of_the_attempt_that_runs(
+    started_in: OptimizeMode, edited_to: OptimizeMode
+) -> None:
+    job = make_job(optimize=Optimize(mode=started_in))
+    job = with_status(running(job), profile=profile_name(job), measurement=measured(GIB))
+    edited = replace(job, spec=replace(job.spec, optimize=Optimize(mode=edited_to)))
+    assert attempt_mode(edited) is started_in
+    over = with_status(edited, placement=None)
+    assert attempt_mode(over) is edited_to
+    received = ReceivedReport(job.metadata.uid, 0, T0, make_report(step=5, tuned=TUNED))
+    seen = make_snapshot(edited, pods=make_pods(edited), reports=(received,))
+    said = {
+        note.reason
+        for item in plan(seen, T0).items
+        if isinstance(item, WriteStatus)
+        for note in item.events
+    }
+    expected = "Tuned" if started_in is OptimizeMode.AUTO else "Recommends"
+    assert said & {"Tuned", "Recommends"} == {expected}

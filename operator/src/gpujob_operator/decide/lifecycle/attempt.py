@@ -30,7 +30,7 @@ from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop
 from gpujob_operator.decide.measurement.milestones import milestones
-from gpujob_operator.decide.measurement.profile import with_profile_of_spec
+from gpujob_operator.decide.measurement.profile import attempt_mode, with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -241,7 +241,7 @@ def _running(
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )
-    events = (*milestones(job.status, status, report), *events)
+    events = (*milestones(job.status, status, report, attempt_mode(job)), *events)
     writer = ConditionWriter(job, status, now)
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now

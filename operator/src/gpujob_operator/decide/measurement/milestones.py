@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.protection import (
@@ -19,14 +19,17 @@ from gpujob_operator.decide.model.protection import (
 
 
 def milestones(
-    before: GPUJobStatus, after: GPUJobStatus, report: Report | None
+    before: GPUJobStatus,
+    after: GPUJobStatus,
+    report: Report | None,
+    mode: OptimizeMode = OptimizeMode.AUTO,
 ) -> tuple[EventNote, ...]:
-    """What the attempt reached since the status was last written."""
-    return tuple(_milestones(before, after, report))
+    """What the attempt reached since the status was last written. `mode` is the attempt's."""
+    return tuple(_milestones(before, after, report, mode))
 
 
 def _milestones(
-    before: GPUJobStatus, after: GPUJobStatus, report: Report | None
+    before: GPUJobStatus, after: GPUJobStatus, report: Report | None, mode: OptimizeMode
 ) -> Iterator[EventNote]:
     yield from refusal(before, after, report)
     step = after.resumed_from_step
@@ -37,9 +40,12 @@ def _milestones(
             text = f"attempt {after.attempt} starts from the beginning; {_steps_lost(lost)}"
             yield EventNote("RestartedFromBeginning", text, EventType.WARNING)
     if after.tuned is not None and after.tuned != before.tuned:
-        text = _tuned(before.tuned, after.tuned, report)
+        if mode is OptimizeMode.AUTO:
+            reason, text = "Tuned", _tuned(before.tuned, after.tuned, report)
+        else:
+            reason, text = "Recommends", _recommended(before.tuned, after.tuned)
         if text:
-            yield EventNote("Tuned", text)
+            yield EventNote(reason, text)
     if after.checkpoint is not None and _is_first(before, after.checkpoint):
         yield EventNote("CheckpointCommitted", _saved(after, after.checkpoint))
 
@@ -88,6 +94,15 @@ def _steps_made(status: GPUJobStatus) -> int:
 
 def _steps_lost(steps: int) -> str:
     return f"{format_count(steps, 'step')} {'is' if steps == 1 else 'are'} lost"
+
+
+def _recommended(before: TunedSettings | None, after: TunedSettings) -> str:
+    """Of a mode in which nothing is applied, and no speed-up measured."""
+    words = ", ".join(after.in_words().values())
+    if words:
+        return f"would run with {words}; optimize.mode: Auto applies it from the next attempt on"
+    was = before.in_words() if before is not None else {}
+    return "no settings are recommended any more" if was else ""
 
 
 def _tuned(before: TunedSettings | None, after: TunedSettings, report: Report | None) -> str:

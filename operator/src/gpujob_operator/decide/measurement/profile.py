@@ -14,7 +14,7 @@ from gpujob_api.gpuprofile import (
     SharedPace,
 )
 from gpujob_api.meta import Metadata
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 
@@ -52,6 +52,20 @@ def attempt_keys(job: GPUJob, keys: WorkloadKeys) -> WorkloadKeys:
 
 def profile_name(job: GPUJob) -> str:
     return workload_keys(job).profile[1]
+
+
+def attempt_mode(job: GPUJob) -> OptimizeMode:
+    """The `optimize.mode` of the attempt that the job has: its profile is of the spec that it was
+    started with. That of the spec where nobody can tell.
+    """
+    name = job.status.profile
+    if job.status.placement is None or name is None or name == profile_name(job):
+        return job.spec.optimize.mode
+    for mode in OptimizeMode:
+        optimize = replace(job.spec.optimize, mode=mode)
+        if profile_name(replace(job, spec=replace(job.spec, optimize=optimize))) == name:
+            return mode
+    return job.spec.optimize.mode
 
 
 def with_own_measurement(job: GPUJob) -> GPUJob:

@@ -128,6 +128,8 @@ EVENTS: Meanings = {
     **{reason.value: text for reason, text in PENDING.items()},
     "Placed": "GPUs are reserved for an attempt: which, how much of each, and what that rests on",
     "Tuned": "which settings are in force, and how much faster steps are with them",
+    "Recommends": "which settings were measured to be faster, where `optimize.mode: Recommend` "
+    "applies none",
     "ReservationMeasured": "the measured peak took the place of the first reservation",
     "Resumed": "the step after which an attempt goes on",
     "RestartedFromBeginning": "an attempt after the first starts from the beginning; the message "
