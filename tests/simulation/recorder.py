@@ -201,6 +201,7 @@ class Recorder:
             phases = f"{before.status.phase.value} to {job.status.phase.value}"
             self._fail("I5", revision, f"{name}: went from {phases}")
         self._check_end_is_true(revision, before, job)
+        self._check_names(revision, job)
         if went_back(before.status, job.status):
             saved, now = before.status.checkpoint, job.status.checkpoint
             self._fail("I6", revision, f"{name}: durable step {saved} became {now}")
@@ -222,6 +223,14 @@ class Recorder:
                 self._fail("I15", revision, f"{name} Succeeded; its workers ended with {exits}")
         elif attempt > before.status.attempt and all_known:
             self._fail("I5", revision, f"{name}: attempt {attempt}, the one before was done")
+
+    def _check_names(self, revision: Revision, job: GPUJob) -> None:
+        """I15: who reads a status may not read the jobs of other namespaces."""
+        status, own = str(revision.object.get("status")), job.metadata.namespace
+        for other in self._jobs.values():
+            if other.metadata.namespace != own and other.metadata.key in status:
+                text = f"{job.metadata.key} reads of {other.metadata.key}"
+                self._fail("I15", revision, text)
 
     def _check_new_stop(self, revision: Revision, job: GPUJob, stop: StopReason) -> None:
         """I13, I15: with all the grace that the workers were told of, and for a true reason."""

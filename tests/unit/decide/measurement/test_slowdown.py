@@ -15,6 +15,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import (
     MODEL,
+    NAMESPACE,
     T0,
     make_gpu,
     make_gpu_node,
@@ -47,10 +48,12 @@ def profile_of(job: GPUJob, step_seconds: float = ALONE_SECONDS, at: datetime = 
     return with_entries(job, None, (entry,))
 
 
-def beside(name: str, step_seconds: float, claim: str | None = "ckpt") -> GPUJob:
+def beside(
+    name: str, step_seconds: float, claim: str | None = "ckpt", namespace: str = NAMESPACE
+) -> GPUJob:
     """A job that runs on GPU-0 at this pace."""
     known = replace(measured(4 * GIB, step=100), current=Timing(step_seconds, 4 * GIB))
-    job = running(make_job(name, claim=claim), held=reserve(5 * GIB))
+    job = running(make_job(name, claim=claim, namespace=namespace), held=reserve(5 * GIB))
     return with_status(job, measurement=known, checkpoint=CheckpointReport(99, 0, 1.0))
 
 
@@ -89,9 +92,17 @@ def test_steps_vary_by_themselves(percent: float, too_much: bool) -> None:
     assert found.too_much is too_much
 
 
-def pair(gpus: int = 2, *, slow: str | None = "ckpt", loud: str | None = "ckpt") -> World:
-    """`slow` is slowed by `loud` on GPU-0, with these claims; there may be another GPU."""
-    jobs = [beside("slow", 0.15, slow), beside("loud", 0.1, loud)]
+def pair(
+    gpus: int = 2,
+    *,
+    slow: str | None = "ckpt",
+    loud: str | None = "ckpt",
+    namespace: str = NAMESPACE,
+) -> World:
+    """`slow` is slowed by `loud` on GPU-0, with these claims; there may be another GPU. `loud` is
+    of this namespace.
+    """
+    jobs = [beside("slow", 0.15, slow), beside("loud", 0.1, loud, namespace)]
     node = make_gpu_node("n0", *(make_gpu(f"GPU-{n}", index=n) for n in range(gpus)))
     return World(
         *jobs,
@@ -116,6 +127,25 @@ def test_no_run_starts_from_the_beginning_because_it_is_slow() -> None:
     for _ in range(10):
         world.tick(CONFIGURATION.slowed_seconds)
     assert [world.status(name).attempt for name in ("slow", "loud")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "text"),
+    [
+        (NAMESPACE, f"because {NAMESPACE}/slow is slowed: a step takes 50 % longer"),
+        ("rival", "because a job of another namespace is slowed"),
+    ],
+)
+def test_who_moves_reads_of_its_own_namespace_only_whom_it_slows(namespace: str, text: str) -> None:
+    world = pair(slow=None, namespace=namespace)
+    world.tick()
+    world.seconds += CONFIGURATION.slowed_seconds + 1
+    world.stubborn = {"loud"}
+    world.tick()
+    stop = world.status("loud").stop
+    assert stop is not None
+    assert text in stop.message
+    assert ("slow is" in stop.message or "0.15 s" in stop.message) is (namespace == NAMESPACE)
 
 
 def test_one_of_a_pair_moves_and_they_do_not_meet_again() -> None:

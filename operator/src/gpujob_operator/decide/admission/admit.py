@@ -303,7 +303,7 @@ class Admission:
         leaving = self.preemptor.being_preempted(self.queues.cohort(requirements.job.spec.queue))
         with self.queues.simulate_removal(leaving):
             if not self.queues.quota_shortfall(requirements.job, wait.memory_bytes):
-                return waiting_message(leaving)
+                return waiting_message(requirements.job, leaving)
             targets = self.preemptor.targets_in_quota(
                 requirements, wait.memory_bytes, fits=wait.fits
             )
@@ -321,7 +321,7 @@ class Admission:
         jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
-            return waiting_message(jobs)
+            return waiting_message(requirements.job, jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
             targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:

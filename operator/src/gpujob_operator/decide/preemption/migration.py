@@ -10,6 +10,7 @@ from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limi
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.others import name_for
 from gpujob_operator.decide.model.protection import why_unprotected
 from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.placement.assign import Assignment, assign
@@ -78,12 +79,18 @@ def _off_gpu(
         requirements = replace(view.requirements_of(job.metadata.uid), job=raised)
         if isinstance(assign(requirements, assumed, configuration), Assignment):
             grace = timedelta(seconds=stop_seconds(job, configuration))
-            found = conditions.find(slowed.status, conditions.SLOWED)
-            text = found.message if found is not None else ""
-            name = slowed.metadata.key
-            message = f"migrated to another GPU because {name} is slowed: {text}"
+            message = f"migrated to another GPU because {_slowed(slowed, job)}"
             return Move(job, StopReason(SLOWED, message, now + grace), floor)
     return None
+
+
+def _slowed(slowed: GPUJob, reader: GPUJob) -> str:
+    """How long another namespace's steps take is as little the reader's as the job's name."""
+    text = f"{name_for(reader, slowed)} is slowed"
+    found = conditions.find(slowed.status, conditions.SLOWED)
+    if found is None or slowed.metadata.namespace != reader.metadata.namespace:
+        return text
+    return f"{text}: {found.message}"
 
 
 def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple[float, str]:

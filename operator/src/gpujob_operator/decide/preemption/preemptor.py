@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -199,13 +200,13 @@ class Preemptor:
         chosen = list(victims)
         for victim in chosen:
             text = (
-                f"stopped for {requirements.job.metadata.key} "
+                f"stopped for {name_for(victim.job, requirements.job)} "
                 f"({_preemption_reason(victim, requirements.job)}); "
                 f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
-        return waiting_message([victim.job for victim in chosen])
+        return waiting_message(requirements.job, [victim.job for victim in chosen])
 
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
         return job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
@@ -232,10 +233,8 @@ def _is_let_in(job: GPUJob) -> bool:
     return all(one.node is not None for one in job.status.start_refusals)
 
 
-def waiting_message(jobs: Iterable[GPUJob]) -> str:
-    names = sorted(job.metadata.key for job in jobs)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"waiting for {', '.join(names[:3])}{more} to stop (preempted for this job)"
+def waiting_message(job: GPUJob, stopping: Iterable[GPUJob]) -> str:
+    return f"waiting for {names_for(job, stopping)} to stop (preempted for this job)"
 
 
 def _preemption_reason(victim: Victim, job: GPUJob) -> str:

@@ -1,0 +1,31 @@
+"""How other jobs are called in a job's status and events: who reads them may read the jobs of its
+own namespace only, so the others are counted and not named.
+"""
+
+from collections.abc import Iterable
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.quantities import format_count
+
+NAMED_MAX = 3
+
+
+def name_for(reader: GPUJob, other: GPUJob) -> str:
+    """What the reader's status calls the other job."""
+    return other.metadata.key if _may_be_named(reader, other) else "a job of another namespace"
+
+
+def names_for(reader: GPUJob, others: Iterable[GPUJob]) -> str:
+    """The same of several jobs: team/a, team/b and 2 jobs of other namespaces."""
+    jobs = list(others)
+    names = sorted(job.metadata.key for job in jobs if _may_be_named(reader, job))
+    foreign, more = len(jobs) - len(names), max(len(names) - NAMED_MAX, 0)
+    listed = ", ".join(names[:NAMED_MAX])
+    counted = [f"{more} more"] if more else []
+    if foreign:
+        counted.append(f"{format_count(foreign, 'job')} of other namespaces")
+    return " and ".join([listed, *counted] if listed else counted)
+
+
+def _may_be_named(reader: GPUJob, other: GPUJob) -> bool:
+    return reader.metadata.namespace == other.metadata.namespace
