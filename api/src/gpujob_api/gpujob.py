@@ -228,6 +228,8 @@ class WorkerPlacement:
     gpus: Annotated[tuple[GPUUUID, ...], Items(GPUS_PER_WORKER_MAX)]
     # Of its pod, once that was seen: no other is this worker, whoever claims to be.
     pod_uid: Annotated[str, Text(128)] | None = None
+    # Of a gang: it is done, whatever becomes of its pod while others go on.
+    done: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,26 @@ def test_why_a_pod_does_not_run(status: dict[str, Any], reason: str, message: st
     assert (view.reason, view.message) == (reason, message)
 
 
+@pytest.mark.parametrize("exit_code", [0, 143])
+@pytest.mark.parametrize("true", [True, False])
+def test_who_ends_a_pod_from_outside_stands_beside_how_it_ended(
+    exit_code: int, *, true: bool
+) -> None:
+    """The disruption controller takes its word back where the pod was not deleted after all."""
+    manifest = pod_manifest(JOB, phase="Failed" if exit_code else "Succeeded")
+    ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}
+    condition = {"type": "DisruptionTarget", "status": "True" if true else "False"}
+    condition |= {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+    manifest["status"] |= {
+        "conditions": [condition],
+        "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}],
+    }
+    view = pod_view(manifest)
+    assert view.disruption == ("EvictionByEvictionAPI" if true else "")
+    by = "EvictionByEvictionAPI" if true else ""
+    assert view.reason == ("Error" if exit_code else by)
+
+
 def test_edited_labels_do_not_make_a_worker_disappear() -> None:
     """I3: a second attempt must not start because somebody edited a label."""
     manifest = pod_manifest(JOB, 1, attempt=4)

@@ -116,6 +116,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         termination_text="" if termination else final_text[-_TEXT_CHARACTERS_MAX:],
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
+        disruption=_disruption(status)[:_TEXT_CHARACTERS_MAX],
         created_at=moment(metadata.get("creationTimestamp")),
         started_at=moment((mapping(state.get("running")) or ended).get("startedAt")),
         finished_at=moment(ended.get("finishedAt")),
@@ -248,6 +249,18 @@ def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, s
 def _unschedulable(status: Mapping[str, Any]) -> tuple[str, str]:
     for condition in mappings(status.get("conditions")):
         refused = condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-        if refused or condition.get("type") == "DisruptionTarget":
+        if refused or _is_disruption(condition):
             return text(condition.get("reason")), text(condition.get("message"))
     return "", ""
+
+
+def _is_disruption(condition: Mapping[str, Any]) -> bool:
+    """False as well where the pod was to be ended, and was not after all."""
+    return condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    condition = _condition(status, "DisruptionTarget")
+    return (
+        (text(condition.get("reason")) or "DisruptionTarget") if _is_disruption(condition) else ""
+    )

@@ -113,25 +113,23 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
 
 
 @pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "GPUOverfull", "GPUUnhealthy"])
-@pytest.mark.parametrize(
-    ("exit_code", "end"),
-    [
-        (143, AttemptEnd.INTERRUPTED),
-        (144, AttemptEnd.INTERRUPTED),
-        (137, AttemptEnd.INTERRUPTED),
-        (0, AttemptEnd.SUCCEEDED),
-    ],
-)
-def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: AttemptEnd) -> None:
+@pytest.mark.parametrize("exit_code", [143, 144, 137])
+def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int) -> None:
     """I13: also when the grace was too short and SIGKILL ended it."""
-    assert ended(exit_code, job=stopped(reason)).end is end
+    assert ended(exit_code, job=stopped(reason)).end is AttemptEnd.INTERRUPTED
+
+
+def test_exit_zero_without_a_word_is_the_end_unless_its_node_goes() -> None:
+    """A node that goes sends SIGTERM to pods that nobody deletes."""
+    assert ended(0, job=stopped("Suspended")).end is AttemptEnd.SUCCEEDED
+    assert ended(0, job=stopped("NodeReclaimed")).end is AttemptEnd.INTERRUPTED
 
 
 @pytest.mark.parametrize(
     ("words", "end"),
     [
         ({"phase": WorkerPhase.DRAINING}, AttemptEnd.INTERRUPTED),
-        ({"phase": WorkerPhase.FINISHED}, AttemptEnd.SUCCEEDED),
+        ({"phase": WorkerPhase.FINISHED}, AttemptEnd.INTERRUPTED),
         ({"phase": WorkerPhase.FINISHED, "steps_total": 11}, AttemptEnd.INTERRUPTED),
         ({"phase": WorkerPhase.DRAINING, "steps_total": 10}, AttemptEnd.SUCCEEDED),
     ],
@@ -142,7 +140,9 @@ def test_exit_zero_after_a_stop_is_the_end_at_the_last_step_alone(
     """A trainer that saves on SIGTERM and returns: the script goes on to its end, and exits 0."""
     report = make_report(step=10, **words)
     assert ended(0, job=stopped("NodeReclaimed"), termination=report).end is end
-    assert ended(0, termination=report).end is AttemptEnd.SUCCEEDED, "nobody told it to stop"
+    heard_nothing = words["phase"] is WorkerPhase.FINISHED
+    by_itself = AttemptEnd.SUCCEEDED if heard_nothing else end
+    assert ended(0, termination=report).end is by_itself, "we told it nothing"
 
 
 @pytest.mark.parametrize("reason", ["Preempted", "Suspended", "GPUUnhealthy"])
@@ -173,7 +173,7 @@ def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -
     job = stopped("Preempted")
     assert ended(0, job=job, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED
     assert ended(0, job=job).end is AttemptEnd.SUCCEEDED
-    assert ended(0, deletion_at=after(20)).end is AttemptEnd.SUCCEEDED, "not by our stop"
+    assert ended(0, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED, "by whomever"
     gang = running(make_job(workers=2), *GANG, stop=StopReason("Suspended", "x", after(30)))
     done = make_pod(gang, 0, exit_code=0, termination=make_report(phase=WorkerPhase.FINISHED))
     early = make_pod(gang, 1, exit_code=0, termination=make_report(phase=WorkerPhase.DRAINING))

@@ -21,6 +21,11 @@ from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_by_place, has_all_gpus
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.begin_again import again, begins_again
+from gpujob_operator.decide.lifecycle.done import (
+    circumstances_of,
+    known_done,
+    with_done_ranks,
+)
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -51,6 +56,7 @@ from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, N
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import (
+    done_ranks,
     lost_ranks,
     perhaps_created_ranks,
     perhaps_workers,
@@ -88,6 +94,10 @@ def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
     pods = inputs.job_pods.current
+    done = known_done(job, pods, circumstances_of(job, inputs))
+    known = with_done_ranks(job.status, done)
+    if known is not job.status:
+        job = replace(job, status=known)
     # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
     maybe_ours = perhaps_workers(job, inputs.job_pods.in_the_way)
@@ -126,7 +136,7 @@ def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:
     """
     pods = inputs.job_pods.current
     starting = job.status.phase is JobPhase.STARTING
-    short = len({pod.rank for pod in pods}) < job.spec.workers
+    short = len(done_ranks(job.status) | {pod.rank for pod in pods}) < job.spec.workers
     lost = lost_ranks(job, inputs.job_pods, inputs.perhaps_created)
     return starting and short and not any(p.ended for p in pods) and not lost
 
@@ -140,7 +150,7 @@ def _starting(
 ) -> NextStep:
     if begins_again(job, inputs):
         return again(job, now)
-    present = {pod.rank for pod in pods}
+    present = {pod.rank for pod in pods} | done_ranks(job.status)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     kept = {*taken, *perhaps_created_ranks(job, inputs.perhaps_created)}
     if not present and not kept:

@@ -9,6 +9,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
+from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
@@ -40,7 +41,8 @@ def end_attempt(
     before = job.status
     ended = changed(_with_report(job, inputs, received, configuration), held_seconds=round(held, 1))
     job = replace(job, status=ended)
-    judged = judge(job, pods, inputs.lost_nodes)
+    around = circumstances_of(job, inputs)
+    judged = judge(job, pods, inputs.lost_nodes, around)
     access = configuration.device_access
     outcome = without_others_faults(job, judged, pods, inputs.sites, access)
     if outcome.refusal is not None:
@@ -179,7 +181,7 @@ def _why_interrupted(
     job: GPUJob, outcome: Outcome, decision: RetryDecision, configuration: Configuration
 ) -> str:
     stop = job.status.stop
-    what = stop.message if stop else "the pods are gone"
+    what = stop.message if stop else outcome.ended_by or "the pods are gone"
     if outcome.lost_node:
         what = f"node {outcome.lost_node} was lost"
     elif outcome.refusal is not None:

@@ -9,6 +9,14 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.lifecycle.done import (
+    NODE_LOSSES,
+    OOM_KILLED,
+    Circumstances,
+    known_done,
+    node_refused,
+    outside_reason,
+)
 from gpujob_operator.decide.lifecycle.own_limits import exceeded
 from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
@@ -17,25 +25,13 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     refused_start,
 )
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import StopRule, rule_of
+from gpujob_operator.decide.model.stop_reasons import rule_of
 
 EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
-# Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
-# Kubernetes' garbage collector lets the pods of a node that is gone fail right before they go.
-_NODE_LOSSES = ("ContainerStatusUnknown", "DeletionByPodGC", "NodeLost")
-# Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
-_NODE_REFUSALS = (
-    "Evicted",
-    "NodeAffinity",
-    "NodeShutdown",
-    "OutOf",
-    "Preempting",
-    "Terminated",
-    "UnexpectedAdmissionError",
-    *_NODE_LOSSES,
-)
+# What a shell says of SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV: nobody asks for these.
+_CRASHES = (132, 133, 134, 135, 136, 139)
 
 
 class AttemptEnd(Enum):
@@ -58,25 +54,30 @@ class Outcome:
     lost_node: str = ""
     # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
     refusal: Refusal | None = None
+    # Of an interruption: who ended a worker from outside, for people; "" if nobody is known.
+    ended_by: str = ""
 
 
 def judge(
-    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str] = frozenset()
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    lost_nodes: frozenset[str] = frozenset(),
+    around: Circumstances | None = None,
 ) -> Outcome:
     """The outcome of an attempt whose workers have all ended or are gone.
 
     A pod that is gone without an exit code was removed with its node or by someone, so the attempt
-    was interrupted. `lost_nodes` are nodes of the attempt that no longer exist.
+    was interrupted. `lost_nodes` are nodes of the attempt that no longer exist. `around`: None
+    where only the stop is known.
     """
     stop = job.status.stop
     rule = rule_of(stop)
     # A worker that ended before the stop was not killed by it, even if the signal is the same.
     ours = stop is not None and not rule.worker_ended_first
-    ranks = {pod.rank for pod in pods}
-    complete = ranks.issuperset(range(job.spec.workers))
-    early = ours and any(_left_early(pod, rule) for pod in pods)
-    if complete and not early and all(pod.exit_code == EXIT_DONE for pod in pods):
+    done = known_done(job, pods, around or Circumstances(stop))
+    if done >= set(range(job.spec.workers)):
         return Outcome(AttemptEnd.SUCCEEDED)
+    pods = tuple(pod for pod in pods if pod.rank not in done)
     failures = [_pod_failure(job, pod, ours=ours) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
@@ -84,30 +85,23 @@ def judge(
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         lost = _lost_node(job, pods, lost_nodes)
         refusal = None if lost or ours else refused_start(job, pods)
-        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal)
+        by = _ended_by(pods)
+        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal, ended_by=by)
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
 
-def _left_early(pod: PodView, rule: StopRule) -> bool:
-    """Whether a worker that was asked to stop ended with 0 before its last step.
-
-    Trainers that save on SIGTERM do, and scripts with a handler of their own. One that says nothing
-    was asked once its pod was being deleted. One that says that it finished, and whose pod nobody
-    deleted, ended before it was asked: a script may end before the steps that it announced. Only a
-    node that is about to go sends SIGTERM without a deletion.
-    """
-    if pod.exit_code != EXIT_DONE:
-        return False
-    words = pod.termination
-    if words is None:
-        return pod.deletion_at is not None
-    unasked = pod.deletion_at is None and pod.phase is not PodPhase.FAILED
-    if words.phase is WorkerPhase.FINISHED and unasked and not rule.bounds_grace:
-        return False
-    if words.steps_total is not None:
-        return words.step < words.steps_total
-    return words.phase is not WorkerPhase.FINISHED
+def _ended_by(pods: tuple[PodView, ...]) -> str:
+    """Who ended the first of the workers from outside, for people; "" if nobody is known."""
+    for pod in sorted(pods, key=_cause_first):
+        reason = outside_reason(pod)
+        if reason:
+            said = f": {pod.message[-200:]}" if pod.message and reason == pod.reason else ""
+            text = f"pod {pod.name} was ended from outside ({reason}{said})"
+            return f"{text} before its last step" if pod.exit_code == EXIT_DONE else text
+        if pod.exit_code == EXIT_DONE:
+            return f"worker {pod.rank} was asked to end, and ended with 0 before its last step"
+    return ""
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
@@ -117,9 +111,13 @@ def _cause_first(pod: PodView) -> tuple[object, ...]:
 
 
 def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
+    """Of a worker that is not done. What ended it from outside is asked before its exit code, which
+    a script that was asked to end chooses as it likes; only its own words are asked before that."""
     limit = "" if ours else exceeded(pod)
     if limit:
         return JobFailure(FailureClass.UNKNOWN, limit)
+    if pod.reason == OOM_KILLED and pod.exit_code == EXIT_DONE:
+        return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
@@ -127,13 +125,20 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
         return JobFailure(reported.failure_class, _with_need(reported))
     if is_refused_start(pod) or _launcher_was_stopped(pod):
         return None
-    if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
+    if pod.finished and node_refused(pod):
         return None
+    return _unreported_failure(job, pod)
+
+
+def _unreported_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
+    """By what Kubernetes and the log's last lines say."""
     if pod.reason in START_ERRORS:
         message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
         return JobFailure(FailureClass.USER_ERROR, message)
-    if pod.reason == "OOMKilled":
+    if pod.reason == OOM_KILLED:
         return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
+    if outside_reason(pod) and pod.exit_code is not None and pod.exit_code not in _CRASHES:
+        return None
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
     if pod.termination is not None:
@@ -183,7 +188,7 @@ def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str
     stop, placement = job.status.stop, job.status.placement
     if placement is None or (stop is not None and not rule_of(stop).is_consequence):
         return ""
-    failed = {pod.rank for pod in pods if pod.reason.startswith(_NODE_LOSSES)}
+    failed = {pod.rank for pod in pods if {pod.reason, pod.disruption}.intersection(NODE_LOSSES)}
     ended = {pod.rank for pod in pods if pod.exit_code is not None}
     for worker in placement.workers:
         vanished = worker.node in lost_nodes and worker.rank not in ended
@@ -200,7 +205,7 @@ def _with_need(failure: Failure) -> str:
 def _failed_start(pod: PodView) -> bool:
     """A pod that failed without ever running. The node causes `OutOfcpu` and similar reasons."""
     failed = pod.phase is PodPhase.FAILED and pod.exit_code is None
-    return failed and not pod.reason.startswith(_NODE_REFUSALS)
+    return failed and not node_refused(pod)
 
 
 def _failed(pod: PodView) -> bool:

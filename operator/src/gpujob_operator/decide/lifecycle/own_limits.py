@@ -1,7 +1,7 @@
 """Ends that a pod brings upon itself: it ran, or stored, more than its own template allows. They
 follow the job to every node, so they count as its failures."""
 
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.snapshot import PodView
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 EVICTED = "Evicted"
@@ -15,8 +15,9 @@ _OWN_STORAGE = (
 
 
 def exceeded(pod: PodView) -> str:
-    """Which of its own limits ended the pod, for people; "" if none did."""
-    if pod.phase is not PodPhase.FAILED:
+    """Which of its own limits ended the pod, for people; "" if none did. A pod whose containers
+    then ended with 0 may have Succeeded."""
+    if not pod.finished:
         return ""
     if pod.reason == DEADLINE_EXCEEDED:
         return f"worker {pod.rank} ran for longer than the template's activeDeadlineSeconds"

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import refusal_of
@@ -38,13 +39,14 @@ def reason_to_stop(
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.spec.suspend:
         return StopReason(SUSPENDED, "spec.suspend is true", deadline)
-    failed = [pod.name for pod in pods if pod.ended and pod.exit_code != 0]
-    if failed:
-        names = ", ".join(failed)
+    done = known_done(job, pods, circumstances_of(job, inputs))
+    ended = [pod.name for pod in pods if pod.ended and pod.rank not in done]
+    if ended:
+        names = ", ".join(ended)
         return StopReason(
             WORKER_ENDED, f"{names} ended, so the other workers cannot continue", deadline
         )
-    present = len({pod.rank for pod in pods})
+    present = len(done | {pod.rank for pod in pods})
     is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
     if is_short or lost_ranks(job, inputs.job_pods, inputs.perhaps_created):
         message = f"{present} of {job.spec.workers} workers are left"
@@ -66,7 +68,7 @@ def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None
     deletions follow a stop."""
     for pod in pods:
         if pod.deletion_at is not None and not pod.ended:
-            by = pod.reason or "not by the operator"
+            by = pod.disruption or pod.reason or "not by the operator"
             return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", deadline)
     return None
 

@@ -59,6 +59,9 @@ class PodView:
     # Kubernetes' reason: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
     reason: str = ""
     message: str = ""
+    # Kubernetes' reason to end the pod from outside (its condition DisruptionTarget), which stands
+    # beside `reason`: EvictionByEvictionAPI, DeletionByTaintManager, PreemptionByScheduler ...
+    disruption: str = ""
     # Since when this process has seen a kubelet give a reason why the pod does not start.
     reason_since: datetime | None = None
     created_at: datetime | None = None

@@ -115,6 +115,12 @@ def perhaps_created_ranks(job: GPUJob, perhaps: PerhapsCreated | None) -> tuple[
     return perhaps.ranks if perhaps is not None and same else ()
 
 
+def done_ranks(status: GPUJobStatus) -> frozenset[int]:
+    """Ranks of the current attempt that are known to be done: nobody needs their pods any more."""
+    placement = status.placement
+    return frozenset(w.rank for w in placement.workers if w.done) if placement else frozenset()
+
+
 def lost_ranks(
     job: GPUJob, job_pods: "JobPods", perhaps: PerhapsCreated | None = None
 ) -> list[int]:
@@ -123,7 +129,7 @@ def lost_ranks(
     begin again under another number.
     """
     placement = job.status.placement
-    present = {pod.rank for pod in job_pods.current}
+    present = {pod.rank for pod in job_pods.current} | done_ranks(job.status)
     workers = placement.workers if placement is not None else ()
     doubtful: set[int] = set()
     if perhaps is not None and (present or not perhaps.by_another):
