@@ -14,6 +14,7 @@ POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding
 # By policy: the file of each rule, and its value.
 RULES = {
     "jobs": {
+        "gpu-resources": "gpuResources",
         "job-creators": "jobCreators",
         "pod-security": "podSecurity",
         "priority-classes": "priorityClasses",

@@ -191,8 +191,6 @@ class GPUJobSpec:
             raise FieldError(
                 "sharing.mode", f"Shared needs gpusPerWorker: 1; got {self.gpus_per_worker}"
             )
-        if self.spot.policy is SpotPolicy.REQUIRE and self.checkpoint.volume_claim_name is None:
-            raise FieldError("checkpoint.volumeClaimName", "is required by spot.policy: Require")
         self.worker_container()
 
     @property

@@ -244,6 +244,38 @@ def test_a_priority_class_of_the_system_is_refused(
     assert tenants.refusal(tenants.admin, restricted, "gpujobs", batch) == ""
 
 
+GPU_RESOURCES = (
+    *("nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb.shared"),
+    *("aliyun.com/gpu-mem", "volcano.sh/vgpu-memory", "nvidia.com/gpumem", "amd.com/gpu"),
+)
+
+
+@pytest.mark.parametrize("name", GPU_RESOURCES)
+@pytest.mark.parametrize("amounts", ["limits", "requests"])
+def test_gpus_by_another_name_are_refused_in_every_container(
+    tenants: Tenants, restricted: str, name: str, amounts: str
+) -> None:
+    asked: Json = {"resources": {amounts: {"cpu": 0.5, name: 1}}}
+    places: tuple[Json, ...] = (
+        {f"{WORKER}.resources": asked["resources"]},
+        {
+            f"{POD}.initContainers": [
+                {"name": "side", "image": "i", "restartPolicy": "Always"} | asked
+            ]
+        },
+    )
+    for where in places:
+        said = tenants.refusal(tenants.admin, restricted, "gpujobs", job_manifest(**where))
+        assert f"{name} is not allowed: request GPUs in spec.gpusPerWorker and spec.gpu" in said
+
+
+def test_other_resources_are_let_in(tenants: Tenants, restricted: str) -> None:
+    limits: Json = {"cpu": 0.5, "memory": "1Gi", "hugepages-2Mi": "2Mi", "rdma/hca": 1}
+    asked: Json = {f"{WORKER}.resources": {"limits": limits, "requests": limits}}
+    job = job_manifest(**asked)
+    assert tenants.refusal(tenants.admin, restricted, "gpujobs", job) == ""
+
+
 # -- whose pods are workers
 
 

@@ -42,8 +42,7 @@ IMMUTABLE: list[tuple[str, Any, str]] = [
     ("workload", "other", "spec.workload"),
     ("workers", 2, "spec.workers"),
     ("gpusPerWorker", 2, "spec.gpusPerWorker"),
-    ("gpu.memory", "30Gi", "spec.gpu"),
-    ("gpu.models", ["A100"], "spec.gpu"),
+    ("gpu.models", ["A100"], "spec.gpu.models"),
     ("optimize.batchSize.total", 512, "spec.optimize.batchSize.total"),
     ("checkpoint.volumeClaimName", "other", "spec.checkpoint.volumeClaimName"),
 ]
@@ -52,6 +51,8 @@ MUTABLE: list[tuple[str, Any]] = [
     ("priority", 7),
     ("suspend", True),
     ("spot.policy", "Never"),
+    ("gpu.memory", "30Gi"),
+    ("gpu.memory", 2**34),
     ("sharing.mode", "Exclusive"),
     ("sharing.maxSlowdownPercent", 25),
     ("optimize.mode", "Recommend"),

@@ -57,7 +57,6 @@ REFUSED: list[tuple[Json, str, str]] = [
         "divisible by perStep",
     ),
     ({"optimize.batchSize.perStep": "64"}, "spec.optimize.batchSize.perStep", "should match"),
-    ({"spot.policy": "Require"}, "spec.checkpoint.volumeClaimName", "spot.policy: Require"),
     (
         {"template.spec.containers": [{"name": one, "image": "x"} for one in ("main", "other")]},
         "spec.template.spec.containers",

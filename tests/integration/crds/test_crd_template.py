@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_local.control_plane.api_client import ApiError
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.crds import schema_of
-from tests.harness.jobs import job_manifest
+from tests.harness.jobs import job_manifest, set_field
 
 pytestmark = pytest.mark.cluster
 
@@ -32,6 +33,15 @@ NOT_THERE: dict[str, set[str]] = {
         *("photonPersistentDisk", "portworxVolume", "quobyte", "scaleIO", "storageos"),
         "vsphereVolume",
     },
+    "PodSecurityContext": set(),
+    "ConfigMapVolumeSource": set(),
+    "SecretVolumeSource": set(),
+    "DownwardAPIVolumeSource": set(),
+    "ProjectedVolumeSource": set(),
+    "VolumeProjection": set(),
+    "ConfigMapProjection": set(),
+    "SecretProjection": set(),
+    "DownwardAPIProjection": set(),
 }
 PLACES = {
     "PodSpec": "",
@@ -41,6 +51,26 @@ PLACES = {
     "ResourceRequirements": "containers[].resources",
     "Toleration": "tolerations[]",
     "Volume": "volumes[]",
+    "PodSecurityContext": "securityContext",
+    "ConfigMapVolumeSource": "volumes[].configMap",
+    "SecretVolumeSource": "volumes[].secret",
+    "DownwardAPIVolumeSource": "volumes[].downwardAPI",
+    "ProjectedVolumeSource": "volumes[].projected",
+    "VolumeProjection": "volumes[].projected.sources[]",
+    "ConfigMapProjection": "volumes[].projected.sources[].configMap",
+    "SecretProjection": "volumes[].projected.sources[].secret",
+    "DownwardAPIProjection": "volumes[].projected.sources[].downwardAPI",
+}
+# Lists whose entries Kubernetes compares with each other, and how long each may be.
+QUADRATIC: dict[str, tuple[int, Any]] = {
+    "securityContext.sysctls": (64, {"name": "net.ipv4.tcp_syncookies", "value": "1"}),
+    "volumes.0.configMap.items": (256, {"key": "k", "path": "p"}),
+    "volumes.0.secret.items": (256, {"key": "k", "path": "p"}),
+    "volumes.0.downwardAPI.items": (256, {"path": "p"}),
+    "volumes.0.projected.sources": (32, {"serviceAccountToken": {"path": "p"}}),
+    "volumes.0.projected.sources.0.configMap.items": (64, {"key": "k", "path": "p"}),
+    "volumes.0.projected.sources.0.secret.items": (64, {"key": "k", "path": "p"}),
+    "volumes.0.projected.sources.0.downwardAPI.items": (64, {"path": "p"}),
 }
 RICH: Json = {
     "template.metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
@@ -52,6 +82,16 @@ RICH: Json = {
     "template.spec.imagePullSecrets": [{"name": "registry"}],
     "template.spec.volumes": [
         {"name": "data", "emptyDir": {"sizeLimit": "1Gi"}},
+        {"name": "map", "configMap": {"name": "m", "defaultMode": 420, "optional": True}},
+        {
+            "name": "all",
+            "projected": {
+                "sources": [
+                    {"secret": {"name": "s", "items": [{"key": "k", "path": "p"}]}},
+                    {"serviceAccountToken": {"path": "token", "audience": "gpujob"}},
+                ]
+            },
+        },
         {"name": "set", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
     ],
     "template.spec.initContainers": [
@@ -94,6 +134,27 @@ def test_every_field_of_kubernetes_is_there_or_left_out_on_purpose(
     ours = _properties(PLACES[definition])
     assert ours <= theirs
     assert theirs - ours == NOT_THERE[definition]
+
+
+@pytest.mark.parametrize("field", QUADRATIC)
+def test_lists_whose_entries_are_compared_with_each_other_are_bounded(
+    control_plane: RunningControlPlane, namespace: str, field: str
+) -> None:
+    """A dry run of a pod with 6,000 of them takes the API server more than a second."""
+    jobs = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs?dryRun=All"
+    most, entry = QUADRATIC[field]
+    where: Json = {"template.spec.volumes": [{"name": "v"}]}
+    if ".sources.0." in field:
+        where["template.spec.volumes.0.projected.sources"] = [{}]
+    for count in (most, most + 1):
+        manifest = job_manifest(**where)
+        set_field(manifest["spec"], f"template.spec.{field}", [entry] * count)
+        if count == most:
+            control_plane.client().create(jobs, manifest)
+            continue
+        with pytest.raises(ApiError) as caught:
+            control_plane.client().create(jobs, manifest)
+        assert f"must have at most {most} items" in str(caught.value)
 
 
 def test_the_only_container_may_have_any_name(

@@ -33,6 +33,7 @@ from gpujob_operator.decide.model.lanes import Lanes
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import RefusedTemplate
+from gpujob_operator.decide.model.spec_refusals import spec_refusal
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -222,6 +223,8 @@ class Admission:
 
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
+        if wait is None and (text := spec_refusal(entry.job, self.configuration)):
+            wait = Wait(PendingReason.SPEC_REFUSED, text)
         refused = self._template_refusal(entry.job)
         if wait is None and refused is not None and refused.next_seconds:
             wait = refused

@@ -10,6 +10,8 @@ class PendingReason(StrEnum):
     QUEUE_NOT_FOUND = "QueueNotFound"
     # The queue does not admit the job's namespace or its priority.
     REFUSED_BY_QUEUE = "RefusedByQueue"
+    # The operator starts no attempt of such a spec.
+    SPEC_REFUSED = "SpecRefused"
     # A dry run of the API server refused the job's pods.
     POD_REFUSED = "PodRefused"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"

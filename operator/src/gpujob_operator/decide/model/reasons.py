@@ -16,6 +16,8 @@ PENDING: Mapping[PendingReason, str] = {
     PendingReason.SUSPENDED: "`spec.suspend` is true",
     PendingReason.QUEUE_NOT_FOUND: "there is no GPUQueue of the name in `spec.queue`",
     PendingReason.REFUSED_BY_QUEUE: "the queue does not admit the job's namespace or its priority",
+    PendingReason.SPEC_REFUSED: "the operator starts no attempt of such a spec; the message has "
+    "the field and what to do",
     PendingReason.POD_REFUSED: "a dry run of the API server refused the job's pods; the message "
     "has its words",
     PendingReason.OLD_ATTEMPT_ENDING: "pods of an earlier attempt still end",

@@ -1,0 +1,80 @@
+"""Why the operator starts no attempt of a spec that the API server took: what the schema cannot
+say, or what the configuration decides.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from gpujob_api.gpujob import GPUJob, SpotPolicy
+from gpujob_api.visible import visible
+from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import pod_spec
+from gpujob_operator.decide.model.protection import Unprotected, why_unprotected
+
+# GPUs and their memory under the names that device plugins give them: nvidia.com/gpu.shared,
+# nvidia.com/mig-1g.10gb, aliyun.com/gpu-mem, volcano.sh/vgpu-memory, nvidia.com/gpumem. The chart's
+# policy gpu-resources has the same pattern.
+GPU_RESOURCE_PATTERN = (
+    r"^gpu\.[^/]*/|^[^/]+/([vpq]?gpu($|[.-]|mem|cores?|s$)|mig-|vcuda)|^nvidia\.com/.*\.shared$"
+)
+_GPU_RESOURCE = re.compile(GPU_RESOURCE_PATTERN)
+_CONTAINERS = ("containers", "initContainers")
+_AMOUNTS = ("limits", "requests")
+_CHARACTERS_MAX = 128
+
+
+def spec_refusal(job: GPUJob, configuration: Configuration) -> str:
+    """The field and what to do about it; "" for a spec of which attempts may be started."""
+    return _gpu_resource(job) or _spot_without_a_claim(job, configuration)
+
+
+def _gpu_resource(job: GPUJob) -> str:
+    field = next(_gpu_resources(pod_spec(job)), "")
+    if not field:
+        return ""
+    shown = visible(field[:_CHARACTERS_MAX])
+    return (
+        f"spec.template.spec.{shown} is not allowed: request GPUs in spec.gpusPerWorker and "
+        "spec.gpu"
+    )
+
+
+def _gpu_resources(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Fields of the pod's spec that ask a device plugin for GPUs: no reservation and no quota
+    counts what it gives."""
+    for kind in _CONTAINERS:
+        for index, container in enumerate(_objects(pod.get(kind))):
+            resources = _object(container.get("resources"))
+            for amounts in _AMOUNTS:
+                for name in _object(resources.get(amounts)):
+                    if _GPU_RESOURCE.search(name):
+                        yield f"{kind}[{index}].resources.{amounts}.{name}"
+
+
+def _spot_without_a_claim(job: GPUJob, configuration: Configuration) -> str:
+    if job.spec.spot.policy is not SpotPolicy.REQUIRE:
+        return ""
+    template = configuration.checkpoint_claim_template
+    if checkpoint_claim(job, template) is not None:
+        return ""
+    if why_unprotected(job, configuration) is not Unprotected.NO_DURABLE_PLACE:
+        return ""
+    made = "makes none" if template is None else "makes none for this job"
+    return (
+        "spec.checkpoint.volumeClaimName is required by spot.policy: Require, because the operator "
+        f"{made} (checkpointClaimTemplate); set spot.policy: Prefer, or create a new GPUJob that "
+        "names a claim"
+    )
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    """What is no object is passed over: rendering and the API server refuse it with the field."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [_object(one) for one in cast("Sequence[object]", value)]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
