@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB
@@ -340,6 +342,49 @@ def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     assert world.running() == {"busy", "short"}
     assert "nominated for an earlier job" in world.why("unknown")
     assert "could start in about" in world.why("large")
+
+
+@pytest.mark.parametrize("mode", [SharingMode.EXCLUSIVE, SharingMode.AUTO])
+def test_a_gang_starts_although_nobody_knows_how_long_anything_runs(mode: SharingMode) -> None:
+    """I11: that nobody knows when the gang could start is no reason to let everybody pass."""
+    world = World(make_job("j0", sharing=mode), gpu_nodes=nodes(2))
+    world.tick()
+    world.submit(make_job("gang", workers=2, sharing=mode, created=1))
+    world.tick(1700)
+    for number in range(1, 8):
+        world.submit(make_job(f"j{number}", sharing=mode, created=world.seconds))
+        world.tick(1700)
+        world.end(min(world.running()))
+        world.tick(100)
+        if "gang" in world.running():
+            return
+    raise AssertionError(world.why("gang"))
+
+
+def test_beside_a_tenant_of_unknown_length_the_known_part_of_the_wait_is_used() -> None:
+    """The gang cannot start for 10,000 s, whenever the other tenant ends: who ends by then runs."""
+    world = World(whole("known"), whole("unknown"), gpu_nodes=nodes(3))
+    world.tick()
+    busy = replace(measured(4 * GIB, step=0), steps_total=100_000)
+    world.change("known", measurement=busy)
+    world.submit(whole("large", gpus_per_worker=3, created=1))
+    world.tick(100)
+    jobs = {"short": 1000, "long": 1_000_000}
+    for name, steps in jobs.items():
+        known = replace(measured(4 * GIB, step=10), steps_total=steps)
+        world.submit(with_status(small(name, created=101), measurement=known))
+    world.tick()
+    assert world.running() == {"known", "unknown"}, "GPUs of one worker are ready together"
+    gang = World(whole("known"), whole("unknown"), gpu_nodes=nodes(1, 1, 1))
+    gang.tick()
+    gang.change("known", measurement=busy)
+    gang.submit(whole("large", workers=3, created=1))
+    gang.tick(100)
+    for name, steps in jobs.items():
+        known = replace(measured(4 * GIB, step=10), steps_total=steps)
+        gang.submit(with_status(small(name, created=101), measurement=known))
+    gang.tick()
+    assert gang.running() == {"known", "unknown", "short"}
 
 
 def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -> None:

@@ -374,7 +374,7 @@ class Admission:
         return earliest_start(requirements, found, self.releases, self.assumed.nominated)
 
     def _hold_gpus(self, nomination: Nomination) -> None:
-        self.assumed.nominate(nomination.gpus, nomination.start_seconds)
+        self.assumed.nominate(nomination.gpus, nomination.not_before_seconds)
 
     # -- the job's status
 

@@ -24,12 +24,18 @@ READING_SECONDS = 5.0
 class Nomination:
     """The GPUs, and the seconds until the job could start on them (infinite: unknown).
 
-    `being_preempted` has the jobs on them that are being stopped.
+    `being_preempted` has the jobs on them that are being stopped. For `closed_seconds` the job
+    surely cannot start there, although nobody can tell when it can.
     """
 
     gpus: frozenset[Place]
     start_seconds: float
     being_preempted: tuple[str, ...] = ()
+    closed_seconds: float = 0.0
+
+    @property
+    def not_before_seconds(self) -> float:
+        return self.start_seconds if self.start_seconds < inf else self.closed_seconds
 
 
 def earliest_start(
@@ -51,11 +57,15 @@ def earliest_start(
     if best is None:
         return None
     tenants = {tenant.job_uid for candidate in best for tenant in candidate.tenants}
-    readings = (READING_SECONDS for candidate in best if candidate.awaiting_reading)
+    readings = [READING_SECONDS for candidate in best if candidate.awaiting_reading]
+    starts = [candidate.soon.at - releases.now_seconds for candidate in best]
+    start_seconds = max(starts[-1], *readings, 0.0)
+    known = max([one for one in starts if one < inf], default=0.0)
     return Nomination(
         gpus=frozenset(place for candidate in best for place in candidate.places),
-        start_seconds=max(best[-1].soon.at - releases.now_seconds, *readings, 0.0),
+        start_seconds=start_seconds,
         being_preempted=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
+        closed_seconds=max(known, 0.0) if start_seconds == inf else 0.0,
     )
 
 

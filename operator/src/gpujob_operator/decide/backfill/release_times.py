@@ -17,6 +17,7 @@ from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import workload_keys
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import awaited_until
 
 # Runs that take equally long: see `WorkloadKeys`.
 Workload = tuple[str, str]
@@ -29,14 +30,18 @@ RunClass = tuple[Workload | Family, int]
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
     """When a job releases its GPUs, in seconds since 1970. With `run_class`: when it started; its
-    expected run time is that of the class.
+    expected run time is that of the class. From `unknown_from` on nobody knows.
     """
 
     at: float
     run_class: RunClass | None = None
+    unknown_from: float = inf
 
     def released_at(self, expected_run_seconds: float, now_seconds: float) -> float:
-        """A job past its expected run time has an unknown end (infinite), not one that is now."""
+        """A job past its expected run time, or past the deadline of its stop, has an unknown end
+        (infinite), not one that is now."""
+        if now_seconds >= self.unknown_from:
+            return inf
         if self.run_class is None:
             return self.at
         at = self.at + expected_run_seconds
@@ -202,9 +207,9 @@ class ReleaseTimes:
         return end
 
     def _end_of(self, job: GPUJob) -> ReleaseTime:
-        status, stop = job.status, job.status.stop
-        if status.phase is JobPhase.STOPPING and stop is not None:
-            return ReleaseTime(stop.deadline.timestamp())
+        status, stop, until = job.status, job.status.stop, awaited_until(job)
+        if stop is not None and until is not None:
+            return ReleaseTime(stop.deadline.timestamp(), unknown_from=until.timestamp())
         left = remaining_of(job, self.configuration)
         if left is not None and status.observed_at is not None:
             return ReleaseTime(status.observed_at.timestamp() + left)

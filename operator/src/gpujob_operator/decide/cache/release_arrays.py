@@ -39,6 +39,7 @@ class ReleaseArrays:
     # By UID. Another object once the numbers that were given hold no longer.
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     _at: Floats = field(default_factory=lambda: np.full(64, inf))
+    _unknown_from: Floats = field(default_factory=lambda: np.full(64, inf))
     # The place of its run class; 0: none.
     _run_class: Integers = field(default_factory=lambda: np.zeros(64, np.int64))
     _run_classes: dict[RunClass, int] = field(default_factory=dict[RunClass, int])
@@ -75,6 +76,7 @@ class ReleaseArrays:
         lengths = np.array([0.0, *map(self.releases.length, self._run_classes)])
         at = self._at + lengths[self._run_class]
         at[(self._run_class > 0) & (at <= self.releases.now_seconds)] = inf
+        at[self._unknown_from <= self.releases.now_seconds] = inf
         return at[numbers]
 
     def _renew(self) -> None:
@@ -82,10 +84,11 @@ class ReleaseArrays:
         if missing > 0:
             more = max(missing, len(self._at))
             self._at = np.pad(self._at, (0, more), constant_values=inf)
+            self._unknown_from = np.pad(self._unknown_from, (0, more), constant_values=inf)
             self._run_class = np.pad(self._run_class, (0, more))
         for uid in self._stale:
             end, number = self.releases.end(uid), self.numbers[uid]
-            self._at[number] = end.at
+            self._at[number], self._unknown_from[number] = end.at, end.unknown_from
             run_class = end.run_class
             self._run_class[number] = (
                 0

@@ -45,7 +45,8 @@ class AssumedCapacity:
     capacity: Capacity
     mix: WorkloadMix
     nominated: frozenset[Place] = frozenset()
-    # When the first nominated job is expected to start. Jobs that end earlier may use the GPUs.
+    # Before when none of the jobs with a known start can start on its nominated GPUs. Jobs that end
+    # earlier may use these GPUs. Infinite: there are none.
     nominated_from_seconds: float = inf
     # The nominated GPUs by node; never changed, but replaced.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -182,9 +183,10 @@ class AssumedCapacity:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
-    def nominate(self, gpus: Iterable[Place], start_seconds: float = 0.0) -> None:
-        """Nominates GPUs for a job that could start there in `start_seconds`. No later job is
-        placed there in this cycle, unless it ends by then.
+    def nominate(self, gpus: Iterable[Place], not_before_seconds: float = 0.0) -> None:
+        """Nominates GPUs for a job that cannot start there before `not_before_seconds`. No later
+        job is placed there in this cycle, unless it is known to end by then: of a start at an
+        unknown time 0 is known, and nobody ends before that.
         """
         new = frozenset(gpus) - self.nominated
         if not new:
@@ -192,7 +194,11 @@ class AssumedCapacity:
         if self._backfill is None:
             self._backfill, _ = self._views.backfill.follow(self._views.main)
         self.nominated |= new
-        self.nominated_from_seconds = min(self.nominated_from_seconds, start_seconds)
+        closed = [self._views.main, self._no_external_use]
+        if not_before_seconds > 0:
+            self.nominated_from_seconds = min(self.nominated_from_seconds, not_before_seconds)
+        else:
+            closed.append(self._backfill)
         # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for node, uuid in new:
@@ -202,13 +208,13 @@ class AssumedCapacity:
         after = {name: before.get(name, NO_GPUS) | here for name, here in on.items()}
         self.nominated_on = {**before, **after}
         for name, here in on.items():
-            for packed in (self._views.main, self._no_external_use):
+            for packed in closed:
                 if packed is not None:
                     packed.arrays.close(self._rows[name], self._columns(name, here))
 
     def may_backfill(self, expected_run_seconds: float) -> bool:
-        """True if a job of this duration ends before the first nominated job starts."""
-        return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
+        """True if a job of this duration is known to end before any nominated job starts."""
+        return expected_run_seconds <= self.nominated_from_seconds < inf
 
     def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
         """True if jobs of a class fit nowhere, nominated GPUs included."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.grace import is_awaited, stop_seconds
 from gpujob_operator.decide.model.others import name_for
 from gpujob_operator.decide.model.protection import why_unprotected
 from gpujob_operator.decide.model.stop_reasons import SLOWED
@@ -70,7 +70,7 @@ def _off_gpu(
         for job in tenants
         if is_preemptible(job, configuration) and why_unprotected(job, configuration) is None
     ]
-    leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
+    leaving = any(is_awaited(job, now) for job in tenants)
     if leaving or len(tenants) < 2:
         return None
     for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
