@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,15 @@ class Cluster:
         if is_left:
             self._take_over(machine)
         return machine
+
+    def change_gpus(self, machine: Machine) -> None:
+        """Somebody puts other cards in. Pods are as they were, and what they run waits for ever."""
+        for worker in machine.workers.values():
+            worker.lost_gpus = True
+        machine.gpus = {
+            f"{uuid}-new": replace(gpu, uuid=f"{uuid}-new", program_errors=[])
+            for uuid, gpu in machine.gpus.items()
+        }
 
     # -- the watch of scheduler, kubelets and garbage collector
 

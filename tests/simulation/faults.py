@@ -104,6 +104,7 @@ def make_faults(seed: int) -> Faults:
     )
 
 
+CHANGED_GPUS_SHARE = 0.15
 INCIDENTS = (
     *("power", "power", "partition", "partition", "reclaim", "reclaim", "destroy", "agent"),
     *("missing", "absurd", "unhealthy", "unmanaged", "unmanaged"),
@@ -114,7 +115,7 @@ INCIDENTS = (
 
 def make_incidents(seed: int, nodes: list[str]) -> list[Incident]:
     random = Random(seed * 15_485_863 + 3)
-    return [
+    return _changed_gpus(seed, nodes) + [
         Incident(
             random.choice([random.uniform(1, 60), random.uniform(1, FAULTS_END_SECONDS - 100)]),
             random.choice(INCIDENTS),
@@ -123,3 +124,12 @@ def make_incidents(seed: int, nodes: list[str]) -> list[Incident]:
         )
         for _ in range(random.choice([0, 2, 3, 5, 8]))
     ]
+
+
+def _changed_gpus(seed: int, nodes: list[str]) -> list[Incident]:
+    """Of some seeds, a node that gets other GPUs under the pods that run there."""
+    random = Random(seed * 86_028_179 + 4)
+    if random.random() >= CHANGED_GPUS_SHARE:
+        return []
+    at = random.uniform(10, FAULTS_END_SECONDS - 100)
+    return [Incident(at, "gpus-changed", random.choice(nodes), 0.0)]

@@ -128,6 +128,8 @@ class Happenings:
                 # A pod of no node yet may come to this one.
                 machine.has_blamed_pods |= machine.lie in (Lie.LARGE, Lie.PODS_OF_OTHERS)
                 self._clock.after(seconds, lambda: setattr(machine, "lie", None))
+            case "gpus-changed":
+                self._cluster.change_gpus(machine)
             case "node-clock":
                 machine.clock_error_seconds = seconds
             case _:

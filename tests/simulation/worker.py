@@ -31,7 +31,7 @@ from tests.simulation.lies import WorkerLie, twisted
 if TYPE_CHECKING:
     from tests.simulation.api_server import Manifest
     from tests.simulation.cluster import Cluster
-    from tests.simulation.machines import Machine
+    from tests.simulation.machines import Machine, PhysicalGPU
     from tests.simulation.workloads import Workload
 
 TICK_SECONDS = 3.0
@@ -116,6 +116,8 @@ class Worker:
         self.ended = False
         self.sigterm_at: float | None = None
         self.begun = False
+        # Its GPUs are gone: it waits for them in a call that nothing ends.
+        self.lost_gpus = False
         # Whether an operator that leads has answered it.
         self.answered = False
         self._clock.after(WARM_UP_SECONDS, self._ask)
@@ -131,7 +133,7 @@ class Worker:
     @property
     def _stands_still(self) -> bool:
         hangs = self.attempt <= self._workload.hanging_attempts
-        return hangs and self._step >= self._workload.hang_at_step
+        return self.lost_gpus or (hangs and self._step >= self._workload.hang_at_step)
 
     def memory_on(self, uuid: str) -> int:
         return self._used_bytes if uuid in self.gpus else 0
@@ -140,7 +142,7 @@ class Worker:
 
     def _ask(self) -> None:
         """The fence before the first step: an attempt that was given up must not begin."""
-        if self.ended or self._draining or self.begun:
+        if self.ended or self._draining or self.begun or self.lost_gpus:
             return
         waited = self._clock.now - self._started - WARM_UP_SECONDS
         if self._workload.is_silent or waited >= FENCE_SECONDS_MAX:
@@ -158,7 +160,7 @@ class Worker:
         self._tick()
 
     def _tick(self) -> None:
-        if self.ended or self._draining:
+        if self.ended or self._draining or self.lost_gpus:
             return
         if not self._take_memory():
             self._end(1, self._failure(FailureClass.OUT_OF_MEMORY))
@@ -183,17 +185,17 @@ class Worker:
         for uuid in self.gpus:
             if self.machine.gpus[uuid].healthy:
                 self.machine.gpus[uuid].healthy = False
-                self._repair_later(uuid)
+                self._repair_later(uuid, self.machine.gpus[uuid])
 
-    def _repair_later(self, uuid: str) -> None:
+    def _repair_later(self, uuid: str, gpu: PhysicalGPU) -> None:
         """Nobody resets a GPU that processes use."""
         seconds, workers = self._workload.repaired_after_seconds, self.machine.workers
 
         def repair() -> None:
             if any(uuid in one.gpus for one in workers.values()):
-                self._repair_later(uuid)
+                self._repair_later(uuid, gpu)
             else:
-                self.machine.gpus[uuid].healthy = True
+                gpu.healthy = True
 
         if seconds is not None:
             self._clock.after(seconds, repair)
@@ -278,7 +280,7 @@ class Worker:
 
     def heard(self, reply: Reply) -> None:
         """The answer to a report."""
-        if self.ended:
+        if self.ended or self.lost_gpus:
             return
         self.answered = True
         stop = reply.stop

@@ -11,7 +11,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
-from gpujob_operator.decide.capacity.sites import Sites, facts_at, gpus_at
+from gpujob_operator.decide.capacity.sites import Sites, facts_at, gpus_at, has_all_gpus
 from gpujob_operator.decide.lifecycle.faults import pressure
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
@@ -35,6 +35,8 @@ def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
         return True
     # Only the GPUs of its workers may differ.
     if entry.step is None or facts_at(before.sites) != facts_at(inputs.sites):
+        return False
+    if not has_all_gpus(entry.job, inputs.sites):
         return False
     return cotenants_irrelevant(entry.job, entry.step.status, inputs)
 
@@ -77,7 +79,7 @@ def is_steady(job: GPUJob, sites: Sites) -> bool:
         facts = site.facts
         if facts is None or facts.closed or facts.not_ready_since is not None:
             return False
-    return pressure(job.status, sites) is None
+    return has_all_gpus(job, sites) and pressure(job.status, sites) is None
 
 
 def quiet_until(

@@ -23,11 +23,14 @@ class NodeFacts(NamedTuple):
     price_per_gpu_hour: float | None
     # The label, where the node has one.
     hostname: str | None = None
+    # How many GPUs its agent shows.
+    gpus: int = 0
 
 
 def facts_of(node: NodeCapacity) -> NodeFacts:
     since, hostname = node.node.not_ready_since, node.node.labels.get(LABEL_HOSTNAME)
-    return NodeFacts(node.closed, since, node.notice, node.price_per_gpu_hour, hostname)
+    price, gpus = node.price_per_gpu_hour, len(node.gpus)
+    return NodeFacts(node.closed, since, node.notice, price, hostname, gpus)
 
 
 class WorkerSite(NamedTuple):

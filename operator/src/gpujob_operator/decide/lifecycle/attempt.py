@@ -27,6 +27,7 @@ from gpujob_operator.decide.lifecycle.done import (
     with_done_ranks,
 )
 from gpujob_operator.decide.lifecycle.ending import end_attempt
+from gpujob_operator.decide.lifecycle.gone_gpus import gone_gpus, seconds_until_silent
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
@@ -256,6 +257,8 @@ def _running(
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
+    if gone_gpus(job, inputs.sites):
+        left = min(left, seconds_until_silent(job, inputs, now))
     return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
 
 

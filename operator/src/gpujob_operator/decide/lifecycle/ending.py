@@ -10,6 +10,7 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.done import circumstances_of
+from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
@@ -45,6 +46,7 @@ def end_attempt(
     judged = judge(job, pods, inputs.lost_nodes, around)
     access = configuration.device_access
     outcome = without_others_faults(job, judged, pods, inputs.sites, access)
+    outcome = without_gone_gpus_faults(job, outcome, inputs.sites)
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
+from gpujob_operator.decide.lifecycle.gone_gpus import gone_gpus, stop_for_gone_gpus
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import refusal_of
@@ -15,6 +16,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import (
     EVICTED,
+    GPU_GONE,
     HUNG,
     NODE_GONE,
     START_TIMEOUT,
@@ -54,6 +56,9 @@ def reason_to_stop(
     fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)
     if fault is not None:
         return fault
+    gone = stop_for_gone_gpus(job, inputs, now, deadline)
+    if gone is not None:
+        return gone
     evicted = _evicted(pods, deadline)
     if evicted is not None:
         return evicted
@@ -113,6 +118,10 @@ def _hung(
     idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
     if idle_seconds is None:
         return None
+    gone = gone_gpus(job, inputs.sites)
+    if gone:
+        # Some threads report on although the GPU is gone.
+        return StopReason(GPU_GONE, f"no progress for {idle_seconds:.0f} s, and {gone}", deadline)
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
     return StopReason(HUNG, message, deadline)
 

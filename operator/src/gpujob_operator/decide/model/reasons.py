@@ -39,6 +39,8 @@ STOPS: Meanings = {
     stop_reasons.NODE_DRAINED: "the node is being drained; the stop has the node's deadline",
     stop_reasons.EVICTED: "somebody else deletes a pod: an eviction, a taint, a person",
     stop_reasons.GPU_UNHEALTHY: "a GPU of the job is broken",
+    stop_reasons.GPU_GONE: "the node does not have a GPU of the job any more: it came back with "
+    "others, or its driver lost it. No retry is used",
     stop_reasons.GPU_OVERFULL: "the GPU's jobs need more memory than it has",
     stop_reasons.MEMORY_CAP_EXCEEDED: "the job uses more GPU memory than its limit",
     stop_reasons.WORKER_ENDED: "a worker of the gang ended, so all do",

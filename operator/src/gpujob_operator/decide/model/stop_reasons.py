@@ -18,6 +18,8 @@ NODE_DRAINED = "NodeDrained"
 # Somebody else deletes a worker's pod: an eviction, a drain, a taint, or a person.
 EVICTED = "Evicted"
 GPU_UNHEALTHY = "GPUUnhealthy"
+# The node is there, and does not have the GPU any more.
+GPU_GONE = "GPUGone"
 GPU_OVERFULL = "GPUOverfull"
 # Stopped for a reason of the job itself.
 MEMORY_CAP_EXCEEDED = "MemoryCapExceeded"
@@ -66,6 +68,7 @@ STOP_RULES: Mapping[str, StopRule] = {
     NODE_DRAINED: StopRule(bounds_grace=True),
     EVICTED: StopRule(),
     GPU_UNHEALTHY: StopRule(),
+    GPU_GONE: StopRule(),
     GPU_OVERFULL: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
     WORKER_LOST: StopRule(is_consequence=True),
