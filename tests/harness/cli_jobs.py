@@ -8,7 +8,7 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.errors import NotCheckedError, UserError
 from kubectl_gpujob.listing import Listing
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -107,6 +107,15 @@ class MemoryCluster:
     objects: Objects = field(default_factory=Objects)
     now: datetime = NOW
     configurations: Mapping[str, str] | None = None
+    # What the API server says to a dry run, or why it is not asked.
+    refuses: str = ""
+    not_checked: str = ""
+
+    def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
+        self.asked.append(f"dry run of {manifest['metadata']['name']} in {namespace}")
+        if self.not_checked:
+            raise NotCheckedError(self.not_checked)
+        return self.refuses
 
     def listing(self) -> Listing:
         self.asked.append("everything")

@@ -1,7 +1,7 @@
 """The fields of an object that this version does not know, so that a write of it loses none."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -24,6 +24,18 @@ def unknown_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
             if unknown:
                 found[name] = unknown
     return found
+
+
+def unknown_paths(kind: type, data: Mapping[str, Any], path: str) -> Iterator[str]:
+    """The paths of these fields: `spec.gpu.memmory`. What is in lists is not looked at."""
+    nested = _nested(kind)
+    for name, value in data.items():
+        if name not in nested:
+            yield f"{path}.{name}"
+            continue
+        inner = nested[name]
+        if inner is not None and isinstance(value, Mapping):
+            yield from unknown_paths(inner, cast("Mapping[str, Any]", value), f"{path}.{name}")
 
 
 def with_unknown_fields(

@@ -183,8 +183,10 @@ def _simulate_command(connect: Connect) -> Callable[..., None]:
         if source is None:
             cluster = connect(target)
             here, observation = cluster.namespace, observation_from_cluster(cluster, configuration)
+            refusal = cluster.refusal
         else:
             here, observation = namespace or "default", observation_from_dump(source, configuration)
+            refusal = None
         changes = question.changes_of(
             files or [],
             namespace=here,
@@ -192,7 +194,11 @@ def _simulate_command(connect: Connect) -> Callable[..., None]:
             add_nodes=add_nodes or [],
             without_nodes=without_nodes or [],
             quotas=quotas or [],
+            refusal=refusal,
         )
+        before = observation.snapshot
+        jobs_then = (*before.jobs, *changes.jobs)
+        question.refuse_unused_queues(quotas or [], before.queues, jobs_then)
         found = simulate.answer(observation, changes, jobs or [], here, limits)
         if output is Output.JSON:
             screen.print_json(simulate.as_json(found))

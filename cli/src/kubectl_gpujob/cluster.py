@@ -6,7 +6,7 @@ The Kubernetes client takes a second to import, so it is imported on demand.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import yaml
 
@@ -14,7 +14,15 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
 from gpujob_api.meta import GROUP, VERSION
-from kubectl_gpujob.errors import PAGE_OBJECTS, PAGES_MAX, REQUEST_SECONDS_MAX, UserError, answered
+from kubectl_gpujob.errors import (
+    PAGE_OBJECTS,
+    PAGES_MAX,
+    REQUEST_SECONDS_MAX,
+    NotCheckedError,
+    UserError,
+    answered,
+    refusal_of,
+)
 from kubectl_gpujob.listing import Listing, read_all
 
 
@@ -38,6 +46,12 @@ class Cluster(Protocol):
     def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]: ...
 
     def listing(self) -> Listing: ...
+
+    def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
+        """Why the API server would not take this GPUJob, "" if it would: a dry run, as strict as
+        kubectl's. Raises `NotCheckedError`.
+        """
+        ...
 
 
 class KubernetesCluster:
@@ -73,6 +87,27 @@ class KubernetesCluster:
     def listing(self) -> Listing:
         """Everything that decisions read."""
         return read_all(self._api.api_client)
+
+    def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            self._api.create_namespaced_custom_object(
+                group=GROUP,
+                version=VERSION,
+                namespace=namespace,
+                plural=GPUJOB.plural,
+                body=manifest,
+                dry_run="All",
+                field_validation="Strict",
+                _request_timeout=REQUEST_SECONDS_MAX,
+            )
+        except ApiException as error:
+            return refusal_of(cast("int", error.status), str(error.body or ""), namespace)
+        except HTTPError as error:
+            raise NotCheckedError(f"the API server cannot be reached: {error}") from None
+        return ""
 
     def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
         paging = {"limit": PAGE_OBJECTS, **({"_continue": token} if token else {})}

@@ -1,5 +1,8 @@
 """Errors for the person at the terminal, and the time limits of requests to the API server."""
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 from gpujob_api.meta import GROUP
@@ -7,10 +10,39 @@ from gpujob_api.meta import GROUP
 REQUEST_SECONDS_MAX = 30
 PAGE_OBJECTS = 500
 PAGES_MAX = 200
+# What the API server says before its reasons: the object, which is known here.
+_OBJECT = re.compile(
+    r'^[\w.]+ "[^"]*" is (invalid|forbidden): |^\w+ in version "\w+" cannot be handled as a \w+: '
+)
 
 
 class UserError(Exception):
     """An error that the user can act on. The text is the whole message."""
+
+
+class NotCheckedError(Exception):
+    """The API server was not asked, or did not say whether it would take an object."""
+
+
+def refusal_of(status: int, body: str, namespace: str) -> str:
+    """The API server's own words from its answer to a dry run; "" where only the name is in use.
+    Raises `NotCheckedError`.
+    """
+    try:
+        answer: object = json.loads(body)
+    except ValueError:
+        answer = {}
+    fields = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else {}
+    message = str(fields.get("message") or body or f"status {status}")
+    match status:
+        case 409:
+            return ""
+        case 403 if "cannot create resource" in message:
+            raise NotCheckedError(f"you may not create gpujobs in namespace {namespace}")
+        case 400 | 403 | 404 | 422:
+            return _OBJECT.sub("", message)
+        case _:
+            raise NotCheckedError(f"the API server answered {status} to a dry run: {message}")
 
 
 def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,13 +10,18 @@ from typing import Any, cast
 import yaml
 
 from gpujob_api.codec import FieldError, decode
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobSpec
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec
 from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
-from gpujob_api.meta import Metadata
+from gpujob_api.meta import GROUP, Metadata
 from gpujob_operator.decide.simulation.edits import Edits, MoreNodes
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.errors import NotCheckedError, UserError
+from kubectl_gpujob.strictness import refuse_missing_images, refuse_unknown_fields
 
+# Asks the API server about a GPUJob in a namespace: `Cluster.refusal`.
+Refusal = Callable[[Mapping[str, Any], str], str]
+# Jobs are in it whether there is a GPUQueue of the name or not.
+DEFAULT_QUEUE = "default"
 FILE_BYTES_MAX = 8 * 1024**2
 HORIZON_SECONDS_MAX = 30 * 86_400.0
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
@@ -53,12 +58,13 @@ def changes_of(
     add_nodes: Iterable[str] = (),
     without_nodes: Iterable[str] = (),
     quotas: Iterable[str] = (),
+    refusal: Refusal | None = None,
 ) -> Edits:
     """The requested edits. `queues` are the existing ones. Raises `UserError`."""
     jobs: list[GPUJob] = []
     changed = {}
     for path in files:
-        for noun in nouns_of(read_text(path), str(path), namespace):
+        for noun in nouns_of(read_text(path), str(path), namespace, refusal):
             if isinstance(noun, GPUJob):
                 jobs.append(noun)
             else:
@@ -75,37 +81,76 @@ def changes_of(
     )
 
 
-def nouns_of(text: str, name: str, namespace: str) -> list[GPUJob | GPUQueue]:
-    """The jobs and queues of a file with one or several documents. Raises `UserError`."""
+def nouns_of(
+    text: str, name: str, namespace: str, refusal: Refusal | None = None
+) -> list[GPUJob | GPUQueue]:
+    """The jobs and queues of a file with one or several documents; objects of other groups, such
+    as a job's claim, are passed over. `refusal` asks the API server. Raises `UserError`.
+    """
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except yaml.YAMLError as error:
         raise UserError(f"{name}: is not YAML: {error}") from None
-    if not documents:
-        raise UserError(f"{name}: is empty; it needs a GPUJob or a GPUQueue")
     found: list[GPUJob | GPUQueue] = []
     for number, document in enumerate(documents, 1):
         where = f"{name}, document {number}" if len(documents) > 1 else name
         try:
-            found.append(_noun(document, namespace))
+            noun = _noun(document, where, namespace, refusal)
         except FieldError as error:
             raise UserError(f"{where}: {error}") from None
+        if noun is not None:
+            found.append(noun)
+    if not found:
+        what = "has neither a GPUJob nor a GPUQueue" if documents else "is empty"
+        raise UserError(f"{name}: {what}; it needs a GPUJob or a GPUQueue")
     return found
 
 
-def _noun(document: object, namespace: str) -> GPUJob | GPUQueue:
+def _noun(
+    document: object, where: str, namespace: str, refusal: Refusal | None
+) -> GPUJob | GPUQueue | None:
+    """None for an object of another group."""
     if not isinstance(document, Mapping):
         raise FieldError("document", f"must be an object; got {type(document).__name__}")
-    kind = cast("Mapping[str, Any]", document).get("kind")
+    manifest = cast("Mapping[str, Any]", document)
+    kind, version = manifest.get("kind"), manifest.get("apiVersion")
     if kind == "GPUQueue":
-        return gpuqueue_from_manifest(document)
+        queue = gpuqueue_from_manifest(manifest)
+        refuse_unknown_fields(GPUQueueSpec, manifest)
+        return queue
     if kind != "GPUJob":
+        if isinstance(kind, str) and isinstance(version, str) and not _is_ours(version):
+            return None
         raise FieldError("kind", f"must be GPUJob or GPUQueue; got {kind!r}")
-    job = gpujob_from_manifest(document)
+    _ask(manifest, where, namespace, refusal)
+    job = gpujob_from_manifest(manifest)
+    refuse_unknown_fields(GPUJobSpec, manifest)
+    refuse_missing_images(job)
     return replace(
         job,
         metadata=replace(job.metadata, namespace=job.metadata.namespace or namespace),
     )
+
+
+def _is_ours(version: str) -> bool:
+    return version.partition("/")[0] == GROUP
+
+
+def _ask(manifest: Mapping[str, Any], where: str, namespace: str, refusal: Refusal | None) -> None:
+    """Raises `UserError` with the API server's own words. Where it cannot be asked, what is known
+    here is checked all the same.
+    """
+    if refusal is None:
+        return
+    metadata = manifest.get("metadata")
+    own = cast("Mapping[str, Any]", metadata).get("namespace") if metadata else None
+    try:
+        words = refusal(manifest, own if isinstance(own, str) and own else namespace)
+    except NotCheckedError as error:
+        sys.stderr.write(f"note: {where}: not checked by the API server: {error}\n")
+        return
+    if words:
+        raise UserError(f"{where}: {words}")
 
 
 def more_nodes(text: str) -> MoreNodes:
@@ -132,6 +177,24 @@ def with_quota(text: str, queues: Mapping[str, GPUQueue]) -> GPUQueue:
         return replace(queue, spec=_with_field(queue.spec, place, number))
     except FieldError as error:
         raise UserError(f"--quota {path}: {error.problem}") from None
+
+
+def refuse_unused_queues(
+    quotas: Iterable[str], queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]
+) -> None:
+    """A queue that is not there may be asked about if a job names it; else it is a typing error.
+    Raises `UserError`.
+    """
+    known = {DEFAULT_QUEUE, *(queue.metadata.name for queue in queues)}
+    used = {job.spec.queue for job in jobs}
+    for text in quotas:
+        name = text.partition(".")[0]
+        if name not in known | used:
+            existing = ", ".join(sorted(known))
+            raise UserError(
+                f"--quota {text}: GPUQueue {name!r} does not exist, and no job names it; "
+                f"existing queues: {existing}"
+            )
 
 
 def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GPUQueueSpec:

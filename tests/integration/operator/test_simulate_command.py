@@ -182,3 +182,31 @@ def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
     code, output, errors = simulate(stage, kubeconfig=stage.folder / "nowhere")
     assert (code, output) == (1, "")
     assert errors.startswith("error: no usable kubeconfig")
+
+
+def test_what_the_api_server_refuses_is_refused_with_its_words(stage: Stage) -> None:
+    """And asking writes nothing."""
+    before = versions(stage)
+    for number, (field, value, words) in enumerate(
+        (
+            ("gpuMemory", "1Gi", 'strict decoding error: unknown field "spec.gpuMemory"'),
+            ("priority", 10**7, "spec.priority: Invalid value: 10000000"),
+            ("sharing", {"mode": "Off"}, "spec.sharing.mode: Unsupported value"),
+        )
+    ):
+        path = job_file(stage, f"refused-{number}", **{field: value})
+        code, output, errors = simulate(stage, "-f", path)
+        assert (code, output) == (1, "")
+        assert errors.startswith(f"error: {path}: ")
+        assert words in errors
+        applied = stage.plane.kubectl(
+            *("apply", "-n", stage.namespace, "--dry-run=server", "-f", path), check=False
+        )
+        assert words in applied.stderr
+    path = job_file(stage, "template")
+    text = Path(path).read_text().replace("command:", "comand:")
+    Path(path).write_text(text)
+    unknown = 'unknown field "spec.template.spec.containers[0].comand"'
+    assert unknown in simulate(stage, "-f", path)[2]
+    assert simulate(stage, "-f", job_file(stage, "good"))[0] == 0
+    assert versions(stage) == before

@@ -20,7 +20,7 @@ from gpujob_operator.cycle import cycle_to_text
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.errors import NotCheckedError, UserError, refusal_of
 from kubectl_gpujob.question import changes_of, horizon_seconds, more_nodes, nouns_of, with_quota
 from tests.harness.builders import (
     after,
@@ -36,6 +36,7 @@ from tests.harness.builders import (
 )
 from tests.harness.cli_jobs import MemoryCluster
 from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest
+from tests.harness.repository import ROOT
 
 NOW = after(10)
 
@@ -346,3 +347,132 @@ def test_help_says_what_is_simulated() -> None:
     text = " ".join(invoke("--help").stdout.split())
     wanted: Sequence[str] = ("--add-nodes", "--without-node", "--quota", "--from", "Read-only")
     assert [one for one in wanted if one not in text] == []
+
+
+# -- what the API server would not take
+
+
+CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "first"}}
+
+
+def simulated(tmp_path: Path, *documents: dict[str, Any]) -> Result:
+    source = dump(tmp_path, one_busy_gpu())
+    return invoke("-f", str(job_file(tmp_path, *documents)), "--from", str(source), "-n", "team")
+
+
+def test_the_files_of_the_examples_can_be_asked_about(tmp_path: Path) -> None:
+    source = dump(tmp_path, make_snapshot())
+    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+        documents = list(yaml.safe_load_all(path.read_text()))
+        if any(one.get("kind") == "GPUJob" for one in documents if one):
+            result = invoke("-f", str(path), "--from", str(source), "-n", "team")
+            assert result.exit_code == 0, f"{path}: {result.exception}"
+
+
+def test_objects_of_other_groups_are_passed_over_and_ours_are_not(tmp_path: Path) -> None:
+    assert "team/new" in simulated(tmp_path, CLAIM, manifest("new")).stdout
+    alone = simulated(tmp_path, CLAIM)
+    assert "has neither a GPUJob nor a GPUQueue" in str(alone.exception)
+    for odd in ({"kind": "GPUJobs"}, {"apiVersion": "gpujob.dev/v1", "kind": "GpuJob"}, {"a": 1}):
+        assert "kind: must be GPUJob or GPUQueue" in str(simulated(tmp_path, odd).exception)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"gpuMemory": "1Gi"}, 'strict decoding error: unknown field "spec.gpuMemory"'),
+        ({"gpu": {"memmory": "1Gi"}}, 'strict decoding error: unknown field "spec.gpu.memmory"'),
+        ({"gpu": {"memory": "20"}}, "spec.gpu.memory: "),
+        (
+            {"template": {"sped": {}, "spec": {"containers": [{"name": "a", "image": "i"}]}}},
+            'unknown field "spec.template.sped"',
+        ),
+        (
+            {"template": {"spec": {"containers": [{"name": "worker"}]}}},
+            "spec.template.spec.containers[0].image: Required value",
+        ),
+    ],
+)
+def test_what_would_not_be_taken_is_not_simulated(
+    tmp_path: Path, spec: dict[str, Any], words: str
+) -> None:
+    result = simulated(tmp_path, manifest("new", **spec))
+    assert isinstance(result.exception, UserError)
+    assert words in str(result.exception)
+    assert not result.stdout
+
+
+def test_a_cluster_is_asked_and_its_words_are_shown(tmp_path: Path) -> None:
+    path = job_file(tmp_path, CLAIM, manifest("new"))
+    said = 'strict decoding error: unknown field "spec.template.spec.hostPID"'
+    cluster = MemoryCluster(namespace="team", refuses=said)
+    result = invoke("-f", str(path), cluster=cluster)
+    assert str(result.exception) == f"{path}, document 2: {said}"
+    assert "dry run of new in team" in cluster.asked
+
+
+def test_who_may_not_ask_it_is_told_so_and_gets_an_answer(tmp_path: Path) -> None:
+    words = "you may not create gpujobs in namespace team"
+    cluster = MemoryCluster(namespace="team", not_checked=words)
+    path = job_file(tmp_path, manifest("new"))
+    result = invoke("-f", str(path), cluster=cluster)
+    assert result.exit_code == 0, result.exception
+    assert f"note: {path}: not checked by the API server: {words}" in result.stderr
+    wrong = job_file(tmp_path, manifest("new", gpuMemory="1Gi"))
+    assert "spec.gpuMemory" in str(invoke("-f", str(wrong), cluster=cluster).exception)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "words"),
+    [
+        (
+            422,
+            'GPUJob.gpujob.dev "bad" is invalid: spec.workers: Invalid value: 0: too small',
+            "spec.workers: Invalid value: 0: too small",
+        ),
+        (
+            400,
+            'GPUJob in version "v1alpha1" cannot be handled as a GPUJob: strict decoding error: x',
+            "strict decoding error: x",
+        ),
+        (409, 'gpujobs.gpujob.dev "bad" already exists', ""),
+        (404, 'namespaces "nowhere" not found', 'namespaces "nowhere" not found'),
+        (
+            403,
+            'gpujobs.gpujob.dev "bad" is forbidden: exceeded quota: jobs',
+            "exceeded quota: jobs",
+        ),
+    ],
+)
+def test_an_answer_to_a_dry_run_is_told_without_the_object(
+    status: int, message: str, words: str
+) -> None:
+    assert refusal_of(status, json.dumps({"message": message}), "team") == words
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (
+            403,
+            '{"message": "gpujobs is forbidden: User x cannot create resource \\"gpujobs\\""}',
+        ),
+        (500, "upstream is away"),
+        (429, "[]"),
+    ],
+)
+def test_other_answers_say_nothing_of_the_object(status: int, body: str) -> None:
+    with pytest.raises(NotCheckedError):
+        refusal_of(status, body, "team")
+
+
+def test_quota_of_a_queue_that_is_not_there_is_refused_unless_a_job_names_it(
+    tmp_path: Path,
+) -> None:
+    source = dump(tmp_path, replace(one_busy_gpu(), queues=(make_queue("vision", gpus=4),)))
+    path = job_file(tmp_path, manifest("new", queue="text"))
+    asked = ("-f", str(path), "--from", str(source), "-n", "team", "--quota")
+    words = "GPUQueue 'visoin' does not exist, and no job names it; existing queues: default, "
+    assert words in str(invoke(*asked, "visoin.gpus=3").exception)
+    for known in ("vision.gpus=3", "default.gpus=3", "text.gpus=3"):
+        assert invoke(*asked, known).exit_code == 0

@@ -1,0 +1,43 @@
+"""What the API server refuses and the nouns pass over: fields that do not exist, and pods without
+an image. For files that the API server is not asked about.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.unknown_fields import unknown_paths
+
+_OBJECT = ("apiVersion", "kind", "metadata", "spec", "status")
+_TEMPLATE = ("metadata", "spec")
+_CONTAINERS = ("containers", "initContainers")
+
+
+def refuse_unknown_fields(spec_kind: type, manifest: Mapping[str, Any]) -> None:
+    """In the words of the API server. What is below the template's spec is the API server's to
+    know. Raises `FieldError`.
+    """
+    spec = _object(manifest.get("spec"))
+    unknown = [name for name in manifest if name not in _OBJECT]
+    unknown += unknown_paths(spec_kind, spec, "spec")
+    template = _object(spec.get("template"))
+    unknown += [f"spec.template.{name}" for name in template if name not in _TEMPLATE]
+    if unknown:
+        named = ", ".join(f'unknown field "{path}"' for path in sorted(unknown))
+        raise FieldError("strict decoding error", named)
+
+
+def refuse_missing_images(job: GPUJob) -> None:
+    """Raises `FieldError` as the API server refuses the pod."""
+    pod = _object(job.spec.template.get("spec"))
+    for kind in _CONTAINERS:
+        listed = pod.get(kind)
+        containers = cast("Sequence[object]", listed) if isinstance(listed, list | tuple) else ()
+        for index, container in enumerate(containers):
+            if not _object(container).get("image"):
+                raise FieldError(f"spec.template.spec.{kind}[{index}].image", "Required value")
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
