@@ -246,7 +246,7 @@ DECISIONS = (
     of_decide(
         "exit 0 is always the end",
         "lifecycle/done.py",
-        "    return not (outside_reason(pod) or _is_ended_by_node(pod, around))",
+        "    return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))",
         "    return True",
         "lifecycle/test_done.py",
     ),

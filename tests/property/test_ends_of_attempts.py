@@ -165,9 +165,10 @@ def test_only_what_was_done_succeeds_and_what_was_seen_to_be_done_does(data: st.
 
 def _shows_its_end(life: Life, pod: PodView, *, stops: bool) -> bool:
     """Whether the worker was done, and nothing speaks against it in this version. `stops`: the
-    attempt is being stopped, where a kubelet that shuts down may have ended it."""
+    attempt is being stopped, of which it may have heard, or a kubelet that shuts down ended it."""
     marked = pod.deletion_at is not None or pod.reason or pod.disruption
-    marked = marked or (stops and pod.phase is PodPhase.FAILED)
+    finishes = pod.termination is not None and pod.phase is not PodPhase.FAILED
+    marked = marked or (stops and not finishes)
     counted = pod.termination is not None and pod.termination.steps_total is not None
     proven = life.step >= STEPS and counted
     return pod.ended and life.is_done and (proven or not marked)

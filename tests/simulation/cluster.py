@@ -19,9 +19,12 @@ from tests.simulation.machines import Machine, PhysicalGPU
 from tests.simulation.node_objects import NodeObjects
 from tests.simulation.pod_starts import PodStarts
 from tests.simulation.pods import (
+    FINAL,
     SIDECAR,
+    disruption,
     has_sidecar,
     is_foreign,
+    is_marked,
     wanted_node,
     worker_ended,
     worker_status,
@@ -218,7 +221,7 @@ class Cluster:
         """The kubelet reports the end of a process, when it is connected again at the latest."""
         machine = worker.machine
         machine.workers.pop(worker.pod_uid, None)
-        if status["exitCode"] == EXIT_DONE:
+        if status["exitCode"] == EXIT_DONE and worker.is_done:
             self.done.add((worker.job_uid, worker.attempt, worker.rank))
         if machine.gone or not machine.powered:
             return
@@ -232,17 +235,45 @@ class Cluster:
             return
         ended = {**status, "finishedAt": machine.time(self.clock.moment)}
         containers = [worker_status({"terminated": ended})]
-        if has_sidecar(pod) and "deletionTimestamp" not in pod["metadata"]:
+        if has_sidecar(pod) and not is_marked(pod):
             # A container that knows nothing of the worker's end keeps the pod as it is.
             phase = "Running"
             containers.append({"name": SIDECAR, "state": {"running": {}}})
         said = {"reason": reason} if reason else {}
+        if pod["status"].get("reason") == "Evicted" and self.clock.random.random() < 0.5:
+            # Before Kubernetes 1.27 whatever its worker ended with, and after it where that failed.
+            phase = "Failed"
         pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers, **said})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
             # Often so soon that no decision comes between.
             seconds = max(0.0, self.clock.random.uniform(-0.5, 0.5))
             self.clock.after(seconds, lambda: self._remove(uid))
+
+    def evict_softly(self, worker: Worker, grace_seconds: float) -> None:
+        """The kubelet ends a pod for its node's sake: it says so first, then sends SIGTERM."""
+        pod = self.api.find(Kind.POD, worker.pod_uid)
+        machine = worker.machine
+        if pod is None or not machine.connected or worker.ended:
+            return
+        words = "The node was low on resource: ephemeral-storage."
+        told = {**disruption("TerminationByKubelet", words), "reason": "Evicted", "message": words}
+        self._pod_status(pod, told)
+        worker.terminate()
+        deadline = self.clock.moment + timedelta(seconds=grace_seconds)
+        self.clock.after(grace_seconds, lambda: worker.kill_if_asked(deadline))
+
+    def take_away(self, pod: Manifest, by: str, reason: str) -> None:
+        """Somebody of Kubernetes says why, and deletes the pod a moment later."""
+        self._pod_status(pod, disruption(reason, f"{by} ends it"))
+        seconds = self.clock.random.uniform(0.0, 0.5)
+        self.clock.after(seconds, lambda: self.delete_pod(pod, by))
+
+    def collect_finished(self) -> None:
+        """There are too many finished pods, or somebody tidies up."""
+        for pod in self.api.list(Kind.POD):
+            if pod["status"]["phase"] in FINAL and not is_foreign(pod):
+                self.api.remove(Kind.POD, pod["metadata"]["uid"], "pod-gc")
 
     def _remove(self, uid: str) -> None:
         if self.api.find(Kind.POD, uid) is not None:
@@ -377,7 +408,7 @@ class Cluster:
             return
         for pod in self.api.list(Kind.POD):
             if pod["spec"].get("nodeName") == machine.name:
-                self.delete_pod(pod, "taint-manager")
+                self.take_away(pod, "taint-manager", "DeletionByTaintManager")
 
     def reclaim(self, machine: Machine, notice_seconds: float) -> None:
         """A taint with the deadline, SIGTERM shortly before it, then the node is no more."""

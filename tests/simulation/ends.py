@@ -5,9 +5,9 @@ from collections.abc import Iterable, Set
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.report import Report
-from tests.simulation.api_server import Revision
-from tests.simulation.pods import worker_ended
+from gpujob_api.report import Report, WorkerPhase
+from tests.simulation.api_server import Manifest, Revision
+from tests.simulation.pods import is_marked, worker_ended
 
 # The UID of a job, and one of its attempts.
 Attempt = tuple[str, int]
@@ -27,19 +27,26 @@ class Ends:
         # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
         # or that ended just before an operator did.
         self._robbed: set[Attempt] = set()
-        # Attempts that were told to stop, and those of which a worker said that it left early.
+        # Attempts that were told to stop, and those of which a worker said that it was.
         self._stopped: set[Attempt] = set()
         self._left_early: set[Attempt] = set()
+        # Those of which a worker ended with 0 and left no report of its last step.
+        self._unproven: set[Attempt] = set()
+        # Those of which a worker was ended from outside, as its pod or its node shows.
+        self._asked: set[Attempt] = set()
+        self._leaving_nodes: set[str] = set()
         self._ended: set[str] = set()
         self._asked_to_go: set[str] = set()
 
     def is_known(self, attempt: Attempt) -> bool:
         """Whether an operator can know how the attempt ended.
 
-        After a stop it goes by the worker's own words: exit 0 before the last step is what a
-        trainer does that saves and leaves. One that lies about its steps harms its own job.
+        Exit 0 before the last step is what a script does that saves and leaves. So after a stop, or
+        an end from outside, it goes by the worker's report. One that lies about its steps harms its
+        own job.
         """
-        return attempt not in self._robbed | (self._stopped & self._left_early)
+        doubtful = (self._stopped | self._asked) & self._unproven
+        return attempt not in self._robbed | self._left_early | doubtful
 
     def done(self, attempt: Attempt) -> set[int]:
         """The ranks that ended with exit 0."""
@@ -53,6 +60,21 @@ class Ends:
         """The data were restored: how these attempts ended may be lost."""
         self._robbed.update(attempts)
 
+    def leaves(self, node: str) -> None:
+        """The node is about to go, and ends its processes itself."""
+        self._leaving_nodes.add(node)
+
+    def _note_end(self, pod: Manifest, attempt: Attempt, message: str) -> None:
+        report = _report_in(message)
+        steps = report.steps_total if report is not None else None
+        proven = report is not None and steps is not None and report.step >= steps > 0
+        if not proven:
+            self._unproven.add(attempt)
+        if report is not None and report.phase is WorkerPhase.DRAINING and not proven:
+            self._left_early.add(attempt)
+        if is_marked(pod) or pod["spec"].get("nodeName") in self._leaving_nodes:
+            self._asked.add(attempt)
+
     def note(self, revision: Revision, attempt: Attempt, job: GPUJob | None) -> None:
         """How the worker ended, and who took the pod away first, or its owner.
 
@@ -64,9 +86,9 @@ class Ends:
         if (ended := worker_ended(pod)) is not None:
             rank = int(pod["metadata"]["name"].rpartition("-")[2])
             self.exits[attempt][rank, uid] = ended["exitCode"]
+            if ended["exitCode"] == 0 and uid not in self._ended:
+                self._note_end(pod, attempt, ended.get("message", ""))
             self._ended.add(uid)
-            if ended["exitCode"] == 0 and _said_to_leave_early(ended.get("message", "")):
-                self._left_early.add(attempt)
         if not pod["metadata"].get("ownerReferences") and not _knows(job, uid):
             self._robbed.add(attempt)
         going = revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]
@@ -79,12 +101,11 @@ class Ends:
                 self._robbed.add(attempt)
 
 
-def _said_to_leave_early(message: str) -> bool:
+def _report_in(message: str) -> Report | None:
     try:
-        words = Report.from_text(message)
+        return Report.from_text(message)
     except FieldError:
-        return False
-    return words.steps_total is not None and words.step < words.steps_total
+        return None
 
 
 def _knows(job: GPUJob | None, pod_uid: str) -> bool:

@@ -11,6 +11,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine
 from tests.simulation.operator_shell import OperatorShell
+from tests.simulation.pods import is_foreign, is_live
 
 # Somebody reads what jobs say, and helps, until then.
 HELP_SECONDS = 6000.0
@@ -38,6 +39,9 @@ class Happenings:
             "restore": self._api.restore,
             "pod-deleted": self._delete_a_pod,
             "pod-evicted": self._evict_a_pod,
+            "pod-evicted-softly": self._evict_softly,
+            "pod-drained": self._drain_a_pod,
+            "finished-collected": self._collect_finished,
             "owner-lost": self._strip_owners,
             "collector-away": self._stop_collecting,
         }
@@ -78,6 +82,24 @@ class Happenings:
         running = [one for m in self._cluster.machines.values() for one in m.workers.values()]
         if running:
             self._clock.random.choice(running).evict()
+
+    def _evict_softly(self, seconds: float) -> None:
+        """Its kubelet runs short of something, and leaves it time to save."""
+        running = [one for m in self._cluster.machines.values() for one in m.workers.values()]
+        if running:
+            self._cluster.evict_softly(self._clock.random.choice(running), seconds)
+
+    def _drain_a_pod(self, _: float) -> None:
+        """By the eviction API, or by kube-scheduler for another pod."""
+        running = [pod for pod in self._api.list(Kind.POD) if is_live(pod) and not is_foreign(pod)]
+        if running:
+            by = self._clock.random.choice(
+                [("drain", "EvictionByEvictionAPI"), ("scheduler", "PreemptionByScheduler")]
+            )
+            self._cluster.take_away(self._clock.random.choice(running), *by)
+
+    def _collect_finished(self, _: float) -> None:
+        self._cluster.collect_finished()
 
     def _stop_collecting(self, _: float) -> None:
         self._cluster.collects = False

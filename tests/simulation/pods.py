@@ -33,6 +33,19 @@ def worker_status(state: dict[str, Any]) -> dict[str, Any]:
     return {"name": "worker", "state": state}
 
 
+def disruption(reason: str, message: str) -> dict[str, Any]:
+    """Of a pod's status: why it is ended from outside."""
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    return {"conditions": [condition | {"reason": reason, "message": message}]}
+
+
+def is_marked(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod shows that somebody ends it from outside."""
+    status = pod["status"]
+    told = any(one["type"] == "DisruptionTarget" for one in status.get("conditions") or ())
+    return told or status.get("reason") == "Evicted" or "deletionTimestamp" in pod["metadata"]
+
+
 def worker_ended(pod: Mapping[str, Any]) -> dict[str, Any] | None:
     """How the worker's container ended, whatever else still runs beside it."""
     for container in pod["status"].get("containerStatuses") or ():

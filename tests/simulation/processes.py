@@ -5,10 +5,10 @@ attempt is over, one whose GPUs its job gave back, one that outlives its pod, a 
 full.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Protocol
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.stop_reasons import MEMORY_CAP_EXCEEDED
 from gpujob_operator.observe.cache import Kind
@@ -50,11 +50,14 @@ class Processes:
         machines: Mapping[str, Machine],
         fail: Fail,
         jobs: Jobs,
+        done: Set[tuple[str, int, int]],
     ) -> None:
+        """`done`: the workers that took their last step: job UID, attempt and rank."""
         self._api = api
         self._machines = machines
         self._fail = fail
         self._jobs = jobs
+        self._done = done
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
         # Attempts that used more than their cap and a context.
@@ -141,6 +144,8 @@ class Processes:
             return
         uid = revision.object["metadata"]["uid"]
         job, before = self._jobs.job_now(uid), self._jobs.job_before(uid)
+        if job is not None and before is not None:
+            self._check_success(before, job)
         if job is None or before is None or not holds_gpus(before):
             return
         if job.status.stop != before.status.stop:
@@ -154,6 +159,16 @@ class Processes:
             if process.attempt == before.status.attempt and not excused:
                 text = f"{process.name} runs on, its job gave its GPUs back: {job.status.phase}"
                 self._fail("I3", text)
+
+    def _check_success(self, before: GPUJob, job: GPUJob) -> None:
+        """I15: no job Succeeded of which a worker had steps to take, whatever it ended with."""
+        if before.finished or job.status.phase is not JobPhase.SUCCEEDED:
+            return
+        workers = ((job.metadata.uid, job.status.attempt, n) for n in range(job.spec.workers))
+        left = [rank for uid, attempt, rank in workers if (uid, attempt, rank) not in self._done]
+        if left:
+            text = f"{job.metadata.key} Succeeded, attempt {job.status.attempt}"
+            self._fail("I15", f"{text}; of its ranks {left} were not done")
 
     def _check_stop_for_memory(self, job: GPUJob) -> None:
         """I15: who is stopped beyond its cap was beyond it, unless the agent of its node lied."""

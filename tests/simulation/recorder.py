@@ -5,6 +5,7 @@ It reads only what was committed and what the machines really did, never what an
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
@@ -85,6 +86,10 @@ class Recorder:
             if revision.type != "DELETED":
                 status = revision.object.get("status") or {}
                 self.read_gpus(revision.object["metadata"]["name"], status.get("gpus") or [])
+        elif revision.kind is Kind.NODE:
+            taints = revision.object.get("spec", {}).get("taints") or ()
+            if any(taint["key"] == TAINT_RECLAIM for taint in taints):
+                self._ends.leaves(revision.object["metadata"]["name"])
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
@@ -249,7 +254,7 @@ class Recorder:
         if not fits and stop.reason not in DEADLINE_OF_OTHERS:
             text = f"{name} {stop.reason}: {left:.0f} s of grace, its workers know of {told}"
             self._fail("I13", revision, text)
-        ended = any(self._ends.exits[job.metadata.uid, job.status.attempt].values())
+        ended = bool(self._ends.exits[job.metadata.uid, job.status.attempt])
         if stop.reason == "WorkerEnded" and not ended:
             self._fail("I15", revision, f"{name}: {stop.message}; no worker of it ended")
 

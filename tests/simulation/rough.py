@@ -24,6 +24,7 @@ from tests.simulation.workloads import (
     ANY_END,
     EVERY_ATTEMPT,
     NAMESPACES,
+    Farewell,
     NodePlan,
     Scenario,
     Submission,
@@ -41,6 +42,9 @@ REFUSAL_SHARE = 0.3
 BREAKING_SHARE = 0.1
 BEYOND_CAP_SHARE = 0.2
 RESTORE_SHARE = 0.1
+FAREWELL_SHARE = 0.4
+# What ends pods that scripts may outlive with an exit code of 0, and what takes the traces away.
+ENDS = ("pod-evicted-softly", "pod-evicted-softly", "pod-drained", "finished-collected")
 # Also beside one that has not been measured, of which nobody knows how busy it is.
 CLOSE: dict[str, Any] = {"mode": "Shared", "maxSlowdownPercent": 100}
 SMALL_CAP: dict[str, Any] = {"gpu": {"memory": "2Gi"}, "sharing": CLOSE}
@@ -102,6 +106,7 @@ def make_rough_scenario(seed: int) -> Scenario:
     submissions = (*plain.submissions, *more)
     submissions = _refused(seed, plain.nodes, submissions)
     submissions = (*submissions, *_breaking(seed), *_beyond_cap(seed))
+    submissions = _saying_farewell(seed, submissions)
     quotas = _quotas(seed, submissions, len(plain.impostors))
     made = Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
     return with_queues(seed, made)
@@ -131,6 +136,21 @@ def _refused(
             refusal = replace(refusal, reason=SCHEDULER_REASONS[seed % len(SCHEDULER_REASONS)])
         workload = replace(one.workload, refusal=refusal)
         found[number] = replace(one, workload=workload)
+    return tuple(found)
+
+
+def _saying_farewell(seed: int, submissions: tuple[Submission, ...]) -> tuple[Submission, ...]:
+    """Of some seeds, every other healthy job saves by itself when it is asked to end."""
+    random = Random(seed * 86_028_211 + 14)
+    if random.random() >= FAREWELL_SHARE:
+        return submissions
+    found: list[Submission] = []
+    for one in submissions:
+        says = random.choice(list(Farewell))
+        fits = one.workload.is_healthy and one.workload.lie is None
+        if fits and not one.workload.ignores_sigterm and random.random() < 0.5:
+            one = replace(one, workload=replace(one.workload, farewell=says))
+        found.append(one)
     return tuple(found)
 
 
@@ -203,6 +223,7 @@ def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
     return (
         clocks
         + _restores(seed)
+        + _ends(seed, nodes)
         + [
             Incident(
                 random.uniform(1, FAULTS_END_SECONDS - 100),
@@ -213,6 +234,19 @@ def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
             for _ in range(random.choice([0, 0, 1, 2, 4]))
         ]
     )
+
+
+def _ends(seed: int, nodes: list[str]) -> list[Incident]:
+    random = Random(seed * 86_028_221 + 15)
+    return [
+        Incident(
+            random.uniform(10, FAULTS_END_SECONDS - 100),
+            random.choice(ENDS),
+            random.choice(nodes),
+            random.choice([2.0, 30.0]),
+        )
+        for _ in range(random.choice([0, 1, 2, 4]))
+    ]
 
 
 def _restores(seed: int) -> list[Incident]:

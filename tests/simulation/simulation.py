@@ -89,7 +89,11 @@ class Simulation:
         )  # fmt: skip
         self.cluster.agents.sent = self.recorder.read_gpus
         self.processes = Processes(
-            self.api, self.cluster.machines, self.recorder.fail, self.recorder
+            self.api,
+            self.cluster.machines,
+            self.recorder.fail,
+            self.recorder,
+            self.cluster.done,
         )
         self.disks: dict[str, Disk] = {}
         self.happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)

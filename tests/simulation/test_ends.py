@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.report import WorkerPhase
 from gpujob_operator.decide.model.workers import with_pod_uids
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import make_job, make_pod, make_report, running
@@ -24,6 +25,7 @@ def pod_of(
     state = {"running": {}} if exit_code is None else {"terminated": ended}
     pod = {
         "metadata": {"name": "job-1-0", "uid": "pod-1", "ownerReferences": owners, **facts},
+        "spec": {"nodeName": "n0"},
         "status": {"phase": "Running", "containerStatuses": [{"name": "worker", "state": state}]},
     }
     return Revision(1, 0.0, Kind.POD, "MODIFIED", pod, pod, by, 0.0)
@@ -47,7 +49,11 @@ def test_an_end_that_a_kubelet_said_is_known() -> None:
     asked = pod_of("user", exit_code=None, deletionTimestamp=at)
     done = pod_of("kubelet", deletionTimestamp=at)
     assert not knows_after(asked, done)
-    assert knows_after(asked, done, sees_all=True), "no event was lost"
+    words = make_report(step=10, steps_total=10).to_text()
+    proven = pod_of("kubelet", deletionTimestamp=at, message=words)
+    assert not knows_after(asked, proven)
+    assert knows_after(asked, proven, sees_all=True), "no event was lost"
+    assert not knows_after(asked, done, sees_all=True), "it says nothing of its steps"
 
 
 def test_a_pod_that_lost_its_owner_is_known_by_the_jobs_status_alone() -> None:
@@ -64,7 +70,29 @@ def test_after_a_stop_a_worker_is_believed_that_it_left_early(
     words = make_report(step=step, steps_total=10).to_text()
     known = knows_after(pod_of("kubelet", message=words), was_stopped=was_stopped)
     assert known is not (was_stopped and step < 10)
-    assert knows_after(pod_of("kubelet", message="what"), was_stopped=was_stopped)
+    assert (
+        knows_after(pod_of("kubelet", message="what"), was_stopped=was_stopped) is not was_stopped
+    )
+
+
+def test_a_worker_that_heard_a_signal_is_believed() -> None:
+    words = make_report(step=7, steps_total=10, phase=WorkerPhase.DRAINING).to_text()
+    assert not knows_after(pod_of("kubelet", message=words))
+
+
+@pytest.mark.parametrize("step", [7, 10])
+def test_a_worker_that_was_ended_from_outside_is_done_at_its_last_step_alone(step: int) -> None:
+    words = make_report(step=step, steps_total=10, phase=WorkerPhase.FINISHED).to_text()
+    told = pod_of("kubelet", message=words)
+    told.object["status"]["reason"] = "Evicted"
+    assert knows_after(told) is (step == 10)
+
+
+def test_a_node_that_goes_ends_what_nobody_deletes() -> None:
+    ends = Ends({"operator"}, sees_all=True)
+    ends.leaves("n0")
+    ends.note(pod_of("kubelet"), ATTEMPT, JOB)
+    assert not ends.is_known(ATTEMPT)
 
 
 def test_a_worker_that_is_done_stays_done_whatever_a_second_pod_of_it_does() -> None:

@@ -53,6 +53,8 @@ class _Scene:
     late: set[str] = field(default_factory=set[str])
     # Those among them that the leader found.
     found: set[str] = field(default_factory=set[str])
+    # Workers that took their last step.
+    done: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
     _before: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class _Scene:
         machines = {"n0": self.machine}
         self.api.recorders.append(self._note)
         self.processes = Processes(
-            self.api, machines, lambda what, _: self.broken.append(what), self
+            self.api, machines, lambda what, _: self.broken.append(what), self, self.done
         )
 
     def _note(self, revision: Revision) -> None:
@@ -236,3 +238,14 @@ def test_a_gpu_that_somebody_else_made_full(scene: _Scene) -> None:
     scene.machine.workers.clear()
     scene.processes.gpu_is_full(worker, GPU, 13 * GIB)
     assert scene.broken == []
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_no_job_succeeded_that_was_not_done(scene: _Scene, *, done: bool) -> None:
+    """I15: whatever its worker ended with."""
+    job = running(make_job(), ("n0", (GPU,)))
+    scene.put(job)
+    if done:
+        scene.done.add((job.metadata.uid, 1, 0))
+    scene.put(with_status(job, phase=JobPhase.SUCCEEDED))
+    assert scene.broken == ([] if done else ["I15"])

@@ -104,3 +104,4 @@ def test_the_others_of_a_gang_do_not_wait_for_one_that_was_done(*, operator_kill
     assert not scene.result.violations, "\n".join(map(str, scene.result.violations))
     assert scene.removed
     assert scene.result.ends == {"team/job": "Succeeded"}
+    assert scene.result.attempts == {"team/job": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +27,7 @@ from gpujob_api.settings import (
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from tests.harness.builders import MODEL
 from tests.simulation.lies import WorkerLie, twisted
+from tests.simulation.workloads import Farewell
 
 if TYPE_CHECKING:
     from tests.simulation.api_server import Manifest
@@ -113,6 +114,8 @@ class Worker:
         self._step = float(self._resumed)
         self._sequence = 0
         self._draining = False
+        # By an operator, which its library heard: not by a signal that the script took.
+        self._told = False
         self.ended = False
         self.sigterm_at: float | None = None
         self.begun = False
@@ -125,6 +128,11 @@ class Worker:
     @property
     def lie(self) -> WorkerLie | None:
         return self._workload.lie
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it took its last step, whatever it says."""
+        return self._step >= self._workload.steps
 
     @property
     def utilization(self) -> float:
@@ -287,6 +295,7 @@ class Worker:
         if stop is not None and stop.reason == STOP_ATTEMPT_OVER and not self.begun:
             self._end(EXIT_INTERRUPTED_UNSAVED)
         elif stop is not None and not self._workload.ignores_sigterm:
+            self._told = True
             self._drain()
         elif not self.begun and not self._draining:
             self._begin()
@@ -308,6 +317,9 @@ class Worker:
         if self.ended:
             return
         saved = self._step > 0 and self._commit(int(self._step))
+        if self._workload.farewell is not None:
+            self._end(EXIT_DONE)
+            return
         self._end(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
 
     def kill_if_asked(self, deadline: datetime) -> None:
@@ -315,6 +327,15 @@ class Worker:
         if not self.ended and self._clock.moment >= deadline:
             self.ended = True
             self._cluster.ended(self, {"exitCode": 137, "reason": "Error"}, "Failed")
+
+    def _last_report(self, failure: Failure | None) -> Report | None:
+        farewell = self._workload.farewell if self._draining else None
+        if self._workload.is_silent or farewell is Farewell.NOTHING:
+            return None
+        drains = farewell is Farewell.DRAINING or (farewell is not None and self._told)
+        phase = WorkerPhase.DRAINING if drains else WorkerPhase.FINISHED
+        report = self.report_now(phase, failure)
+        return replace(report, steps_total=None) if farewell is Farewell.FINISHED else report
 
     def evict(self) -> None:
         """The kubelet ends it for want of room on its node's disk."""
@@ -349,7 +370,7 @@ class Worker:
         status: dict[str, object] = {"exitCode": exit_code, "reason": reason}
         if self._workload.final_text:
             status["message"] = self._workload.final_text
-        elif not self._workload.is_silent:
-            status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
+        elif (last := self._last_report(failure)) is not None:
+            status["message"] = last.termination_message()
         phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"
         self._cluster.ended(self, status, phase)

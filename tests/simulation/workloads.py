@@ -1,6 +1,7 @@
 """What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from random import Random
 from typing import Any
 
@@ -21,6 +22,18 @@ NAMESPACES = (NAMESPACE, OTHER_NAMESPACE)
 ANY_END = "any"
 FIRST_ATTEMPTS = 1
 EVERY_ATTEMPT = 1000
+
+
+class Farewell(Enum):
+    """What a script says that saves by itself when it is asked to end, and ends with 0."""
+
+    NOTHING = "nothing"
+    # A clean end, in a loop whose steps nobody can count.
+    FINISHED = "finished"
+    # A clean end before its last step.
+    COUNTED = "counted"
+    # That it was asked to end.
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class Workload:
     # The driver tells of this error when an attempt fails.
     failing_xid: int = 0
     ignores_sigterm: bool = False
+    # It handles SIGTERM itself, and ends with 0.
+    farewell: Farewell | None = None
     is_silent: bool = False
     # Where its volume can be used, by node; empty: everywhere.
     volume_nodes: tuple[str, ...] = ()

@@ -119,10 +119,11 @@ def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int) -> None:
     assert ended(exit_code, job=stopped(reason)).end is AttemptEnd.INTERRUPTED
 
 
-def test_exit_zero_without_a_word_is_the_end_unless_its_node_goes() -> None:
-    """A node that goes sends SIGTERM to pods that nobody deletes."""
-    assert ended(0, job=stopped("Suspended")).end is AttemptEnd.SUCCEEDED
-    assert ended(0, job=stopped("NodeReclaimed")).end is AttemptEnd.INTERRUPTED
+@pytest.mark.parametrize("reason", ["Suspended", "NodeReclaimed"])
+def test_exit_zero_without_a_word_is_no_end_of_an_attempt_that_is_stopped(reason: str) -> None:
+    """It may have heard of it: by the reply to a report, or by a node that goes."""
+    assert ended(0, job=stopped(reason)).end is AttemptEnd.INTERRUPTED
+    assert ended(0).end is AttemptEnd.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,6 @@ def test_a_launcher_whose_workers_left_as_asked_was_interrupted() -> None:
 def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -> None:
     job = stopped("Preempted")
     assert ended(0, job=job, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED
-    assert ended(0, job=job).end is AttemptEnd.SUCCEEDED
     assert ended(0, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED, "by whomever"
     gang = running(make_job(workers=2), *GANG, stop=StopReason("Suspended", "x", after(30)))
     done = make_pod(gang, 0, exit_code=0, termination=make_report(phase=WorkerPhase.FINISHED))

@@ -92,7 +92,7 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
     if pod.reason == OOM_KILLED and (words is None or words.phase is not WorkerPhase.FINISHED):
         # Of its processes not the first, which went on, as a shell does.
         return False
-    return not (outside_reason(pod) or _is_ended_by_node(pod, around))
+    return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))
 
 
 def _last_report(pod: PodView, around: Circumstances) -> Report | None:
@@ -107,14 +107,18 @@ def _made_last_step(words: Report) -> bool:
     return words.steps_total is not None and words.step >= words.steps_total > 0
 
 
-def _is_ended_by_node(pod: PodView, around: Circumstances) -> bool:
+def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:
     """A node that goes sends SIGTERM to all processes, and its kubelet may have had no time to say
-    so. A pod that is stopped and has failed although its worker ended with 0 was ended as well."""
+    so. The stop of an attempt comes with the reply to a report too, before any pod is deleted: a
+    worker that does not say that it finished may have heard of it. A pod that has failed although
+    its worker ended with 0 was ended by its kubelet."""
     rule = rule_of(around.stop)
     if rule.bounds_grace or pod.node in around.leaving_nodes:
         return True
-    stopped = around.stop is not None and not rule.worker_ended_first
-    return stopped and pod.phase is PodPhase.FAILED
+    if around.stop is None or rule.worker_ended_first:
+        return False
+    finished = words is not None and words.phase is WorkerPhase.FINISHED
+    return pod.phase is PodPhase.FAILED or not finished
 
 
 def known_done(job: GPUJob, pods: Iterable[PodView], around: Circumstances) -> Set[int]:
