@@ -21,7 +21,6 @@ from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.put_back import PutBack, deep_calls
 from gpujob_worker.resume.script_values import Baseline, ScriptValues
-from gpujob_worker.resume.tensor_memory import structure_of
 
 NAME = "train_of_test"
 # At the beginning of each script.
@@ -76,7 +75,8 @@ class MadeAgain:
     def see(self, variables: dict[str, Any]) -> None:
         """Before the first step."""
         made = made_in(variables)
-        self.baseline.structures.update({id(each): structure_of(each) for each in made})
+        for each in made:
+            self.baseline.sees_structure(each)
         values = ScriptValues(made, self.baseline, first=True)
         for name, value in own(variables).items():
             try:

@@ -50,7 +50,7 @@ def loader_refusal(loader: Any) -> str | None:
     name = _draws_as_it_goes(loader.sampler if batches is None else batches)
     if name is not None:
         return f"its {name} may draw random numbers from batch to batch"
-    return _sample_refusal(loader)
+    return reading_refusal(loader)
 
 
 def own_draws_refusal(loader: Any) -> str:
@@ -118,7 +118,8 @@ def _inner(sampler: Any) -> Any:
     return next((one for one in inner if one is not None), None)
 
 
-def _sample_refusal(loader: Any) -> str | None:
+def reading_refusal(loader: Any) -> str | None:
+    """Why reading samples elsewhere is not the same; reads a few and puts back what it drew."""
     dataset = loader.dataset
     opened = open_file(dataset)
     if opened is not None:

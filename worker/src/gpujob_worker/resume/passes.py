@@ -20,8 +20,10 @@ from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.resume.persistent_workers import is_begun
 from gpujob_worker.resume.random_numbers import Generators, random_state, restore_random
 from gpujob_worker.resume.script_source import is_script_file
+from gpujob_worker.resume.value_kinds import is_of_script
 
 # Batches that a wrapper may have fetched ahead.
 IN_FLIGHT_MAX = 8
@@ -55,6 +57,8 @@ class Pass:
         # The frame of the script, and its line, in which the pass began.
         # Another library than those that hand on batch for batch, through which it began.
         self._site, self.through = _script_site()
+        # Whether the worker processes were there before.
+        self._is_again = is_begun(loader)
         # By which a resumed pass began later.
         self.skipped = 0
         self._start = self.now()
@@ -71,6 +75,12 @@ class Pass:
     def consumed(self) -> int:
         """Batches that the loop around the loader has had."""
         return self.fetched - (0 if self.ended else int(getattr(self.loader, AHEAD, 0)))
+
+    @property
+    def own_sampler(self) -> str | None:
+        """The class of a sampler of the script's own: it may keep what a new iterator changes."""
+        orders = (self.loader.sampler, self.loader.batch_sampler)
+        return next((type(each).__name__ for each in orders if is_of_script(type(each))), None)
 
     def is_of(self, frame: FrameType, lines: range) -> bool:
         """Whether the pass began in one of the lines, in this call of the function."""
@@ -92,6 +102,7 @@ class Pass:
             "first": self._first,
             "epochs": self._generators.epochs(),
             "consumed": consumed,
+            "again": self._is_again,
             "in_flight": before[len(before) - flying :],
             "now": self.now(),
         }
@@ -146,7 +157,7 @@ class Pass:
 def at_boundary(loader: Any) -> dict[str, Any]:
     """The state between two passes over the loader: the next one has not begun."""
     now = {"random": random_state(), "generators": Generators(loader).states()}
-    return {"consumed": 0, "now": now}
+    return {"consumed": 0, "now": now, "again": is_begun(loader)}
 
 
 class Passes:
@@ -204,6 +215,9 @@ class Passes:
     def _at_place(self, loader: Any, saved: dict[str, Any] | None) -> tuple[Any, Pass]:
         """A new iterator and its pass, at its beginning or where a saved one was."""
         whole = saved is not None and not saved["consumed"]
+        if saved is not None and saved.get("again") and not is_begun(loader):
+            # A first pass draws what the later ones do not.
+            self._plain_iter(loader)
         if saved is not None:
             # `start` has the state in which the order of a pass that has begun was drawn.
             place = saved["now"] if whole and "start" not in saved else saved["start"]
@@ -258,6 +272,10 @@ class Passes:
         for iterator, state in zip(here, saved, strict=False):
             self.bring_one_back(iterator, state).past = state["consumed"]
         self._awaited = list(saved[len(here) :])
+
+    def begin_workers(self, loader: Any) -> None:
+        """Makes the worker processes that a loader had, outside of any pass."""
+        self._plain_iter(loader)
 
     def awaits_none(self) -> bool:
         """Forgets the passes that have not begun; whether all had."""

@@ -11,7 +11,7 @@ on: such a script is not saved, and an interruption starts it from the beginning
 
 import functools
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -64,6 +64,10 @@ class PlainScript:
         self._order: Order | None = None
         self._place: Place | None = None
         self._looked = self._refused = self._judged = self._asks_others = False
+        # Loops without steps, at whose turns the script could not be saved.
+        self._hopeless: set[tuple[CodeType, int]] = set()
+        # Whether gradients were added at the place since the last step.
+        self._in_step = False
         # Backward passes when the last step ended: more were made since where a step is under way.
         self._passes_at_step = 0
         # Why the last attempt to save failed.
@@ -255,7 +259,9 @@ class PlainScript:
         if self._refused:
             return True
         in_step = self._session.state.backward_passes != self._passes_at_step
-        if in_step or self._unmodified.saved_to_leave:
+        if self._unmodified.saved_to_leave or (in_step and self._state.loops.is_innermost(frame)):
+            # Around the innermost loop a step may be under way in each turn: an epoch whose last
+            # batches are too few for one.
             return False
         try:
             place = Place(frame, self._unmodified.passes)
@@ -263,12 +269,14 @@ class PlainScript:
             if why is not None:
                 raise NoPlaceError(why)
             place.saved()
+            if not self._is_worth_trying(frame, place):
+                return False
         except NoPlaceError as error:
             # A loop around it may still have places.
             if self._state.loops.begins_turn(frame):
                 self._refuse(str(error))
             return self._refused
-        self._place = place
+        self._place, self._in_step = place, in_step
         try:
             self._carry_out()
         finally:
@@ -278,6 +286,22 @@ class PlainScript:
         # What follows the loop is the next attempt's: it may write files.
         self._watch.keep_to(place.functions, lambda: self._unmodified.carry_out(Order.STOP))
         return False
+
+    def _is_worth_trying(self, frame: FrameType, place: Place) -> bool:
+        """In a loop without steps, such as one over the results at a script's end, what cannot be
+        saved is waited out.
+        """
+        if self._state.loops.makes_steps(frame):
+            return True
+        loop = frame.f_code, frame.f_lineno
+        if loop in self._hopeless:
+            return False
+        try:
+            encode_tree(self._state.read(place))
+        except CheckpointError:
+            self._hopeless.add(loop)
+            return False
+        return True
 
     def _carry_out(self) -> None:
         if not self._judged:
@@ -293,7 +317,7 @@ class PlainScript:
         self._judged = True
         assert self._place is not None
         try:
-            encode_tree(self._state.read(self._place))
+            encode_tree(self._state.read(self._place, in_step=self._in_step))
         except CheckpointError as error:
             self._refuse(str(error))
             return
@@ -310,10 +334,13 @@ class PlainScript:
         if self._place is None:
             raise UnsavableError("the script is not at the beginning of a turn")
         try:
-            body = self._state.read(self._place)
+            body = self._state.read(self._place, in_step=self._in_step)
         except UnsavableError as error:
             self._unsavable = str(error)
+            self._session.state.protected(Protection.FROM_BEGINNING, self._unsavable)
             raise
+        loss = self._session.state.since_step
+        body["loss"] = None if loss is None else loss.detach()
         store, gang = self._unmodified.store, self._unmodified.gang
         if store is not None and (gang is None or gang.rank == 0):
             self._state.note_loops(self._place, store.directory)
@@ -342,7 +369,8 @@ class PlainScript:
         unmodified.adopts(loaded)
         self._session.explanation.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
 
-    def _arrived(self, what: str) -> None:
+    def _arrived(self, what: str, loss: Any) -> None:
+        self._session.state.since_step = loss
         step, store = self._unmodified.loaded_step, self._unmodified.store
         assert store is not None
         (store.directory / FAILED_FILE).unlink(missing_ok=True)

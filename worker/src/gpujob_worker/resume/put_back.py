@@ -24,6 +24,7 @@ from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.halted import HaltedAgain
 from gpujob_worker.resume.passes import Passes, pass_of
+from gpujob_worker.resume.persistent_workers import is_begun
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
     array_at,
@@ -532,6 +533,8 @@ class PutBack:
         self._is(index, existing)
         loader: Any = existing
         of = Generators(loader)
+        if node["begun"] and not is_begun(loader):
+            self._passes.begin_workers(loader)
         of.restore(node["generators"])
         of.tell_epochs(node["epochs"])
         held = (loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn)

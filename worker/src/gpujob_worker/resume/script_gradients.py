@@ -43,20 +43,20 @@ class ScriptGradients:
         self._steps[optimizer] = min(STEPS_SEEN_MIN, self._steps.get(optimizer, 0) + 1)
         self._cleared.discard(optimizer)
 
-    def saved(self, made: Sequence[Any]) -> list[Any]:
+    def saved(self, made: Sequence[Any], *, in_step: bool = False) -> list[Any]:
         """The gradients that matter: the optimizer's number, its group, the place in it; or the
-        module's number and the parameter's name.
+        module's number and the parameter's name. `in_step`: some are of the next step.
         """
-        return [*_unstepped(made), *self._of_optimizers(made)]
+        return [*_unstepped(made), *self._of_optimizers(made, in_step)]
 
-    def _of_optimizers(self, made: Sequence[Any]) -> list[Any]:
+    def _of_optimizers(self, made: Sequence[Any], in_step: bool) -> list[Any]:
         known = all(steps >= STEPS_SEEN_MIN for steps in self._steps.values())
-        if known and not self._kept:
+        if known and not self._kept and not in_step:
             return []
         return [
             (number, at, place, tensor.grad)
             for number, at, place, tensor in _stepped(made)
-            if tensor.grad is not None and made[number] not in self._cleared
+            if tensor.grad is not None and (in_step or made[number] not in self._cleared)
         ]
 
     def restore(self, made: Sequence[Any], saved: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Models, optimizers, schedulers and loss scalers of a script, in the order they were made."""
+"""Models, optimizers, schedulers, loss scalers and loaders of a script, as they were made."""
 
 import copy
 import functools
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.made_at import MadeAt, made_at
@@ -34,6 +35,7 @@ class ScriptObjects:
         schedulers = torch.optim.lr_scheduler.LRScheduler
         for kind in (torch.nn.Module, torch.optim.Optimizer, schedulers, torch.amp.GradScaler):
             _after(kind, "__init__", self._add)
+        _after(DataLoader, "__init__", self._add)
         # A copy is not made by `__init__`: an average of the weights, a model of an earlier step.
         _after(torch.nn.Module, "__setstate__", self._add)
 
@@ -56,12 +58,13 @@ class ScriptObjects:
         made, lost = [], []
         for found in self.all():
             (lost if self._made[id(found)][1].is_lost(functions) else made).append(found)
+        loaders = [found for found in self._alive() if isinstance(found, DataLoader)]
+        lost += [found for found in loaders if self._made[id(found)][1].is_lost(functions)]
         return made, lost
 
     def all(self) -> list[Any]:
-        """Modules that are in no other one, if they have a state, and all others."""
-        references = [reference for reference, _ in list(self._made.values())]
-        made = [found for found in (one() for one in references) if found is not None]
+        """What has a state of its own: modules that are in no other one, and all but loaders."""
+        made = [found for found in self._alive() if not isinstance(found, DataLoader)]
         modules = [found for found in made if isinstance(found, torch.nn.Module)]
         inner = {id(part) for module in modules for part in module.modules() if part is not module}
         return [
@@ -70,6 +73,10 @@ class ScriptObjects:
             if not isinstance(found, torch.nn.Module)
             or (id(found) not in inner and len(found.state_dict()))
         ]
+
+    def _alive(self) -> list[Any]:
+        references = [reference for reference, _ in list(self._made.values())]
+        return [found for found in (one() for one in references) if found is not None]
 
     def spread(self) -> str | None:
         """Why the part that this process has of them cannot be saved; None where it can."""

@@ -22,7 +22,6 @@ from gpujob_worker.resume.loop_items import NoPlaceError as NoPlaceError
 from gpujob_worker.resume.passes import Pass, Passes
 from gpujob_worker.resume.script_names import value_of
 from gpujob_worker.resume.script_source import Loop, call_at, is_script_file, loops_around
-from gpujob_worker.resume.value_kinds import is_of_script
 
 # Functions that call one another on the way to the loop.
 FRAMES_MAX = 100
@@ -268,11 +267,10 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
     if not all(record.is_of_early_data for record in passes):
         raise NoPlaceError("the data of its loop were made while it trained")
     for record in passes:
-        orders = (record.loader.sampler, record.loader.batch_sampler)
-        own = next((type(each) for each in orders if is_of_script(type(each))), None)
-        if own is not None:
+        if record.own_sampler is not None:
             # A new iterator would ask it for another order.
-            raise NoPlaceError(f"{own.__name__} of the script may draw the order of a pass anew")
+            why = f"{record.own_sampler} of the script may draw the order of a pass anew"
+            raise NoPlaceError(why)
     try:
         states = [record.state(done) for record in passes]
     except ValueError as error:

@@ -17,7 +17,8 @@ from gpujob_worker.resume.way_back import NotReachedError, WayBack
 class ScriptReturn:
     """`look` is called before each loop, and says once to what there is to come back.
 
-    `arrived` is called with all put back but random numbers; `gives_up` with why the script cannot
+    `arrived` is called with all put back but random numbers, with a text and the loss of the
+    passes since the last step; `gives_up` with why the script cannot
     come back, and does not return.
     """
 
@@ -26,7 +27,7 @@ class ScriptReturn:
         state: ScriptState,
         passes: Passes,
         look: Callable[[], None],
-        arrived: Callable[[str], None],
+        arrived: Callable[[str, Any], None],
         gives_up: Callable[[str], NoReturn],
     ) -> None:
         self._state, self._passes = state, passes
@@ -97,6 +98,7 @@ class ScriptReturn:
         objects, values = len(body["objects"]), len(body["values"]["nodes"])
         self._arrived(
             f"{objects} objects, {values} values of its variables, order and random numbers are put"
-            " back"
+            " back",
+            body["loss"],
         )
         restore_random(body["random"])

@@ -24,7 +24,7 @@ from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.value_kinds import is_of_script
 
-FORMAT = 2
+FORMAT = 3
 
 
 class ScriptState:
@@ -49,17 +49,19 @@ class ScriptState:
     def holds_files(self) -> bool:
         return self._holds
 
-    def read(self, place: Place) -> dict[str, Any]:
-        """Plain values and tensors: those of the script, not copies. Raises `UnsavableError`."""
+    def read(self, place: Place, *, in_step: bool = False) -> dict[str, Any]:
+        """Plain values and tensors: those of the script, not copies. `in_step`: there are gradients
+        of the next step. Raises `UnsavableError`.
+        """
         try:
-            return self._read(place)
+            return self._read(place, in_step)
         except (UnsavableError, MemoryError):
             raise
         except Exception as error:  # whatever the script's objects raise
             text = f"its state cannot be read: {type(error).__name__}: {error}"
             raise UnsavableError(text[:500]) from error
 
-    def _read(self, place: Place) -> dict[str, Any]:
+    def _read(self, place: Place, in_step: bool) -> dict[str, Any]:
         beside = _beside()
         if beside is not None:
             raise UnsavableError(beside)
@@ -78,7 +80,7 @@ class ScriptState:
             "over": self.loops.ended(place.functions),
             "objects": self.objects.states(made),
             "values": self.variables.read(place.functions, made, lost),
-            "gradients": self.gradients.saved(made),
+            "gradients": self.gradients.saved(made, in_step=in_step),
             "random": random_state(),
             "files": self.files.snapshot(),
         }

@@ -31,6 +31,7 @@ from torch.utils.data.dataloader import (
 from gpujob_worker.checkpoint.errors import UnsavableError
 from gpujob_worker.resume.halted import described
 from gpujob_worker.resume.passes import Passes, pass_of
+from gpujob_worker.resume.persistent_workers import is_begun, memory_refusal
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
     address_key,
@@ -93,7 +94,17 @@ class Baseline:
         self.names: dict[tuple[str, str], int] = {}
         # What cannot be made again: where it was, and what.
         self.made: set[tuple[str, str]] = set()
-        self.structures: dict[int, Any] = {}
+        # Others get the identity of what is gone.
+        self._structures: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def sees_structure(self, made: Any) -> None:
+        self._structures[id(made)] = weakref.ref(made), structure_of(made)
+
+    def has_other_structure(self, made: Any) -> bool:
+        """Whether it is known, and was made of other parts."""
+        reference, before = self._structures.get(id(made), (None, None))
+        known = reference is not None and reference() is made
+        return known and structure_of(made) != before
 
     def sees_memory(self, key: int, path: str, content: Any) -> None:
         digest, paths = self._memory.get(key) or (digest_of(content), set[str]())
@@ -514,7 +525,15 @@ class ScriptValues:
 
     def _loader(self, value: Any, path: str) -> dict[str, Any]:
         of = Generators(value)
-        described = {KIND: "loader", "generators": of.states(), "epochs": of.epochs()}
+        why = memory_refusal(value)
+        if why is not None:
+            raise UnsavableError(f"{path}: {why}")
+        described: dict[str, Any] = {
+            KIND: "loader",
+            "generators": of.states(),
+            "epochs": of.epochs(),
+            "begun": is_begun(value),
+        }
         if self._first and isinstance(value.dataset, torch.utils.data.TensorDataset):
             return described
         held = (value.dataset, value.sampler, value.batch_sampler, value.collate_fn)
@@ -555,6 +574,9 @@ class ScriptValues:
         record = pass_of(value)
         if record is None or record.loader is None:
             raise UnsavableError(f"{path} is an iterator of a loader that is gone")
+        own = record.own_sampler
+        if own is not None:
+            raise UnsavableError(f"{path}: {own} of the script may draw the order of a pass anew")
         loader = self.encode(record.loader, f"{path}'s loader")
         return {KIND: "iterator", "pass": record.state(record.fetched), "loader": loader}
 
@@ -605,8 +627,7 @@ class ScriptValues:
     def structures(self, made: Sequence[Any]) -> None:
         """Raises `UnsavableError` for one that got other parts than a resume gives it."""
         for each in made:
-            structure = structure_of(each)
-            if self._baseline.structures.get(id(each), structure) != structure:
+            if self._baseline.has_other_structure(each):
                 raise UnsavableError(
                     f"{_kind_name(each)} got other parts or parameters while the script trained"
                 )

@@ -15,7 +15,6 @@ from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
 from gpujob_worker.resume.script_values import Baseline, ScriptValues
-from gpujob_worker.resume.tensor_memory import structure_of
 
 # Reasons that are reported, of an inexact resume that the user asked for.
 _LEFT_MAX = 5
@@ -43,7 +42,8 @@ class ScriptVariables:
 
     def _see(self, functions: Sequence[At]) -> None:
         made = self._objects.all()
-        self._baseline.structures.update({id(each): structure_of(each) for each in made})
+        for each in made:
+            self._baseline.sees_structure(each)
         values = ScriptValues(made, self._baseline, first=True)
         for scope, names in self._scopes(functions, all_names=True):
             for name, value in names.items():

@@ -132,6 +132,16 @@ class TrainingLoops:
             return False
         return len(loops) == 1 and begins_turn(frame, loops)
 
+    def is_innermost(self, frame: FrameType) -> bool:
+        """Whether the loop whose turn begins there is the one in which the last step was made, and
+        not one around it.
+        """
+        return bool(self._nested) and self._nested[-1][2] == _key_at(frame)
+
+    def makes_steps(self, frame: FrameType) -> bool:
+        """Whether the last step was made in the loop whose turn begins there."""
+        return _key_at(frame) in (key for _, _, key, _ in self._nested)
+
     def ended(self, functions: Sequence[At]) -> list[dict[str, Any]]:
         """Those that are over. Raises `UnsavableError` for one whose function has returned."""
         frames = {id(at.frame) for at in functions}
@@ -154,6 +164,15 @@ class TrainingLoops:
             for at in functions
             if at.key == function_key(loop["file"], loop["code"], loop["first"])
         ]
+
+
+def _key_at(frame: FrameType) -> _Key | None:
+    """Of the innermost loop there."""
+    try:
+        loops = loops_around(frame.f_code, frame.f_lineno)
+    except LookupError:
+        return None
+    return (id(frame), loops[-1].line) if loops else None
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.report import Protection
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.store import Loaded, Store
 from gpujob_worker.inject.ddp import process_group, watch_process_group
@@ -21,6 +21,7 @@ from gpujob_worker.resume.continuation import STEPS, Continuation
 from gpujob_worker.resume.gang import Gang
 from gpujob_worker.resume.lockstep import Order
 from gpujob_worker.resume.passes import Pass, Passes, at_boundary
+from gpujob_worker.resume.persistent_workers import memory_refusal
 from gpujob_worker.resume.started_process import StartedProcess
 from gpujob_worker.run.session import Session
 
@@ -407,6 +408,7 @@ class Unmodified:
     def _snapshot(self) -> dict[str, Any]:
         training, state = self._training, self.session.state
         assert training is not None
+        self._refuse_what_workers_keep()
         tuned, scale = state.tuned, state.loss_scale
         return {
             "kind": training.kind,
@@ -415,6 +417,14 @@ class Unmodified:
             "tuned": encode(tuned) if tuned is not None else None,
             "scale": scale.saved() if scale is not None else None,
         }
+
+    def _refuse_what_workers_keep(self) -> None:
+        """For a trainer; a plain script's loaders are among its variables."""
+        loader = self._boundary if self._boundary is not None else self._pass and self._pass.loader
+        why = None if loader is None else memory_refusal(loader)
+        if why is not None:
+            self.session.state.protected(Protection.FROM_BEGINNING, why)
+            raise UnsavableError(why)
 
     def _pass_state(self, training: Training) -> dict[str, Any]:
         if self._boundary is not None:

@@ -210,13 +210,13 @@ def seed_of_epoch(script: Script) -> None:
 def statistics(script: Script) -> None:
     """A pass over the loader before the training, which draws an order."""
     script.setup += [
-        "$mean, $rows_read = torch.zeros(6), 0",
+        "$input_mean, $rows_read = torch.zeros(6), 0",
         "for a, _, _ in $loader:",
-        "    $mean += a.sum(0)",
+        "    $input_mean += a.sum(0)",
         "    $rows_read += len(a)",
-        "$mean /= $rows_read",
+        "$input_mean /= $rows_read",
     ]
-    script.inputs.insert(0, "x = x - $mean")
+    script.inputs.insert(0, "x = x - $input_mean")
 
 
 def scaler(script: Script) -> None:

@@ -1,0 +1,169 @@
+"""Shapes of ordinary scripts: they end as a run that nothing stopped, or are known beforehand."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.unmodified_scripts import attempt, last_line
+from tests.harness.worker_process import WorkerRun
+
+pytestmark = pytest.mark.timeout(400)
+# The first argument is the step after which the script stops itself.
+BEGIN = """
+import hashlib, os, random, signal, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+torch.manual_seed(1); random.seed(1)
+x = torch.randn(40, 4)
+y = x.sum(1, keepdim=True).tanh()
+class Drawing(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, n): return x[n] + 0.1 * torch.randn(4), y[n]
+class Kept(Dataset):
+    def __init__(self): self.kept = {}
+    def __len__(self): return 40
+    def __getitem__(self, n): return self.kept.setdefault(n, x[n]), y[n]
+class Shuffled(Sampler):
+    def __init__(self): self.epoch = 0
+    def __len__(self): return 40
+    def __iter__(self):
+        order = list(range(40))
+        random.Random(self.epoch).shuffle(order)
+        self.epoch += 1
+        return iter(order)
+def digest():
+    found = hashlib.sha256()
+    for tensor in model.state_dict().values(): found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
+def steps():
+    global step
+    optimizer.step(); optimizer.zero_grad()
+    step += 1
+    if step == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGTERM)
+data = TensorDataset(x, y)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+step = 0
+"""
+LEARN = "(model(a) - b).square().mean().backward(); steps()"
+END = "\nprint(step, digest())\n"
+LIVING = "DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)"
+
+
+def script(code: str, **names: str) -> str:
+    for name, value in {**names, "LEARN": LEARN}.items():
+        code = code.replace(name, value)
+    return BEGIN + code + END
+
+
+def stopped(folder: Path, source: str, step: int, number: int = 1) -> WorkerRun:
+    return attempt(folder, number, source, step)
+
+
+def ends_as_undisturbed(folder: Path, source: str, *stops: int) -> None:
+    whole = attempt(folder / "whole", 1, source, 0)
+    assert whole.process.exitcode == 0, whole.errors
+    for number, step in enumerate(stops, start=1):
+        done = stopped(folder / "stopped", source, step, number)
+        assert done.process.exitcode == 143, done.errors
+        assert done.report["protection"] == "Exact"
+    end = attempt(folder / "stopped", len(stops) + 1, source, 0)
+    assert end.process.exitcode == 0, end.errors
+    assert end.report["resumedFromStep"] is not None
+    assert last_line(end) == last_line(whole)
+
+
+EPOCHS = """
+loader = LOADER
+for epoch in range(3):
+    for a, b in loader:
+        LEARN
+"""
+
+
+@pytest.mark.parametrize("order", ["", ", generator=torch.Generator().manual_seed(3)"])
+def test_worker_processes_that_live_on_begin_again(order: str, tmp_path: Path) -> None:
+    """The seed that the first pass draws for them is not drawn once more by a later one."""
+    loader = LIVING.replace("DATA", "data").replace(", num_workers", f"{order}, num_workers")
+    ends_as_undisturbed(tmp_path, script(EPOCHS, LOADER=loader), 14)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [("Drawing()", "they draw random numbers"), ("Kept()", "changes the dataset")],
+)
+def test_what_worker_processes_keep_is_known_beforehand(
+    data: str, reason: str, tmp_path: Path
+) -> None:
+    done = stopped(tmp_path, script(EPOCHS, LOADER=LIVING.replace("DATA", data)), 14)
+    assert done.process.exitcode == 144
+    assert done.report["protection"] == "FromBeginning"
+    assert "persistent_workers=False" in done.report["protectionReason"]
+    assert reason in done.report["protectionReason"]
+
+
+def test_a_pass_of_an_own_sampler_that_is_read_by_hand_is_known_beforehand(tmp_path: Path) -> None:
+    code = """
+loader = DataLoader(data, batch_size=4, sampler=Shuffled())
+batches = iter(loader)
+for n in range(30):
+    try: a, b = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        a, b = next(batches)
+    LEARN
+"""
+    done = stopped(tmp_path, script(code), 14)
+    assert done.process.exitcode == 144
+    assert "Shuffled of the script may draw" in done.report["protectionReason"]
+
+
+def test_batches_that_are_left_of_an_epoch_count_for_the_next_one(tmp_path: Path) -> None:
+    """With ten batches an epoch and three a step it begins in the middle of a step; the order of an
+    own sampler has no other place.
+    """
+    code = """
+loader = DataLoader(data, batch_size=4, sampler=Shuffled())
+for epoch in range(6):
+    for n, (a, b) in enumerate(loader):
+        ((model(a) - b).square().mean() / 3).backward()
+        if (n + 1) % 3 == 0:
+            steps()
+"""
+    ends_as_undisturbed(tmp_path, script(code), 4)
+
+
+def test_a_loader_that_a_later_epoch_makes_is_no_place(tmp_path: Path) -> None:
+    """The checkpoint of before stays, and the run goes on from there."""
+    code = """
+loader = DataLoader(data, batch_size=4, shuffle=True)
+for epoch in range(4):
+    if epoch == 2: loader = DataLoader(data, batch_size=8, shuffle=True)
+    for a, b in loader:
+        LEARN
+"""
+    source = script(code)
+    whole = attempt(tmp_path / "whole", 1, source, 0)
+    folder = tmp_path / "stopped"
+    assert stopped(folder, source, 6).process.exitcode == 143
+    second = stopped(folder, source, 28, 2)
+    assert second.process.exitcode == 144, second.errors
+    assert "loader is a DataLoader of another turn" in second.report["protectionReason"]
+    end = attempt(folder, 3, source, 0)
+    assert end.report["resumedFromStep"] == 6
+    assert last_line(end) == last_line(whole)
+
+
+def test_a_loop_over_the_results_is_waited_out(tmp_path: Path) -> None:
+    """Stopped in its last step, a script is at its end before it comes to a loop that trains."""
+    code = """
+while True:
+    a, b = x[step:step + 4], y[step:step + 4]
+    LEARN
+    if step == 30: break
+"""
+    source = script(code)
+    whole = attempt(tmp_path / "whole", 1, source, 0)
+    done = stopped(tmp_path / "stopped", source, 30)
+    assert done.process.exitcode == 0, done.errors
+    assert last_line(done) == last_line(whole)
