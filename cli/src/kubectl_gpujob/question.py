@@ -137,8 +137,8 @@ def _is_ours(version: str) -> bool:
 
 
 def _ask(manifest: Mapping[str, Any], where: str, namespace: str, refusal: Refusal | None) -> None:
-    """Raises `UserError` with the API server's own words. Where it cannot be asked, what is known
-    here is checked all the same.
+    """Raises `UserError` with the API server's own words. Where it cannot be asked, the checks
+    that follow are all.
     """
     if refusal is None:
         return

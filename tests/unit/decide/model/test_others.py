@@ -57,7 +57,7 @@ def preempted(victims: str) -> Plan:
     return plan(make_snapshot(low, high, pods=make_pods(low), gpus=[make_gpu()]), T0)
 
 
-def test_who_makes_room_for_another_namespace_is_not_told_for_whom_nor_the_other_by_whom() -> None:
+def test_neither_a_victim_nor_its_preemptor_reads_the_others_name() -> None:
     within = preempted("rival")
     assert any(
         "stopped for rival/high (priority 5 over 0)" in text for text in texts(within, "rival")
