@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpujob_api.settings import HOOK_FOLDER
 from gpujob_local.cluster.cluster import ClusterOptions, LocalCluster, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.processes.watchdog import marked_processes as processes_with
@@ -73,6 +74,26 @@ def test_exit_code_message_and_logs(cluster: LocalCluster, pods: Pods) -> None:
     lines = cluster.kubectl("logs", "exit-seven").stdout.splitlines()
     assert sorted(lines) == ["err", "out hello world $(WHO) $(NOBODY)"]
     assert cluster.kubectl("logs", "exit-seven", "--tail=1").stdout in ("err\n", lines[0] + "\n")
+
+
+def test_processes_have_the_environment_of_the_workers_image(
+    cluster: LocalCluster, pods: Pods
+) -> None:
+    """Whatever the command is: the hook is in force where nothing says otherwise."""
+    script = "import os; print([os.path.isdir(one) for one in os.environ['PYTHONPATH'].split(':')])"
+    hooked = "import sys; print('gpujob_startup' in sys.modules)"
+    both = {"name": "PYTHONPATH", "value": f"/elsewhere:{HOOK_FOLDER}"}
+    pods.create(pod("as-it-is", script))
+    pods.create(pod("with-its-own", script, container={"env": [both]}))
+    pods.create(pod("hooked", hooked))
+    pods.create(
+        pod("without", hooked, container={"env": [{"name": "PYTHONPATH", "value": "/elsewhere"}]})
+    )
+    said = {"as-it-is": "[True]", "with-its-own": "[False, True]"}
+    said |= {"hooked": "True", "without": "False"}
+    for name, line in said.items():
+        pods.wait_phase(name, "Succeeded")
+        assert cluster.kubectl("logs", name).stdout == f"{line}\n"
 
 
 def test_success_goes_through_running(cluster: LocalCluster, pods: Pods, tmp_path: Path) -> None:

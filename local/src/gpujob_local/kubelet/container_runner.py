@@ -16,6 +16,7 @@ from gpujob_local.kubelet.container_process import (
     StartError,
 )
 from gpujob_local.kubelet.dns import find_addresses
+from gpujob_local.kubelet.image_environment import image_environment, local_paths
 from gpujob_local.kubelet.node_api import NodeApi
 from gpujob_local.kubelet.pod_environment import (
     ContainerConfigError,
@@ -166,7 +167,7 @@ class ContainerRunner:
         folder = await asyncio.to_thread(self._prepare_folder)
         path = self._container.get("terminationMessagePath", "/dev/termination-log")
         mounts = self._volumes.mounts(self._container)
-        paths = PathMap({**mounts, path: str(self._termination_file)})
+        paths = PathMap({**local_paths(), **mounts, path: str(self._termination_file)})
         values = build_environment(self._container, self._facts, await self._objects())
         words = build_command(self._container, values, paths)
         names = await find_addresses(self._volumes.api, [*values.values(), *words])
@@ -215,11 +216,15 @@ class ContainerRunner:
         return Path(local)
 
     def _base_environment(self) -> dict[str, str]:
-        return self._settings.environment | {
-            "HOME": str(self._folder / "home"),
-            "TMPDIR": str(self._folder / "tmp"),
-            "HOSTNAME": self._facts.pod["metadata"]["name"],
-        }
+        return (
+            self._settings.environment
+            | image_environment()
+            | {
+                "HOME": str(self._folder / "home"),
+                "TMPDIR": str(self._folder / "tmp"),
+                "HOSTNAME": self._facts.pod["metadata"]["name"],
+            }
+        )
 
     def _cores(self, visible: str) -> list[int] | None:
         """The cores of the cards that the container was given; None: all cores."""

@@ -1,0 +1,23 @@
+"""What the worker's image gives every process, for process nodes: each folder there stands for an
+image that was made from the worker's.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpujob_api.settings import HOOK_FOLDER, PYTHON_PATH_VARIABLE
+
+
+@cache
+def local_paths() -> dict[str, str]:
+    """Paths of the image, and the local folders that stand for them."""
+    found = find_spec("gpujob_worker")
+    assert found is not None, "it comes with this package"
+    assert found.origin is not None
+    return {HOOK_FOLDER: str(Path(found.origin).parent / "python_path")}
+
+
+def image_environment() -> dict[str, str]:
+    """Whatever a container's command is, what trains in it is hooked."""
+    return {PYTHON_PATH_VARIABLE: local_paths()[HOOK_FOLDER], "PYTHONUNBUFFERED": "1"}
