@@ -197,6 +197,26 @@ def test_utilization_is_the_time_of_a_core_between_two_readings(fake: FakeProc) 
     assert round(source.read()[0].utilization_percent) == 50
 
 
+def test_a_process_that_takes_more_than_a_card_has_all_of_it_and_nobody_else_any(
+    fake: FakeProc,
+) -> None:
+    """As the operator reads it, too: what no GPU could hold would be left out there, and the memory
+    be taken for an unmanaged process's."""
+    (card,) = make_cards(NODE, 1, 1024 * MIB, (0,))
+    usable_bytes = card.memory_bytes - card.reserved_bytes
+
+    def devices_of(_: int) -> tuple[str, ...]:
+        return (card.uuid,)
+
+    fake.put(7, memory_bytes=3 * 1024 * MIB)
+    (full,) = CpuCardSource((card,), devices_of, proc=fake.proc).read()
+    assert (full.memory_used_bytes, full.processes[0].memory_bytes) == (usable_bytes, usable_bytes)
+    fake.put(8, memory_bytes=100 * MIB)
+    (both,) = CpuCardSource((card,), devices_of, proc=fake.proc).read()
+    assert both.memory_used_bytes == usable_bytes
+    assert {one.memory_bytes for one in both.processes} == {usable_bytes, 100 * MIB}
+
+
 def test_the_cards_of_a_node_are_the_same_after_a_restart() -> None:
     first, again = (make_cards(NODE, 2, 1024 * MIB, [0, 1]) for _ in range(2))
     assert first == again
