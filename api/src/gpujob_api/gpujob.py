@@ -328,6 +328,8 @@ class GPUJobStatus:
     stop: StopReason | None = None
     failure: JobFailure | None = None
     profile: Annotated[str, Text(253)] | None = None
+    # The queue that admitted the attempt, and whose quota it uses.
+    queue: Label | None = None
     next_attempt_at: datetime | None = None
     # The newest ones.
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()

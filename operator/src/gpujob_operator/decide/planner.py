@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Reservation
 from gpujob_operator.decide.admission.admit import Admission
+from gpujob_operator.decide.admission.edits import follow_edits
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
@@ -66,6 +67,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     placed: dict[str, int] = {}
     if cache.waiting.entries or cache.holders.slowed:
         placed = _admit(steps, queues, cycle)
+    _follow_edits(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
@@ -81,7 +83,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += [DeleteProfile(profile) for profile in cache.expired_profiles(now)]
-    items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
+    items += queue_statuses(snapshot.queues, queues, cache.waiting.entries.values(), now)
     return Plan(tuple(items), cycle.next_seconds(steps))
 
 
@@ -131,6 +133,17 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
     if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.assumed, cycle)
     return admission.placed
+
+
+def _follow_edits(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
+    """Asks of running jobs whose queue or priority was edited what admission asks. They come after
+    the pending jobs: those did not have what they wait for."""
+    for uid in cycle.cache.holders.edited(queues.capped):
+        before = cycle.step(uid, steps)
+        job = replace(cycle.cache.entries[uid].job, status=before.status)
+        after = follow_edits(job, before, queues, cycle.now)
+        if after is not before:
+            steps[uid] = after
 
 
 def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:
@@ -313,6 +326,7 @@ class _Cycle:
         return CycleView(
             requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
+            find_ended=lambda: self._ended(steps),
             lowest_priorities=holders.lowest_priorities,
             preemption_in_flight=holders.preemption_in_flight,
         )
@@ -329,6 +343,15 @@ class _Cycle:
             if holds_gpus(job):
                 found[uid] = job
         return found
+
+    def _ended(self, steps: Mapping[str, NextStep]) -> list[GPUJob]:
+        """Jobs whose reservation this cycle's steps give up."""
+        jobs = self.cache.holders.jobs
+        return [job for uid, job in jobs.items() if self._gives_up(uid, steps)]
+
+    def _gives_up(self, uid: str, steps: Mapping[str, NextStep]) -> bool:
+        status = self.step(uid, steps).status
+        return status.placement is None or status.finished
 
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """Seconds until the first deadline of any job."""

@@ -171,14 +171,16 @@ def test_jobs_within_their_quota_come_before_borrowers_of_any_priority() -> None
     assert names_in_line(jobs, *queues) == ["entitled", "borrower"]
 
 
-def test_the_longest_overdue_comes_first_whatever_its_queues_share() -> None:
+def test_the_longest_overdue_comes_first_in_its_queue_and_not_before_other_queues() -> None:
     held = reserve(24 * GIB)
     jobs = [
         running(make_job("r", queue="rich"), held=held),
         make_job("overdue", queue="rich", created=-2 * 86_400),
+        make_job("longer", queue="rich", created=-3 * 86_400),
         make_job("poor", queue="poor", created=-100),
     ]
-    assert names_in_line(jobs, make_queue("rich"), make_queue("poor")) == ["overdue", "poor"]
+    line = names_in_line(jobs, make_queue("rich"), make_queue("poor"))
+    assert line == ["poor", "longer", "overdue"]
 
 
 # -- borrowing
@@ -226,7 +228,7 @@ def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
 
 def test_a_parent_that_does_not_exist_is_none() -> None:
     queues = queues_of([make_queue("x", gpus=1, parent="gone")], [])
-    assert queues.cohort("x") == "x"
+    assert queues.root("x") == "x"
     assert queues.quota_shortfall(make_job(queue="x", workers=2), GIB)
 
 

@@ -212,9 +212,7 @@ class Admission:
         preemption_in_flight = self.view.preemption_in_flight
         if not spent and (preemption_in_flight or self.preemptor.may_preempt(requirements)):
             return
-        if quota and self.preemptor.being_preempted(
-            self.queues.cohort(requirements.job.spec.queue)
-        ):
+        if quota and self.preemptor.being_preempted(self.queues.root(requirements.job.spec.queue)):
             return
         by_backfill = not self.assumed.nominated or self.assumed.refuses_backfill(
             requirements.scheduling_signature
@@ -303,31 +301,64 @@ class Admission:
 
     def _capacity_in_quota(self, requirements: JobRequirements, wait: Wait) -> str:
         """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
-        leaving = self.preemptor.being_preempted(self.queues.cohort(requirements.job.spec.queue))
-        with self.queues.simulate_removal(leaving):
-            if not self.queues.quota_shortfall(requirements.job, wait.memory_bytes):
-                return waiting_message(requirements.job, leaving)
-            targets = self.preemptor.targets_in_quota(
-                requirements, wait.memory_bytes, fits=wait.fits
+        job, queues = requirements.job, self.queues
+        if job.spec.queue in queues.quota_held:
+            return ""
+        leaving = self._leaving_quota_of(job, wait.memory_bytes)
+        with queues.simulate_removal(leaving):
+            enough = not queues.quota_shortfall(job, wait.memory_bytes)
+            targets = (
+                None
+                if enough
+                else self.preemptor.targets_in_quota(
+                    requirements, wait.memory_bytes, fits=wait.fits
+                )
             )
-        if targets is not None and targets.victims:
-            self.assumed.nominate(
-                targets.nominated, self._stop_seconds(v.job for v in targets.victims)
-            )
-            return self.preemptor.interrupt(requirements, targets.victims)
-        if self._is_starved(requirements.job):
-            self.queues.hold_quota(requirements.job, wait.memory_bytes)
-        return ""
+        victims = targets.victims if targets is not None else ()
+        if not enough and not victims:
+            if self._is_starved(job):
+                queues.hold_quota(job, wait.memory_bytes)
+            return ""
+        stopped = [*leaving, *(victim.job for victim in victims)]
+        queues.claim(job, wait.memory_bytes, stopped)
+        seconds = self._stop_seconds(stopped)
+        if targets is not None and targets.nominated:
+            self.assumed.nominate(targets.nominated, seconds)
+        else:
+            nomination = self._earliest_start(requirements)
+            if nomination is not None and nomination.start_seconds <= seconds:
+                self._hold_gpus(nomination)
+        if enough:
+            return waiting_message(job, leaving)
+        return self.preemptor.interrupt(requirements, victims)
+
+    def _leaving_quota_of(self, job: GPUJob, memory_bytes: int) -> list[GPUJob]:
+        """Jobs that are being stopped and leave quota that this job lacks."""
+        full = self.queues.too_full(job, memory_bytes)
+        root = self.queues.root(job.spec.queue)
+        return [
+            other
+            for other in self.preemptor.being_preempted(root)
+            if not full.isdisjoint(self.queues.tree.path(self.queues.queue_of(other)))
+        ]
+
+    def _claim(self, requirements: JobRequirements, stopped: Iterable[GPUJob]) -> None:
+        """Holds the quota of a job for which others leave their GPUs."""
+        if self.queues.by_name:
+            held_bytes = self._least_reservation_bytes(requirements)
+            self.queues.claim(requirements.job, held_bytes, stopped)
 
     def _capacity_on_gpus(self, requirements: JobRequirements, nomination: Nomination) -> str:
         """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
         jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
+            self._claim(requirements, jobs)
             return waiting_message(requirements.job, jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
             targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:
+                self._claim(requirements, [victim.job for victim in targets.victims])
                 self.assumed.nominate(
                     targets.nominated, self._stop_seconds(v.job for v in targets.victims)
                 )

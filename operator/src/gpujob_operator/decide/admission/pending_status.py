@@ -81,7 +81,7 @@ def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextS
     any process of the attempt exists."""
     job = with_own_measurement(job)
     record = PlacementRecord(
-        job.metadata.uid, found.placement, found.reservation, profile_name(job), now
+        job.metadata.uid, found.placement, found.reservation, profile_name(job), now, job.spec.queue
     )
     note = EventNote("Placed", placement_message(record, attempt))
     return NextStep(placed_status(job, record, attempt), events=(note,), next_seconds=0.0)

@@ -1,13 +1,14 @@
 """Jobs that hold GPUs, counted as they come and go."""
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.measurement.slowdown import is_slowed
-from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.decide.model.conditions import EDIT_REFUSED, find
+from gpujob_operator.decide.model.held_gpus import Place, queue_of
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
 
@@ -28,12 +29,19 @@ class Holders:
     # By queue and priority.
     _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # Those of which no status says which queue admitted them.
+    unsaid: set[str] = field(default_factory=set[str])
+    _edited: set[str] = field(default_factory=set[str])
 
     def add(self, job: GPUJob) -> None:
         uid = job.metadata.uid
         self.jobs[uid] = job
-        self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
-        self._priorities[job.spec.queue, job.spec.priority] += 1
+        self._use.setdefault(queue_of(job), QueueUse()).count(job, job.status)
+        self._priorities[queue_of(job), job.spec.priority] += 1
+        if job.status.queue is None:
+            self.unsaid.add(uid)
+        if queue_of(job) != job.spec.queue or find(job.status, EDIT_REFUSED) is not None:
+            self._edited.add(uid)
         if rule_of(job.status.stop).for_others:
             self._being_preempted.add(uid)
         if is_slowed(job.status):
@@ -46,14 +54,33 @@ class Holders:
     def remove(self, job: GPUJob) -> None:
         uid = job.metadata.uid
         del self.jobs[uid]
-        self._use[job.spec.queue].count(job, job.status, -1)
-        self._priorities[job.spec.queue, job.spec.priority] -= 1
+        self._use[queue_of(job)].count(job, job.status, -1)
+        self._priorities[queue_of(job), job.spec.priority] -= 1
+        self.unsaid.discard(uid)
+        self._edited.discard(uid)
         self._being_preempted.discard(uid)
         self.slowed.discard(uid)
         for name in _nodes_of(job):
             self._on_node.discard(name, uid)
         for gpu in _gpus_of(job):
             self._on_gpu.discard(gpu, uid)
+
+    def edited(self, capped: Callable[[int, str], int]) -> list[str]:
+        """UIDs of jobs whose queue or priority was edited since they were admitted, or about which
+        that was said. `capped` is the nearest priority that a queue gives."""
+        found = self._edited | self.unsaid
+        beyond = {
+            (queue, priority)
+            for (queue, priority), count in self._priorities.items()
+            if count and capped(priority, queue) != priority
+        }
+        if beyond:
+            found |= {
+                uid
+                for uid, job in self.jobs.items()
+                if (queue_of(job), job.spec.priority) in beyond
+            }
+        return sorted(found)
 
     def on_node(self, name: str) -> Set[str]:
         return self._on_node.of(name)

@@ -34,6 +34,7 @@ from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import with_own_measurement
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.held_gpus import queue_of
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -145,7 +146,12 @@ class SchedulerCache:
     def queues(self, snapshot: Snapshot) -> QuotaState:
         """What the queues hold, free to be changed."""
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
-        return QuotaState.of(by_name, self.holders.use())
+        state, use = QuotaState(by_name), self.holders.use()
+        for uid in self.holders.unsaid:
+            job = self.holders.jobs[uid]
+            if state.queue_of(job) != queue_of(job):
+                use[queue_of(job)].count(job, job.status, -1)
+        return QuotaState(by_name, use, tree=state.tree)
 
     def requirements(self, uid: str) -> JobRequirements:
         entry = self.entries[uid]

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
+from gpujob_operator.decide.model.held_gpus import queue_of
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 
@@ -31,7 +32,7 @@ class SharingGroups:
     def party(self, job: GPUJob) -> Party:
         if not self.by_queue:
             return ANYBODY
-        queue = job.spec.queue
+        queue = queue_of(job)
         # The queue of a running job may have been deleted.
         group = self.by_queue.get(queue, _alone(queue))
         return Party(_number(job.metadata.namespace), _number(group))

@@ -66,6 +66,8 @@ def finish_status(
         writer.set(conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again")
     _set_slowdown(job, status, writer, inputs)
     _set_protection(job, status, writer, inputs, configuration)
+    if status.placement is None or status.finished:
+        writer.remove(conditions.EDIT_REFUSED)
     generation, summary = job.metadata.generation, summarize(job, status, writer, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
         return writer.status()

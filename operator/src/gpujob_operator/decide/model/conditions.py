@@ -23,6 +23,8 @@ SLOWED = "Slowed"
 UNTUNED = "Untuned"
 # True while an interruption starts the job again from the beginning.
 UNPROTECTED = "Unprotected"
+# True while an edit of the queue or the priority does not count for the attempt that runs.
+EDIT_REFUSED = "EditRefused"
 
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,

@@ -21,6 +21,13 @@ def holds_gpus(job: GPUJob) -> bool:
     return job.status.placement is not None and not job.finished and not leaves
 
 
+def queue_of(job: GPUJob) -> str:
+    """The queue whose quota the job uses: while it holds GPUs, the one that admitted it, whatever
+    its spec says since."""
+    admitted = job.status.queue if job.status.placement is not None else None
+    return admitted or job.spec.queue
+
+
 def is_whole_gpu(reservation: Reservation | None) -> bool:
     """Whether nobody else may be on the GPU; so it is where nothing is known of the reservation."""
     if reservation is None:

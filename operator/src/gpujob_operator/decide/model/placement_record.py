@@ -33,6 +33,8 @@ class PlacementRecord:
     reservation: Reservation
     profile: str
     placed_at: datetime
+    # None: written before records named it.
+    queue: str | None = None
 
 
 def record_of(job: GPUJob) -> PlacementRecord:
@@ -43,7 +45,12 @@ def record_of(job: GPUJob) -> PlacementRecord:
     assert reservation is not None, "a placed job has a reservation"
     assert status.attempt_started_at is not None, "a placement has its time"
     return PlacementRecord(
-        job.metadata.uid, placement, reservation, status.profile or "", status.attempt_started_at
+        job.metadata.uid,
+        placement,
+        reservation,
+        status.profile or "",
+        status.attempt_started_at,
+        status.queue,
     )
 
 
@@ -59,6 +66,7 @@ def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobS
         placement=record.placement,
         reservation=record.reservation,
         profile=record.profile or None,
+        queue=record.queue or job.spec.queue,
         next_attempt_at=None,
         attempt_started_at=record.placed_at,
         progressed_at=None,

@@ -120,6 +120,14 @@ CONDITIONS: Mapping[str, Meanings] = {
         Unprotected.NOT_RESUMABLE.value: "the worker reports that no checkpoint brings the run "
         "back exactly; the message has its reason",
     },
+    conditions.EDIT_REFUSED: {
+        PendingReason.QUEUE_NOT_FOUND.value: "there is no GPUQueue of the name in `spec.queue`",
+        PendingReason.REFUSED_BY_QUEUE.value: "the queue in `spec.queue` does not admit the job; "
+        "the attempt uses the quota of the queue that admitted it",
+        PendingReason.OVER_QUOTA.value: "the queue in `spec.queue` has no quota for the attempt",
+        "PriorityCapped": "`spec.priority` is beyond what the queue gives, and counts as the "
+        "nearest that it gives",
+    },
     conditions.SUCCEEDED: {
         "InProgress": "not finished yet",
         "Completed": "every worker ended with 0",
@@ -130,6 +138,8 @@ CONDITIONS: Mapping[str, Meanings] = {
 }
 EVENTS: Meanings = {
     **{reason.value: text for reason, text in PENDING.items()},
+    "QueueChanged": "the queue that `spec.queue` names now admitted the attempt that runs",
+    "PriorityCapped": "`spec.priority` is beyond what the queue of the running attempt gives",
     "Placed": "GPUs are reserved for an attempt: which, how much of each, and what that rests on",
     "Tuned": "which settings are in force, and how much faster steps are with them",
     "Recommends": "which settings were measured to be faster, where `optimize.mode: Recommend` "

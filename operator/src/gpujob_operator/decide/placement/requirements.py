@@ -1,6 +1,6 @@
 """What a pending job requires of nodes and GPUs, for placing and for explaining."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -223,6 +223,8 @@ class CycleView:
     requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
+    # Jobs that have a reservation, which counts until the next cycle, and none after this step.
+    find_ended: Callable[[], Sequence[GPUJob]]
     # The lowest priority of jobs with a reservation, by queue, and whether any of them is being
     # preempted.
     lowest_priorities: Mapping[str, int]
@@ -231,6 +233,10 @@ class CycleView:
     @cached_property
     def running(self) -> Mapping[str, GPUJob]:
         return self.find_running()
+
+    @cached_property
+    def ended(self) -> Sequence[GPUJob]:
+        return self.find_ended()
 
 
 def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 cycle, so that thousands of pending jobs share one scan of the running ones.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -62,36 +62,94 @@ class Preemptor:
         if self.exhausted or not self.may_preempt(requirements):
             return None
         self._searches += 1
-        cohort = self.queues.cohort(requirements.job.spec.queue)
+        job, root = requirements.job, self.queues.root(requirements.job.spec.queue)
         candidates = {
             uid: victim
             for uid, victim in self._victims(requirements).items()
-            if self.queues.cohort(victim.job.spec.queue) == cohort
+            if self.queues.root(self.queues.queue_of(victim.job)) == root
         }
         targets = PreemptionTargets((), frozenset())
         if not fits:
             # Quota alone would not let the job start, and other jobs would take the freed quota.
-            found = select_victims(requirements, self.assumed, candidates, self.configuration)
+            found = self._selected(requirements, candidates)
             if found is None:
                 return None
             targets = found
         chosen = list(targets.victims)
         others = sorted(
-            (victim for victim in candidates.values() if victim not in targets.victims),
+            (victim for victim in candidates.values() if victim not in chosen),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
-        while self._exceeds(requirements, memory_bytes, chosen):
-            if not others or len(chosen) >= VICTIMS_MAX:
+        while full := self._full_without(job, memory_bytes, chosen):
+            within = [one for one in others if self._is_within(one, full)]
+            victim = self._first_to_go(job, within, chosen)
+            if victim is None or len(chosen) >= VICTIMS_MAX:
                 return None
-            chosen.append(others.pop(0))
+            chosen.append(victim)
+            others.remove(victim)
+        for victim in [one for one in reversed(chosen) if one not in targets.victims]:
+            fewer = [one for one in chosen if one is not victim]
+            spared = not self._full_without(job, memory_bytes, fewer)
+            if spared and self._may_all_go(job, fewer):
+                chosen = fewer
         return replace(targets, victims=tuple(chosen))
 
-    def _exceeds(
-        self, requirements: JobRequirements, memory_bytes: int, gone: list[Victim]
-    ) -> bool:
-        """True if the job would exceed its quota without these jobs."""
+    def _full_without(self, job: GPUJob, memory_bytes: int, gone: list[Victim]) -> set[str]:
+        """The queues that would exceed their quota with the job and without these."""
         with self.queues.simulate_removal([victim.job for victim in gone]):
-            return bool(self.queues.quota_shortfall(requirements.job, memory_bytes))
+            return self.queues.too_full(job, memory_bytes)
+
+    def _is_within(self, victim: Victim, queues: set[str]) -> bool:
+        """Whether the victim's quota counts in any of these queues."""
+        return not queues.isdisjoint(self.queues.tree.path(self.queues.queue_of(victim.job)))
+
+    def _first_to_go(
+        self, job: GPUJob, victims: Iterable[Victim], gone: Iterable[Victim]
+    ) -> Victim | None:
+        """The first of the victims that may be stopped for the job once the others are gone."""
+        may_go: dict[str, bool] = {}
+        with self.queues.simulate_removal([victim.job for victim in gone]):
+            for victim in victims:
+                if victim.reason != RECLAIMED:
+                    return victim
+                name = self.queues.queue_of(victim.job)
+                if name not in may_go:
+                    may_go[name] = self.queues.can_be_reclaimed_for(name, job.spec.queue)
+                if may_go[name]:
+                    return victim
+        return None
+
+    def _may_all_go(self, job: GPUJob, victims: Iterable[Victim]) -> bool:
+        """True if no queue gives back more than it borrowed, and nobody does for whom another
+        should have."""
+        return len(self._one_by_one(job, list(victims))) == len(list(victims))
+
+    def _one_by_one(self, job: GPUJob, victims: Iterable[Victim]) -> list[Victim]:
+        """As many of these as may be stopped one after the other, the first ones first."""
+        left, gone = list(victims), list[Victim]()
+        while len(gone) < VICTIMS_MAX:
+            victim = self._first_to_go(job, left, gone)
+            if victim is None:
+                break
+            left.remove(victim)
+            gone.append(victim)
+        return gone
+
+    def _selected(
+        self, requirements: JobRequirements, victims: Mapping[str, Victim]
+    ) -> PreemptionTargets | None:
+        """The cheapest of these whose removal makes the job fit on GPUs; if that would take more
+        from a queue than it gives back, the cheapest among those that it does."""
+        job = requirements.job
+        targets = select_victims(requirements, self.assumed, victims, self.configuration)
+        if targets is None or self._may_all_go(job, targets.victims):
+            return targets
+        by_cost = sorted(
+            victims.values(), key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid)
+        )
+        allowed = {one.job.metadata.uid: one for one in self._one_by_one(job, by_cost)}
+        targets = select_victims(requirements, self.assumed, allowed, self.configuration)
+        return targets if targets and self._may_all_go(job, targets.victims) else None
 
     def targets_on_gpus(
         self, requirements: JobRequirements, start_seconds: float
@@ -104,8 +162,8 @@ class Preemptor:
         victims = self._victims(requirements)
         if victims:
             self._searches += 1
-            targets = select_victims(requirements, self.assumed, victims, self.configuration)
-            if targets is not None and self._stays_within_borrowed(requirements, targets):
+            targets = self._selected(requirements, victims)
+            if targets is not None:
                 return targets
         return self._consolidation(requirements, start_seconds)
 
@@ -144,7 +202,8 @@ class Preemptor:
         job = requirements.job
         if not _is_let_in(job):
             return False
-        if job.spec.priority > self.view.lowest_priorities.get(job.spec.queue, job.spec.priority):
+        lowest = self.view.lowest_priorities.get(job.spec.queue)
+        if lowest is not None and job.spec.priority > self.queues.capped(lowest, job.spec.queue):
             return True
         if not self.queues.by_name:
             return False
@@ -167,31 +226,17 @@ class Preemptor:
         fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
         found: dict[str, Victim] = {}
         for uid, other in self.view.running.items():
-            queue = other.spec.queue
-            if queue == job.spec.queue and other.spec.priority < job.spec.priority:
+            queue = self.queues.queue_of(other)
+            if queue == job.spec.queue and self.queues.priority_of(other) < job.spec.priority:
                 reason = PREEMPTED
-            elif fits_in_nominal and self.queues.can_be_reclaimed_for(queue, job.spec.queue):
+            elif fits_in_nominal and self.queues.borrows_beside(queue, job.spec.queue):
+                # Whether it may go depends on who else goes.
                 reason = RECLAIMED
             else:
                 continue
             if self._is_free_to_interrupt(other):
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
-
-    def _stays_within_borrowed(
-        self, requirements: JobRequirements, targets: PreemptionTargets
-    ) -> bool:
-        """True if no queue gives back more than it borrowed."""
-        taken: list[GPUJob] = []
-        for victim in targets.victims:
-            with self.queues.simulate_removal(taken):
-                reclaimable = self.queues.can_be_reclaimed_for(
-                    victim.job.spec.queue, requirements.job.spec.queue
-                )
-            if victim.reason == RECLAIMED and not reclaimable:
-                return False
-            taken.append(victim.job)
-        return True
 
     def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> str:
         """Stops the victims' attempts in this cycle. Returns the message with the jobs that it
@@ -201,7 +246,7 @@ class Preemptor:
         for victim in chosen:
             text = (
                 f"stopped for {name_for(victim.job, requirements.job)} "
-                f"({_preemption_reason(victim, requirements.job)}); "
+                f"({self._why(victim, requirements.job)}); "
                 f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
@@ -217,15 +262,23 @@ class Preemptor:
             self._costs[uid] = interruption_gpu_seconds(job, self.configuration, self.now)
         return self._costs[uid]
 
-    def being_preempted(self, cohort: str) -> list[GPUJob]:
-        """Jobs of a cohort whose attempts are being stopped."""
+    def being_preempted(self, root: str) -> list[GPUJob]:
+        """Jobs of the queues of a root whose attempts are being stopped, or have just ended."""
         if self._stopping is None:
             self._stopping = [
                 job for job in self.view.running.values() if job.status.phase is JobPhase.STOPPING
             ]
         stopped = (self.view.running[uid] for uid in self.stops)
-        ending = (*self._stopping, *stopped)
-        return [job for job in ending if self.queues.cohort(job.spec.queue) == cohort]
+        ending = (*self._stopping, *stopped, *self.view.ended)
+        return [job for job in ending if self.queues.root(self.queues.queue_of(job)) == root]
+
+    def _why(self, victim: Victim, job: GPUJob) -> str:
+        if victim.reason == PREEMPTED:
+            return f"priority {job.spec.priority} over {self.queues.priority_of(victim.job)}"
+        if victim.reason == RECLAIMED:
+            queue = self.queues.queue_of(victim.job)
+            return f"queue {queue} borrows quota of queue {job.spec.queue}"
+        return "it fits on other GPUs"
 
 
 def _is_let_in(job: GPUJob) -> bool:
@@ -235,11 +288,3 @@ def _is_let_in(job: GPUJob) -> bool:
 
 def waiting_message(job: GPUJob, stopping: Iterable[GPUJob]) -> str:
     return f"waiting for {names_for(job, stopping)} to stop (preempted for this job)"
-
-
-def _preemption_reason(victim: Victim, job: GPUJob) -> str:
-    if victim.reason == PREEMPTED:
-        return f"priority {job.spec.priority} over {victim.job.spec.priority}"
-    if victim.reason == RECLAIMED:
-        return f"queue {victim.job.spec.queue} borrows quota of queue {job.spec.queue}"
-    return "it fits on other GPUs"

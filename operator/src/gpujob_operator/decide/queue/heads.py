@@ -1,17 +1,23 @@
 """Yields the pending jobs of all queues in order, one at a time, because shares grow as jobs are
 placed.
 
-The order: jobs within their queue's nominal quota before jobs that borrow; then by
-`order.order_key`: priority, overdue waiting, the smaller share of the cohort and of the queue,
-remaining work, arrival, UID. Within a queue no job overtakes an earlier one by that key.
+Between queues: first the jobs within what was promised to their queue, of each queue from its
+first one on, then the jobs that borrow. So no job waits behind one of its own queue that can only
+borrow, while other queues' borrowers take what it needs. Of either kind, jobs for which others are
+being stopped come first: what these leave is theirs. Then: priority; the smaller share, of the root
+with all below it and so on down to the queue; remaining work; arrival; UID. For how long a job is
+overdue counts in its queue alone, so an old backlog takes no more than its weight.
+
+In a queue the order is `order.order_key`, and no job overtakes an earlier one but as said above.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpujob_operator.decide.capacity.cluster import ClusterSize
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -19,15 +25,10 @@ MemoryOf = Callable[[Pending], int]
 
 
 class _HeadKey(NamedTuple):
-    """What the heads of queues are compared by: an `OrderKey` with the shares of the queue's parent
-    and of the queue before the work. Overdue jobs are compared without shares."""
+    """What the heads of queues are compared by."""
 
-    borrows: bool
     priority: int
-    on_time: bool
-    due_seconds: float
-    parent_share: float
-    queue_share: float
+    shares: tuple[float, ...]
     work_gpu_seconds: float
     arrived_seconds: float
     uid: str
@@ -51,8 +52,52 @@ class QueueHeads:
             for _, pending in queue:
                 yield pending
             return
-        following = {name: iter(queue) for name, queue in self.ordered.items()}
-        heads = {name: next(queue) for name, queue in following.items()}
+        awaiting = {
+            name: [head for head in queue if _awaits_victims(head)]
+            for name, queue in self.ordered.items()
+        }
+        waiting: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
+        borrowing: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
+        yield from self._entitled(awaiting, waiting)
+        others = {
+            name: _others(queue, waiting[name]) if awaiting[name] else queue
+            for name, queue in self.ordered.items()
+        }
+        yield from self._entitled(others, borrowing)
+        yield from self._merged(waiting)
+        yield from self._merged(borrowing)
+
+    def _entitled(
+        self, queues: Mapping[str, Iterable[Keyed]], borrowing: Mapping[str, list[Keyed]]
+    ) -> Iterator[Pending]:
+        """The jobs that do not borrow at their turn; the others are added to `borrowing`."""
+
+        def of(name: str, queue: Iterable[Keyed]) -> Iterator[Keyed]:
+            for head in queue:
+                if self._borrows(head):
+                    borrowing[name].append(head)
+                else:
+                    yield head
+
+        following = {name: of(name, queue) for name, queue in queues.items()}
+        for name, head in self._turns(following):
+            # Others were placed since it became its queue's head.
+            if self._borrows(head):
+                borrowing[name].append(head)
+            else:
+                yield head.pending
+
+    def _merged(self, queues: Mapping[str, Iterable[Keyed]]) -> Iterator[Pending]:
+        for _, head in self._turns({name: iter(queue) for name, queue in queues.items()}):
+            yield head.pending
+
+    def _turns(self, following: Mapping[str, Iterator[Keyed]]) -> Iterator[tuple[str, Keyed]]:
+        """The jobs of the queues, merged: the queues' turns, and what is next in each."""
+        heads = {
+            name: head
+            for name, queue in following.items()
+            if (head := next(queue, None)) is not None
+        }
         heap = [(self._key(name, heads[name]), name, self.queues.version) for name in heads]
         heapq.heapify(heap)
         while heap:
@@ -63,7 +108,7 @@ class QueueHeads:
                 key = self._key(name, heads[name])
                 heapq.heapreplace(heap, (key, name, self.queues.version))
                 continue
-            yield heads[name].pending
+            yield name, heads[name]
             after = next(following[name], None)
             if after is None:
                 heapq.heappop(heap)
@@ -71,17 +116,34 @@ class QueueHeads:
             heads[name] = after
             heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
 
+    def _borrows(self, head: Keyed) -> bool:
+        return self.queues.would_borrow(head.pending.job, self.memory_of(head.pending))
+
     def _key(self, name: str, head: Keyed) -> _HeadKey:
-        """The key of the queue's head."""
-        key, pending = head
-        shares = self.queues.shares(name, self.size) if key.on_time else (0.0, 0.0)
+        key = head.key
         return _HeadKey(
-            self.queues.would_borrow(pending.job, self.memory_of(pending)),
             key.priority,
-            key.on_time,
-            key.due_seconds,
-            *shares,
+            self.queues.shares(name, self.size),
             key.work_gpu_seconds,
             key.arrived_seconds,
             key.uid,
         )
+
+
+def _awaits_victims(head: Keyed) -> bool:
+    """Whether others are being stopped, or were, so that the job can start."""
+    last_reason = head.pending.last_reason
+    return last_reason is not None and last_reason.reason == PendingReason.MAKING_ROOM
+
+
+def _others(queue: Iterable[Keyed], waiting: list[Keyed]) -> Iterator[Keyed]:
+    """Those for which nobody is being stopped. Those behind a job in `waiting`, which borrows, are
+    added there: what is becoming free is that job's, and no priority of others comes between."""
+    ahead, is_behind = {head.key.uid for head in waiting}, False
+    for head in queue:
+        if _awaits_victims(head):
+            is_behind = is_behind or head.key.uid in ahead
+        elif is_behind:
+            waiting.append(head)
+        else:
+            yield head

@@ -1,20 +1,26 @@
-"""Quotas, borrowing and use of queues and cohorts.
+"""What the queues use of their quotas, who borrows, and who gives back.
 
-A queue may always have its nominal quota. Beyond it, the queue borrows unused quota up to its
-borrowing limit, and the quota can be reclaimed: jobs within their queue's nominal quota come first,
-and jobs of a queue that borrows are preempted for them (see `preemption`). A parent's quota holds
-for the parent and its children together.
+What is promised to a queue it may always have: its nominal quota; of its parent's, if it has none,
+what its siblings' leave. Beyond that the queue borrows what is idle, up to its limit and the limits
+of those above it. Borrowed quota is given back: jobs within what is promised to their queue come
+first, and jobs of a queue that borrows are stopped for them (see `preemption`). `tree` has the
+figures; docs/design/0027 has the rule.
 """
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
-from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
+from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import ClusterSize
+from gpujob_operator.decide.model.held_gpus import queue_of
+from gpujob_operator.decide.queue.tree import QueueTree
+
+# The kinds of what is counted, as places in `Bounds`.
+_GPUS, _MEMORY = 0, 1
 
 
 @dataclass(slots=True)
@@ -24,6 +30,9 @@ class QueueUse:
     jobs: int = 0
     gpus: int = 0
     memory_bytes: int = 0
+
+    def __getitem__(self, kind: int) -> int:
+        return self.memory_bytes if kind else self.gpus
 
     def count(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
         """Adds the job's use by this status; `sign` -1 subtracts it."""
@@ -35,24 +44,8 @@ class QueueUse:
         self.memory_bytes += sign * gpus * status.reservation.memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """An upper bound on the use of a queue or a cohort; None: no bound."""
-
-    gpus: int | None
-    memory_bytes: int | None
-
-    def exceeded(self, use: QueueUse) -> bool:
-        over_gpus = self.gpus is not None and use.gpus > self.gpus
-        over_memory = self.memory_bytes is not None and use.memory_bytes > self.memory_bytes
-        return over_gpus or over_memory
-
-    def within(self, use: QueueUse) -> QueueUse:
-        """The part of the use that is within the bound."""
-        gpus = use.gpus if self.gpus is None else min(use.gpus, self.gpus)
-        memory = use.memory_bytes
-        memory = memory if self.memory_bytes is None else min(memory, self.memory_bytes)
-        return QueueUse(use.jobs, gpus, memory)
+# Nobody changes it.
+_UNUSED = QueueUse()
 
 
 @dataclass(slots=True)
@@ -60,28 +53,64 @@ class QuotaState:
     """The quotas of all queues, updated while this cycle places jobs."""
 
     by_name: Mapping[str, GPUQueue]
+    # Of the jobs of each queue itself.
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Use of a cohort, by the parent's name.
-    cohort_use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     # Queues whose quota is held for a job that has waited for long.
     quota_held: set[str] = field(default_factory=set[str])
     # Incremented with every change of use, so that cached shares can be renewed.
     version: int = 0
+    tree: QueueTree = field(default_factory=lambda: QueueTree({}))
+    # Of each queue with all below it.
+    _held: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # The same once the jobs in `_leaving` have left and those that they are stopped for have come.
+    _later: dict[str, QueueUse] | None = None
+    _leaving: set[str] = field(default_factory=set[str])
 
-    @classmethod
-    def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "QuotaState":
-        """The quota state of queues with the use of each."""
-        found = cls(by_name, use)
-        for name, held in use.items():
-            cohort = found.cohort(name)
-            found.cohort_use[cohort] = _sum_of(found.cohort_use.get(cohort, QueueUse()), held)
-        return found
+    def __post_init__(self) -> None:
+        if self.tree.by_name is not self.by_name:
+            self.tree = QueueTree(self.by_name)
+        for name, own in self.use.items():
+            for one in self.tree.path(name):
+                self._held[one] = _sum_of(self.held(one), own)
+
+    def queue_of(self, job: GPUJob) -> str:
+        """The queue whose quota the job uses; "" for a running job of which no status says who
+        admitted it, and that its queue does not admit."""
+        name = queue_of(job)
+        unsaid = job.status.placement is not None and job.status.queue is None
+        return "" if unsaid and self.refusal(job) else name
+
+    def priority_of(self, job: GPUJob) -> int:
+        """The priority of a running job. An edit after its admission counts as far as the queue
+        that admitted it gives priorities."""
+        return self.capped(job.spec.priority, self.queue_of(job))
+
+    def capped(self, priority: int, name: str) -> int:
+        """The nearest priority that the queue gives."""
+        queue = self.by_name.get(name)
+        given = queue.spec.priority if queue is not None else None
+        if given is None:
+            return priority
+        if given.maximum is not None:
+            priority = min(priority, given.maximum)
+        return priority if given.minimum is None else max(priority, given.minimum)
+
+    def held(self, name: str) -> QueueUse:
+        """What the jobs of the queue, and of all below it, use."""
+        return self._held.get(name, _UNUSED)
+
+    def own(self, name: str) -> QueueUse:
+        """What the jobs of the queue itself use."""
+        return self.use.get(name, _UNUSED)
 
     def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
         """Adds the job's use by this status; `sign` -1 subtracts it."""
-        name = job.spec.queue
+        name = self.queue_of(job)
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
-        self.cohort_use.setdefault(self.cohort(name), QueueUse()).count(job, status, sign)
+        for one in self.tree.path(name):
+            self._held.setdefault(one, QueueUse()).count(job, status, sign)
+        if self._later is not None and job.metadata.uid not in self._leaving:
+            self._add_later(name, _use_of(job, status, sign))
         self.version += 1
 
     def grow(self, job: GPUJob, reservation: Reservation) -> None:
@@ -102,19 +131,35 @@ class QuotaState:
                 self.add(job, job.status)
             self.version = version
 
-    def cohort(self, name: str) -> str:
-        """The queue's parent, or the queue itself if there is no such parent."""
-        queue = self.by_name.get(name)
-        parent = queue.spec.parent if queue is not None else None
-        return parent if parent is not None and parent in self.by_name else name
+    def claim(self, job: GPUJob, memory_bytes: int, leaving: Iterable[GPUJob]) -> None:
+        """Holds the quota for a job that waits until others, which are counted, have left: nobody
+        else in this pass gets what the job will have then."""
+        if self._later is None:
+            self._later = {name: replace(held) for name, held in self._held.items()}
+        for other in leaving:
+            uid = other.metadata.uid
+            if uid not in self._leaving:
+                self._leaving.add(uid)
+                self._add_later(self.queue_of(other), _use_of(other, other.status, -1))
+        self._add_later(job.spec.queue, _with(_UNUSED, job, memory_bytes))
+        self.version += 1
 
-    def shares(self, name: str, arrays: ClusterSize) -> tuple[float, float]:
-        """Dominant share of GPUs and GPU memory divided by the weight: of the cohort, and of the
-        queue alone.
+    def _add_later(self, name: str, more: QueueUse) -> None:
+        assert self._later is not None, "a claim was made"
+        for one in self.tree.path(name):
+            self._later[one] = _sum_of(self._later.get(one, _UNUSED), more)
+
+    def root(self, name: str) -> str:
+        """Quota is lent and given back among the queues of one root."""
+        return self.tree.path(name)[-1]
+
+    def shares(self, name: str, size: ClusterSize) -> tuple[float, ...]:
+        """Dominant share of GPUs and GPU memory divided by the weight: of the root with all below
+        it, and so on down to the queue with all below it, and of the queue alone.
         """
-        cohort = self.cohort(name)
-        group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), arrays)
-        return group, self._share(name, self.use.get(name, QueueUse()), arrays)
+        path = self.tree.path(name)
+        found = [self._share(one, self.held(one), size) for one in reversed(path)]
+        return (*found, self._share(name, self.own(name), size))
 
     def unknown_queue(self, job: GPUJob) -> str:
         """The message that the job's queue does not exist, or ""."""
@@ -138,117 +183,168 @@ class QuotaState:
         return f"spec.priority: {job.spec.priority} is {bound}" if bound else ""
 
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
-        """Why this job would exceed its queue's or its cohort's quota, or "".
+        """Why this job would exceed its queue's quota, or that of a queue above it; or "".
 
         `memory_bytes` is per GPU.
         """
         if job.spec.queue in self.quota_held:
             return f"the quota of queue {job.spec.queue} is held for an earlier job"
-        return self._shortfall(job, memory_bytes, self.use, self.cohort_use)
+        for name in self.tree.path(job.spec.queue):
+            problem = self._exceeds(name, self.held(name), job, memory_bytes)
+            if problem:
+                return problem
+        if self._later is None:
+            return ""
+        for name in self.tree.path(job.spec.queue):
+            later = self._later.get(name, _UNUSED)
+            if self._exceeds(name, later, job, memory_bytes):
+                return f"the quota of queue {name} is held for a job for which others stop"
+        return ""
+
+    def too_full(self, job: GPUJob, memory_bytes: int) -> set[str]:
+        """The queues, of the job's and those above it, that would exceed their quota with it."""
+        after = self._held if self._later is None else self._later
+        return {
+            name
+            for name in self.tree.path(job.spec.queue)
+            if self._exceeds(name, self.held(name), job, memory_bytes)
+            or self._exceeds(name, after.get(name, _UNUSED), job, memory_bytes)
+        }
 
     def hold_quota(self, job: GPUJob, memory_bytes: int) -> None:
-        """Lets no later job of the queue overtake this one, if the job can ever be within the
-        quota.
+        """Lets no later job of the queue overtake this one, if only jobs of its own queue are in
+        its way: what others have would not become free by that.
         """
-        if not self._shortfall(job, memory_bytes, {}, {}):
-            self.quota_held.add(job.spec.queue)
+        own = self.own(job.spec.queue)
+        for name in self.tree.path(job.spec.queue):
+            if self._exceeds(name, _less_of(self.held(name), own), job, memory_bytes):
+                return
+        self.quota_held.add(job.spec.queue)
 
     def fits_in_nominal(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True if the job's queue has a nominal quota and stays within it with the job, and so does
-        its cohort once its borrowing queues give back.
+        """True if the job is entitled: quota was promised to its queue, and the job is within it.
+        Who borrows that quota gives it back.
         """
-        queue = self.by_name.get(job.spec.queue)
-        if queue is None or queue.spec.nominal == Quota():
+        if not self.tree.is_promised_any(job.spec.queue):
             return False
         return not self.would_borrow(job, memory_bytes)
 
     def would_borrow(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True if with the job its queue exceeds its nominal quota, or its parent does by the use
-        of all children within their own quotas.
+        """True if the job would use quota that its queue, or one above it, was not promised, or
+        that others were promised and use themselves.
         """
-        name = job.spec.queue
         if not self.by_name:
             return False
-        own = _with(self.use.get(name, QueueUse()), job, memory_bytes)
-        if self._nominal(name).exceeded(own):
-            return True
-        cohort = self.cohort(name)
-        if cohort == name and not self._children(cohort):
-            return False
-        firm = QueueUse()
-        for member in (cohort, *self._children(cohort)):
-            use = own if member == name else self.use.get(member, QueueUse())
-            firm = _sum_of(firm, self._nominal(member).within(use))
-        return self._nominal(cohort).exceeded(firm)
+        gpus = job.spec.gpus
+        within = self._is_within(job.spec.queue, gpus, _GPUS)
+        return not (within and self._is_within(job.spec.queue, gpus * memory_bytes, _MEMORY))
+
+    def _is_within(self, name: str, amount: int, kind: int) -> bool:
+        """Whether so much more is within what the queue, and each above it, was promised, once
+        everybody beside this path has no more than was promised to them."""
+        below = None
+        for one in self.tree.path(name):
+            firm, loose, rest = 0, self.own(one)[kind], self.tree.rest(one)[kind]
+            for child in self.tree.children(one):
+                nominal = self.tree.nominal(child)[kind]
+                if child == below:
+                    continue
+                if nominal is None:
+                    loose += self.held(child)[kind]
+                else:
+                    firm += min(nominal, self.held(child)[kind])
+            if below is None or self.tree.nominal(below)[kind] is None:
+                loose += amount
+                if rest is not None and loose > rest:
+                    return False
+                amount = loose + firm
+            else:
+                amount += firm + (loose if rest is None else min(loose, rest))
+            nominal = self.tree.nominal(one)[kind]
+            if nominal is not None and amount > nominal:
+                return False
+            below = one
+        return True
 
     def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
-        """True while queue `name` uses quota that a job of `for_queue` within its quota can
-        reclaim: both have one parent, or the parent itself exceeds its quota.
+        """True while a job of queue `name` may be stopped for an entitled job of `for_queue`.
+
+        Where the ways from the root to the two part, the way to `name` must borrow; and further
+        down the way goes on to who borrows, if anybody there does.
         """
+        if not self.borrows_beside(name, for_queue):
+            return False
+        way = self._way(name, for_queue)
+        if not way:
+            return True
+        for one, below in zip(way, [*way[1:], None], strict=True):
+            goes_on = self._rest_is_exceeded(one) if below is None else self._is_over(below)
+            if not goes_on and self._anybody_borrows_in(one):
+                return False
+        return True
+
+    def borrows_beside(self, name: str, for_queue: str) -> bool:
+        """True while the way to queue `name` borrows where it parts from that to `for_queue`: of
+        these queues somebody gives back, if not this one."""
         if name == for_queue:
             return False
-        cohort = self.cohort(name)
-        if self._nominal(cohort).exceeded(self.cohort_use.get(cohort, QueueUse())):
-            return True
-        siblings = cohort == self.cohort(for_queue)
-        return siblings and self._nominal(name).exceeded(self.use.get(name, QueueUse()))
+        way = self._way(name, for_queue)
+        return self._is_over(way[0]) if way else self._rest_is_exceeded(name)
 
-    def _shortfall(
-        self,
-        job: GPUJob,
-        memory_bytes: int,
-        use: Mapping[str, QueueUse],
-        cohort_use: Mapping[str, QueueUse],
-    ) -> str:
-        name = job.spec.queue
-        problem = self._exceeds(name, use.get(name, QueueUse()), job, memory_bytes)
-        if problem:
-            return problem
-        # Of a queue that is itself a parent, its children count as well.
-        cohort = self.cohort(name)
-        return self._exceeds(cohort, cohort_use.get(cohort, QueueUse()), job, memory_bytes)
+    def _way(self, name: str, for_queue: str) -> list[str]:
+        """The queues down to `name` that are not above `for_queue`."""
+        above = self.tree.path(for_queue)
+        return [one for one in reversed(self.tree.path(name)) if one not in above]
+
+    def _anybody_borrows_in(self, name: str) -> bool:
+        """Whether a child, or the queue's own jobs, have more than was promised to them."""
+        children = any(self._is_over(child) for child in self.tree.children(name))
+        return children or self._rest_is_exceeded(name)
+
+    def _is_over(self, name: str) -> bool:
+        """Whether the queue with all below it has more than was promised to it."""
+        held, nominal = self.held(name), self.tree.nominal(name)
+        parent = self.tree.parent(name)
+        for kind in (_GPUS, _MEMORY):
+            quota = nominal[kind]
+            if quota is not None:
+                if held[kind] > quota:
+                    return True
+            elif parent is not None and held[kind] and self._rest_over(parent, kind):
+                return True
+        return False
+
+    def _rest_is_exceeded(self, name: str) -> bool:
+        own = self.own(name)
+        return any(own[kind] and self._rest_over(name, kind) for kind in (_GPUS, _MEMORY))
+
+    def _rest_over(self, name: str, kind: int) -> bool:
+        """Whether the queue's own jobs, and the children without a nominal quota, have more than
+        the other children's nominal quotas leave."""
+        rest = self.tree.rest(name)[kind]
+        if rest is None:
+            return False
+        children = self.tree.children(name)
+        loose = (child for child in children if self.tree.nominal(child)[kind] is None)
+        return self.own(name)[kind] + sum(self.held(child)[kind] for child in loose) > rest
 
     def _exceeds(self, name: str, use: QueueUse, job: GPUJob, memory_bytes: int) -> str:
-        limit = self._limit(name)
+        limit = self.tree.limit(name)
         after = _with(use, job, memory_bytes)
         if limit.gpus is not None and after.gpus > limit.gpus:
             gpus = after.gpus - use.gpus
-            return f"queue {name} uses {use.gpus} of {limit.gpus} GPUs, needs {gpus} more"
+            figures = f"queue {name} uses {use.gpus} of {limit.gpus} GPUs, needs {gpus} more"
+            problem = self.tree.problems.get(name)
+            return f"{figures}; {problem.message}" if problem is not None else figures
         if limit.memory_bytes is not None and after.memory_bytes > limit.memory_bytes:
             wanted, allowed = format_memory(after.memory_bytes), format_memory(limit.memory_bytes)
             return f"queue {name} would use {wanted} of {allowed} GPU memory"
         return ""
 
-    def _children(self, cohort: str) -> list[str]:
-        return [name for name in self.by_name if name != cohort and self.cohort(name) == cohort]
-
-    def _nominal(self, name: str) -> _Limit:
-        queue = self.by_name.get(name)
-        if queue is None:
-            return _Limit(None, None)
-        memory = queue.spec.nominal.gpu_memory
-        return _Limit(queue.spec.nominal.gpus, memory.bytes if memory is not None else None)
-
-    def _limit(self, name: str) -> _Limit:
-        """The nominal quota plus what may be borrowed. Without a borrowing limit: with a parent,
-        all that the parent has; without one, nothing.
-        """
-        nominal = self._nominal(name)
-        queue = self.by_name.get(name)
-        if queue is None:
-            return nominal
-        extra = queue.spec.borrowing_limit
-        more_memory = extra.gpu_memory.bytes if extra.gpu_memory is not None else None
-        has_parent = self.cohort(name) != name
-        return _Limit(
-            _sum(nominal.gpus, extra.gpus, unlimited=has_parent),
-            _sum(nominal.memory_bytes, more_memory, unlimited=has_parent),
-        )
-
-    def _share(self, name: str, use: QueueUse, arrays: ClusterSize) -> float:
+    def _share(self, name: str, use: QueueUse, size: ClusterSize) -> float:
         queue = self.by_name.get(name)
         weight = queue.spec.weight if queue is not None else 1
-        shares = (use.gpus / max(arrays.gpus, 1), use.memory_bytes / max(arrays.memory_bytes, 1))
+        shares = (use.gpus / max(size.gpus, 1), use.memory_bytes / max(size.memory_bytes, 1))
         return max(shares) / weight
 
 
@@ -264,12 +360,6 @@ def _beyond(priority: int, queue: GPUQueue) -> str:
     return ""
 
 
-def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | None:
-    if nominal is None or (extra is None and unlimited):
-        return None
-    return nominal + (extra or 0)
-
-
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
     """The use with one more job of `memory_bytes` for each GPU."""
     gpus = job.spec.gpus
@@ -280,3 +370,15 @@ def _sum_of(one: QueueUse, other: QueueUse) -> QueueUse:
     return QueueUse(
         one.jobs + other.jobs, one.gpus + other.gpus, one.memory_bytes + other.memory_bytes
     )
+
+
+def _less_of(one: QueueUse, other: QueueUse) -> QueueUse:
+    return QueueUse(
+        one.jobs - other.jobs, one.gpus - other.gpus, one.memory_bytes - other.memory_bytes
+    )
+
+
+def _use_of(job: GPUJob, status: GPUJobStatus, sign: int) -> QueueUse:
+    found = QueueUse()
+    found.count(job, status, sign)
+    return found

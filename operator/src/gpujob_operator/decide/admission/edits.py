@@ -1,0 +1,82 @@
+"""Edits of a running job's queue and priority: the rules of admission are asked again.
+
+The attempt moves to the queue that `spec.queue` names once that queue admits the job and has the
+quota for it. Until then it counts in the queue that admitted it (`status.queue`), and its
+condition says so. Its priority counts as far as that queue gives priorities.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.model.conditions import EDIT_REFUSED, ConditionWriter, find
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.plan import EventNote, NextStep
+from gpujob_operator.decide.queue.quota import QuotaState
+
+PRIORITY_CAPPED, QUEUE_CHANGED = "PriorityCapped", "QueueChanged"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+    message: str
+
+
+def follow_edits(job: GPUJob, step: NextStep, queues: QuotaState, now: datetime) -> NextStep:
+    """The step of a job that runs, as it is after this step, with what its edits lead to; the same
+    object if they lead to nothing new. What it holds is counted in the queue that it moves to."""
+    if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return step
+    refusal = _queue_refusal(job, queues)
+    events = step.events
+    if refusal is None and queues.queue_of(job) != job.spec.queue:
+        before = queues.queue_of(job)
+        queues.add(job, job.status, -1)
+        job = replace(job, status=changed(job.status, queue=job.spec.queue))
+        queues.add(job, job.status)
+        text = f"the attempt counts in queue {job.spec.queue} from now on, and no longer in"
+        events = (*events, EventNote(QUEUE_CHANGED, f"{text} {before}"))
+    refusal = refusal or _priority_refusal(job, queues)
+    writer = ConditionWriter(job, job.status, now)
+    if refusal is None:
+        writer.remove(EDIT_REFUSED)
+    else:
+        known = find(job.status, EDIT_REFUSED)
+        writer.set(EDIT_REFUSED, True, refusal.reason, refusal.message)
+        if known is None or known.reason != refusal.reason:
+            events = (*events, EventNote(refusal.reason, refusal.message))
+    status = writer.status()
+    return step if status is step.status else replace(step, status=status, events=events)
+
+
+def _queue_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
+    """Why the attempt does not move to the queue that its spec names."""
+    admitted, name = queues.queue_of(job), job.spec.queue
+    if admitted == name:
+        return None
+    where = f"uses the quota of queue {admitted}" if admitted else "counts in no queue"
+    effect = f"the attempt runs on and {where} until it ends"
+    missing, refusal = queues.unknown_queue(job), queues.refusal(job)
+    if missing:
+        return _Refusal(PendingReason.QUEUE_NOT_FOUND.value, f"{missing}; {effect}")
+    if refusal:
+        back = f"; set spec.queue back to {admitted}, or name another queue" if admitted else ""
+        return _Refusal(PendingReason.REFUSED_BY_QUEUE.value, f"{refusal}; {effect}{back}")
+    held = job.status.reservation
+    with queues.simulate_removal([job]):
+        over = queues.quota_shortfall(job, held.memory_bytes if held is not None else 0)
+    if not over:
+        return None
+    text = f"spec.queue: {name}: {over}; {effect}, or until there is quota in {name}"
+    return _Refusal(PendingReason.OVER_QUOTA.value, text)
+
+
+def _priority_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
+    name, asked, given = queues.queue_of(job), job.spec.priority, queues.priority_of(job)
+    if asked == given:
+        return None
+    text = f"spec.priority: {asked} is not given by GPUQueue {name}: it counts as {given} while"
+    after = "the attempt runs, and the job is not admitted again with it: set a priority in range"
+    return _Refusal(PRIORITY_CAPPED, f"{text} {after}")

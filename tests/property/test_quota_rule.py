@@ -1,0 +1,215 @@
+"""I11: the quota of trees of queues is what docs/design/0027 says, and what follows from it."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, SharingMode
+from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.quantities import FleetMemory
+from gpujob_operator.decide.model.held_gpus import holds_gpus
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.stop_reasons import RECLAIMED
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    after,
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pods,
+    make_queue,
+    make_snapshot,
+    reserve,
+    running,
+)
+from tests.harness.queues import queues_of
+from tests.harness.world import World
+from tests.property.quota_reference import Reference
+
+NAMES = ("a", "b", "c", "d", "e")
+# Enough for all jobs of these worlds: only quota is in the way.
+GPUS = 40
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[GPUQueue, ...]:
+    """Up to five queues with any parents: missing ones and circles as well."""
+    names = NAMES[: draw(st.integers(2, 5))]
+    found: list[GPUQueue] = []
+    for name in names:
+        # Of the queues before it mostly: those are no circles.
+        before = names[: names.index(name)]
+        others = [one for one in names if one != name]
+        usual = st.sampled_from(("", *before, *before))
+        parent = draw(usual | usual | usual | st.sampled_from([*others, "gone"]))
+        nominal = draw(st.none() | st.integers(0, 4))
+        borrow = draw(st.none() | st.integers(0, 3))
+        quota: dict[str, Any] = {} if nominal is None else {"gpus": nominal}
+        found.append(make_queue(name, parent=parent, borrow=borrow, **quota))
+    return tuple(found)
+
+
+@st.composite
+def sizes(draw: st.DrawFn, count_max: int) -> list[tuple[str, int]]:
+    """The queue and the GPUs of each of some jobs."""
+    return draw(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 3)), max_size=count_max))
+
+
+def job_of(name: str, queue: str, gpus: int, created: float = 0.0) -> GPUJob:
+    return make_job(
+        name, queue=queue, gpus_per_worker=gpus, sharing=SharingMode.EXCLUSIVE, created=created
+    )
+
+
+def held_by(queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]]) -> list[GPUJob]:
+    """Running jobs, each on GPUs of its own."""
+    jobs: list[GPUJob] = []
+    names = {queue.metadata.name for queue in queues}
+    first = 0
+    for number, (queue, gpus) in enumerate(wanted):
+        if queue in names:
+            uuids = tuple(f"GPU-{n}" for n in range(first, first + gpus))
+            job = running(
+                job_of(f"run{number}", queue, gpus), ("n0", uuids), progressed_at=after(499)
+            )
+            jobs.append(replace(job, status=replace(job.status, queue=queue)))
+            first += gpus
+    return jobs
+
+
+def use_of(jobs: list[GPUJob]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for job in jobs:
+        found[job.spec.queue] += job.spec.gpus
+    return found
+
+
+def reference_of(queues: tuple[GPUQueue, ...]) -> Reference:
+    return Reference({queue.metadata.name: queue for queue in queues})
+
+
+def snapshot_of(queues: tuple[GPUQueue, ...], *jobs: GPUJob) -> Snapshot:
+    gpus = [make_gpu(f"GPU-{n}", index=n) for n in range(GPUS)]
+    pods = [pod for job in jobs if holds_gpus(job) for pod in make_pods(job)]
+    node = make_gpu_node("n0", *gpus, at=500)
+    return make_snapshot(*jobs, pods=pods, gpu_nodes=[node], queues=queues)
+
+
+def statuses_of(snapshot: Snapshot) -> dict[str, GPUJobStatus]:
+    items = plan(snapshot, after(500)).items
+    return {one.job.metadata.name: one.status for one in items if isinstance(one, WriteStatus)}
+
+
+@settings(max_examples=300)
+@given(trees(), sizes(12), st.integers(1, 3))
+def test_every_answer_is_that_of_the_rule(
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int
+) -> None:
+    jobs = held_by(queues, wanted)
+    state, reference, use = queues_of(queues, jobs), reference_of(queues), use_of(jobs)
+    for name in reference.queues:
+        job = job_of("new", name, gpus)
+        assert (state.quota_shortfall(job, 1) == "") == reference.is_allowed(name, gpus, use)
+        assert state.would_borrow(job, 1) != reference.is_entitled(name, gpus, use)
+        for other in reference.queues:
+            given_back = reference.gives_back(other, name, use)
+            assert state.can_be_reclaimed_for(other, name) == given_back, (other, name)
+
+
+@settings(max_examples=150)
+@given(trees(), sizes(8), st.sampled_from(NAMES), st.integers(1, 3))
+def test_a_job_is_placed_or_reclaims_or_waits_as_the_rule_says(
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], name: str, gpus: int
+) -> None:
+    """Nobody within what is promised to it loses a job while another gives back; who is entitled
+    never waits for nothing."""
+    reference, jobs = reference_of(queues), held_by(queues, wanted)
+    assume(name in reference.queues)
+    use, job = use_of(jobs), job_of("new", name, gpus, 400)
+    found = statuses_of(snapshot_of(queues, *jobs, job))
+    stopped = [one for one in jobs if one.metadata.name in found and _is_stopped(found, one)]
+    assert (found["new"].placement is not None) == reference.is_allowed(name, gpus, use)
+    if not stopped:
+        entitled = reference.is_promised_any(name) and reference.is_entitled(name, gpus, use)
+        assert found["new"].placement is not None or not entitled
+        return
+    assert reference.is_entitled(name, gpus, use)
+    victims = [(one.spec.queue, one.spec.gpus) for one in stopped]
+    if len(victims) <= 5:
+        assert reference.may_all_go(victims, name, use)
+    left = use - use_of(stopped)
+    assert reference.is_allowed(name, gpus, left)
+    for one in stopped:
+        assert not reference.is_allowed(name, gpus, left + use_of([one])) or not (
+            reference.may_all_go(
+                [(each.spec.queue, each.spec.gpus) for each in stopped if each is not one],
+                name,
+                use,
+            )
+        ), "one was stopped that need not be"
+
+
+def _is_stopped(found: dict[str, GPUJobStatus], job: GPUJob) -> bool:
+    stop = found[job.metadata.name].stop
+    assert stop is None or stop.reason == RECLAIMED
+    return stop is not None
+
+
+@settings(max_examples=60)
+@given(trees(), sizes(10), sizes(10))
+def test_worlds_come_to_rest_within_their_quotas(
+    queues: tuple[GPUQueue, ...], first: list[tuple[str, int]], later: list[tuple[str, int]]
+) -> None:
+    """Two waves of jobs: what was lent to the first is given back to the second, once."""
+    reference = reference_of(queues)
+    gpus = [make_gpu(f"GPU-{n}", index=n) for n in range(2 * GPUS)]
+    world = World(gpu_nodes=[make_gpu_node("n0", *gpus)], queues=queues)
+    for wave, wanted in enumerate((first, later)):
+        known = [one for one in wanted if one[0] in reference.queues]
+        world.submit(*(job_of(f"w{wave}-{n}", *one, world.seconds) for n, one in enumerate(known)))
+        for _ in range(5):
+            world.tick(40)
+            for name in reference.queues:
+                held = [job for job in world.snapshot.jobs if holds_gpus(job)]
+                assert reference.total(name, use_of(held)) <= reference.most(name)
+    held = [job for job in world.snapshot.jobs if holds_gpus(job)]
+    waiting = [job for job in world.snapshot.jobs if job.status.phase is JobPhase.PENDING]
+    use = use_of(held)
+    for job in waiting:
+        name, wanted_gpus = job.spec.queue, job.spec.gpus
+        assert not reference.is_allowed(name, wanted_gpus, use)
+        promised = reference.is_promised_any(name)
+        assert not (promised and reference.is_entitled(name, wanted_gpus, use)), job.metadata.name
+    assert sum(job.status.counters.preemptions for job in held + waiting) <= len(first)
+
+
+def test_memory_counts_as_gpus_do() -> None:
+    """The same arithmetic, of the other kind."""
+    queues = tuple(
+        replace(
+            queue,
+            spec=replace(
+                queue.spec,
+                nominal=replace(queue.spec.nominal, gpus=None, gpu_memory=FleetMemory(memory)),
+            ),
+        )
+        for queue, memory in (
+            (make_queue("p"), 4),
+            (make_queue("x", parent="p"), 2),
+            (make_queue("y", parent="p"), 0),
+        )
+    )
+    jobs = [
+        running(make_job(f"y{n}", queue="y"), ("n0", (f"GPU-{n}",)), held=reserve(1))
+        for n in range(4)
+    ]
+    state = queues_of(queues, jobs)
+    assert state.quota_shortfall(make_job(queue="x"), 1)
+    assert state.fits_in_nominal(make_job(queue="x"), 2)
+    assert not state.fits_in_nominal(make_job(queue="x"), 3)
+    assert state.can_be_reclaimed_for("y", "x")
+    assert not state.can_be_reclaimed_for("x", "y")
