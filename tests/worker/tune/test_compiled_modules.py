@@ -53,6 +53,11 @@ for i in range(20):
     LIVE[0] = 0; loss.backward(); go.step()
 """
 SOON = "from gpujob_worker.control import tuning_run; tuning_run.COMPILE_AFTER_SECONDS = 0\n"
+SLOW_COMPILER = """
+def slowly(call, **options):
+    import time; time.sleep(3); return compiler(call, **options)
+torch.compile = slowly
+"""
 END = """
 SEEN = {name: count for name, count in SEEN.items() if count}
 print(json.dumps([loss.item(), SEEN, MADE]))
@@ -162,6 +167,13 @@ def test_a_long_run_tries_it_for_each_module(name: str, tmp_path: Path) -> None:
     assert [second, True] in made, run.errors
     assert run.report["speedup"]["ratio"] > 1.02, run.errors
     assert loss == loss_alone(tmp_path / "alone", text)
+
+
+def test_a_late_trial_counts_as_time_in_which_training_stood(tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", SOON + SLOW_COMPILER + ENCODER, {"precision": "float32"}, "slow")
+    made = len(json.loads(run.output)[2])
+    assert made, run.errors
+    assert run.report["tuningSeconds"] >= 3 * made, run.errors
 
 
 def test_a_long_run_compiles_the_one_that_gains_by_it(tmp_path: Path) -> None:

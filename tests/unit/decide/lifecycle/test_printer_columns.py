@@ -6,10 +6,11 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import GIB
-from gpujob_api.report import Speedup, Timing
+from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
-from tests.harness.builders import make_job, measured, running, with_status
+from gpujob_operator.decide.model.snapshot import ReceivedReport
+from tests.harness.builders import T0, make_job, make_report, measured, running, with_status
 
 GAIN = Speedup(1.42, 1.38, 1.46, 10)
 
@@ -55,6 +56,24 @@ def test_the_progress_column(step: int, total: int | None, text: str) -> None:
     seen = replace(measured(GIB, step=step), steps_total=total)
     found = with_status(made, measurement=seen)
     assert summarize(found, found.status, found.status, ()).progress == text
+
+
+@pytest.mark.parametrize(
+    ("phase", "attempt", "text"),
+    [
+        (WorkerPhase.TRAINING, 1, "step 7"),
+        (WorkerPhase.TUNING, 1, "step 7, tuning"),
+        (WorkerPhase.TUNING, 2, "step 7"),
+    ],
+)
+def test_it_is_said_that_training_stands_still_for_trials(
+    phase: WorkerPhase, attempt: int, text: str
+) -> None:
+    job = with_status(running(make_job()), measurement=measured(GIB, step=7))
+    report = ReceivedReport(
+        job.metadata.uid, 0, T0, make_report(step=7, phase=phase, attempt=attempt)
+    )
+    assert summarize(job, job.status, job.status, (), report).progress == text
 
 
 def test_a_job_that_was_not_measured_has_no_progress() -> None:

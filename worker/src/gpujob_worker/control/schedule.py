@@ -5,7 +5,8 @@ later.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import torch
 
@@ -101,7 +102,8 @@ class TuningSchedule:
         """
         if self._all_record:
             self._all_record, self._compile_due = False, None
-            self._decide_on_code()
+            with self._standing_still():
+                self._decide_on_code()
         elif since % CONFIRM_STEPS == 0:
             if self._in_force.rolled_back:
                 self._compile_due = None
@@ -111,6 +113,14 @@ class TuningSchedule:
                     root.recording = True
             elif agreement.leads and time.monotonic() >= due and self._in_force.first_shape:
                 agreement.plan_compilation(since)
+
+    @contextmanager
+    def _standing_still(self) -> Generator[None]:
+        """Said at once: who watches the steps would take it for hung."""
+        with self._session.state.standing_still():
+            self._session.reporter.wake()
+            yield
+        self._session.reporter.wake()
 
     def _decide_on_code(self) -> None:
         session, tuner, gain = self._session, self._in_force.tuner, None
@@ -157,7 +167,8 @@ class TuningSchedule:
         for root in roots:
             root.stop_recording()
         try:
-            self._compile()
+            with self._standing_still():
+                self._compile()
         finally:
             for root in roots:
                 root.recorded = None

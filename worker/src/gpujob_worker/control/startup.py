@@ -171,7 +171,7 @@ class Startup:
             self._fit_limit(root, recorded)
         in_force.apply()
         in_force.report()
-        session.state.tuning_took(session.state.tuning_seconds or 0.0)
+        session.state.tuning_took(0.0)
 
     def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
         session, tuner = self._session, self._in_force.tuner

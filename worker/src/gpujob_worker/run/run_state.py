@@ -4,6 +4,7 @@ Other modules read it. Every change goes through a method, so that each fact is 
 place.
 """
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -181,7 +182,18 @@ class RunState:
         self.baseline, self.baseline_wait_percent = timing, wait_percent
 
     def tuning_took(self, seconds: float) -> None:
-        self.tuning_seconds = seconds
+        """Adds seconds in which training stood still; 0 where the settings are known."""
+        self.tuning_seconds = (self.tuning_seconds or 0.0) + seconds
+
+    @contextmanager
+    def standing_still(self) -> Generator[None]:
+        """Training stands still for a trial between two of its steps."""
+        start = time.monotonic()
+        with self.during(WorkerPhase.TUNING):
+            try:
+                yield
+            finally:
+                self.tuning_took(time.monotonic() - start)
 
     def counted(self, call_flop: float | None) -> None:
         """Sets the FLOP of forward and backward of one call."""

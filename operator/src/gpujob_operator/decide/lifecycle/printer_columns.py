@@ -2,12 +2,14 @@
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_memory
+from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode
 from gpujob_api.summary import Summary
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import HasConditions
+from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 REASON_CHARACTERS_MAX = 200
 # The condition whose reason is shown, in phases in which that is not `Running`.
@@ -18,11 +20,17 @@ _SHOWN_CONDITION = {
 }
 
 
-def summarize(job: GPUJob, status: GPUJobStatus, stated: HasConditions, sites: Sites) -> Summary:
-    """The columns of a job with this status and these conditions."""
+def summarize(
+    job: GPUJob,
+    status: GPUJobStatus,
+    stated: HasConditions,
+    sites: Sites,
+    received: ReceivedReport | None = None,
+) -> Summary:
+    """The columns of a job with this status and these conditions. `received`: the newest report."""
     return Summary(
         where=_where(status),
-        progress=_progress(status, stated),
+        progress=_progress(status, stated) + _standstill(status, received),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
@@ -55,6 +63,14 @@ def _progress(status: GPUJobStatus, stated: HasConditions) -> str:
     if not total:
         return f"step {measured.step}{lost}"
     return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%{lost}"
+
+
+def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
+    """Training stands still for trials, which may take a minute: nobody shall take it for hung."""
+    if received is None or received.report.attempt != status.attempt:
+        return ""
+    tuning = received.report.phase is WorkerPhase.TUNING and received.report.step > 0
+    return ", tuning" if tuning and status.phase is JobPhase.RUNNING else ""
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:

@@ -68,7 +68,10 @@ def finish_status(
     _set_protection(job, status, writer, inputs, configuration)
     if status.placement is None or status.finished:
         writer.remove(conditions.EDIT_REFUSED)
-    generation, summary = job.metadata.generation, summarize(job, status, writer, sites)
+    generation, summary = (
+        job.metadata.generation,
+        summarize(job, status, writer, sites, inputs.report),
+    )
     if (generation, summary) == (status.observed_generation, status.summary):
         return writer.status()
     return writer.status(observed_generation=generation, summary=summary)
