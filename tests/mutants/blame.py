@@ -5,6 +5,34 @@ from tests.mutants.shell import of_operator
 
 BLAME = (
     of_decide(
+        "a mistake before the first step is tried again",
+        "lifecycle/outcome.py",
+        "    if mistake:\n",
+        "    if not pod:\n",
+        "lifecycle/test_user_errors.py",
+    ),
+    of_decide(
+        "what was caught is what ended a script",
+        "lifecycle/user_errors.py",
+        "        if _ANY_EXCEPTION.match(line):\n",
+        "        if not line:\n",
+        "lifecycle/test_user_errors.py",
+    ),
+    of_decide(
+        "the same error at any step is the same",
+        "lifecycle/repeated.py",
+        "return LastError(outcome.step, ",
+        "return LastError(0, ",
+        "lifecycle/test_repeated.py",
+    ),
+    of_decide(
+        "an interruption makes the error forgotten",
+        "lifecycle/repeated.py",
+        "    if outcome.end is not AttemptEnd.FAILED:\n        return status\n",
+        "",
+        "lifecycle/test_repeated.py",
+    ),
+    of_decide(
         "a job is to blame for what others took of its memory",
         "lifecycle/ending.py",
         "outcome = without_others_faults(job, judged, pods, inputs.sites, access)",

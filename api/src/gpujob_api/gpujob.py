@@ -309,6 +309,15 @@ class JobFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class LastError:
+    """The error of the latest failed attempt, and its step: one that comes twice would again."""
+
+    step: Count
+    # Without moments and addresses.
+    text: Annotated[str, Text(512, clip=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class GPUJobStatus:
     phase: JobPhase = JobPhase.PENDING
     observed_generation: Count = 0
@@ -327,6 +336,8 @@ class GPUJobStatus:
     counters: Counters = field(default_factory=Counters)
     stop: StopReason | None = None
     failure: JobFailure | None = None
+    # None where the latest failure may pass by itself.
+    last_error: LastError | None = None
     profile: Annotated[str, Text(253)] | None = None
     # The queue that admitted the attempt, and whose quota it uses.
     queue: Label | None = None

@@ -11,9 +11,11 @@ from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
+from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
+from gpujob_operator.decide.lifecycle.repeated import with_last_error
 from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
 from gpujob_operator.decide.lifecycle.start_limits import age_seconds
 from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
@@ -127,6 +129,7 @@ def _retry_or_fail(
         stop=None,
         next_attempt_at=decision.next_attempt_at,
     )
+    status = with_last_error(status, outcome)
     writer = ConditionWriter(job, status, now)
     if not decision.retry:
         writer.set(conditions.RUNNING, False, kind)

@@ -24,6 +24,11 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     is_refused_start,
     refused_start,
 )
+from gpujob_operator.decide.lifecycle.user_errors import (
+    lacks_relative_file,
+    last_line,
+    user_error_in,
+)
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 
@@ -50,6 +55,8 @@ class Outcome:
     # Of an interruption: what somebody else brought about (see `out_of_memory`), or None.
     failure: JobFailure | None = None
     step: int = 0
+    # Of a failure: its error as the worker or the log's last line says it; "" if nobody does.
+    error: str = ""
     # After an interruption: the node that was lost without notice; or "".
     lost_node: str = ""
     # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
@@ -88,7 +95,7 @@ def judge(
         by = _ended_by(pods)
         return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal, ended_by=by)
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
-    return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
+    return Outcome(AttemptEnd.FAILED, real[0].failure, max(steps, default=0), real[0].error)
 
 
 def _ended_by(pods: tuple[PodView, ...]) -> str:
@@ -110,19 +117,27 @@ def _cause_first(pod: PodView) -> tuple[object, ...]:
     return _is_kill(pod), at, pod.rank
 
 
-def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """The failure of one worker, and the error in it, as `Outcome` has it."""
+
+    failure: JobFailure
+    error: str = ""
+
+
+def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
     """Of a worker that is not done. What ended it from outside is asked before its exit code, which
     a script that was asked to end chooses as it likes; only its own words are asked before that."""
     limit = "" if ours else exceeded(pod)
     if limit:
-        return JobFailure(FailureClass.UNKNOWN, limit)
+        return _Cause(JobFailure(FailureClass.UNKNOWN, limit))
     if pod.reason == OOM_KILLED and pod.exit_code == EXIT_DONE:
-        return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
+        return _Cause(JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod)))
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
-        return JobFailure(reported.failure_class, _with_need(reported))
+        return _Cause(JobFailure(_class_of(reported), _with_need(reported)), reported.message)
     if is_refused_start(pod) or _launcher_was_stopped(pod):
         return None
     if pod.finished and node_refused(pod):
@@ -130,22 +145,27 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
     return _unreported_failure(job, pod)
 
 
-def _unreported_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
+def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
     """By what Kubernetes and the log's last lines say."""
     if pod.reason in START_ERRORS:
         message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
-        return JobFailure(FailureClass.USER_ERROR, message)
+        return _Cause(JobFailure(FailureClass.USER_ERROR, message))
     if pod.reason == OOM_KILLED:
-        return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
+        return _Cause(JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod)))
     if outside_reason(pod) and pod.exit_code is not None and pod.exit_code not in _CRASHES:
         return None
+    what = f"worker {pod.rank} exited with code {pod.exit_code}"
+    mistake = user_error_in(pod)
+    if mistake:
+        text = f"{what}: {mistake}; kubectl logs {pod.name} has the rest"
+        return _Cause(JobFailure(FailureClass.USER_ERROR, text), mistake)
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
     if pod.termination is not None:
         # A worker's own last report stands where the log's last lines would.
         detail += f"; kubectl logs {pod.name} has the rest"
-    message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
-    return JobFailure(FailureClass.UNKNOWN, message)
+    failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
+    return _Cause(failure, last_line(pod.termination_text))
 
 
 def _launcher_was_stopped(pod: PodView) -> bool:
@@ -195,6 +215,13 @@ def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str
         if vanished or worker.rank in failed:
             return worker.node
     return ""
+
+
+def _class_of(failure: Failure) -> FailureClass:
+    """A file that is not there is data to the worker. Where the script runs decides what a relative
+    path means, which is the same on every node."""
+    missing = failure.failure_class is FailureClass.DATA and lacks_relative_file(failure.message)
+    return FailureClass.USER_ERROR if missing else failure.failure_class
 
 
 def _with_need(failure: Failure) -> str:

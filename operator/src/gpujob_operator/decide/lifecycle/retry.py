@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import Counters, GPUJob
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle.outcome import Outcome
+from gpujob_operator.decide.lifecycle.repeated import is_repeated
 from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
 from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
 from gpujob_operator.decide.model.configuration import Configuration
@@ -49,6 +50,14 @@ def retry_decision(
         return RetryDecision(
             counters, False, None, f"failed {retries} times, retry.limit is {limit}"
         )
+    if is_repeated(job, outcome):
+        last = job.status.last_error
+        step = f"at step {last.step}" if last is not None and last.step else "before any known step"
+        message = (
+            f"the attempt before failed {step} with the same error, so a third one would too: not "
+            f"retrying (retry {retries} of {limit} was left)"
+        )
+        return RetryDecision(counters, False, None, message)
     delay = min(
         configuration.retry_backoff_seconds * 2 ** (retries - 1),
         configuration.retry_backoff_max_seconds,

@@ -1,0 +1,116 @@
+"""The same error at the same step twice is not tried a third time."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    after,
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_report,
+    make_snapshot,
+    running,
+    statuses,
+    with_status,
+)
+
+SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 3x8)"
+
+
+def ended(job: GPUJob, **facts: Any) -> GPUJob:
+    """The job after its attempt ended like this."""
+    merged: dict[str, Any] = {"exit_code": 1, **facts}
+    pod: PodView = make_pod(job, **merged)
+    node = make_gpu_node("n0", make_gpu("GPU-0"), at=10)
+    found = plan(make_snapshot(job, pods=(pod,), gpu_nodes=[node]), after(10))
+    return replace(job, status=statuses(found.items)["job"])
+
+
+def again(job: GPUJob) -> GPUJob:
+    """Its next attempt runs."""
+    assert job.status.phase is JobPhase.PENDING, job.status.failure
+    place = running(make_job()).status
+    return with_status(
+        job,
+        phase=JobPhase.RUNNING,
+        attempt=job.status.attempt + 1,
+        placement=place.placement,
+        reservation=place.reservation,
+    )
+
+
+def reported(step: int, message: str = SHAPES, kind: FailureClass = FailureClass.USER_ERROR) -> Any:
+    return {"termination": make_report(attempt=1, step=step, failure=kind, message=message)}
+
+
+def said(job: GPUJob) -> str:
+    return next((c.message for c in job.status.conditions if c.type == "Failed"), "")
+
+
+@pytest.mark.parametrize("kind", [FailureClass.USER_ERROR, FailureClass.DATA, FailureClass.UNKNOWN])
+def test_twice_the_same_at_the_same_step_is_the_end(kind: FailureClass) -> None:
+    job = again(ended(running(make_job()), **reported(7, kind=kind)))
+    job = ended(job, **reported(7, kind=kind))
+    assert job.status.phase is JobPhase.FAILED
+    assert "failed at step 7 with the same error" in said(job)
+    assert "(retry 2 of 3 was left)" in said(job)
+    assert SHAPES in said(job)
+
+
+def test_the_last_line_of_the_log_tells_of_a_script_that_reports_nothing() -> None:
+    """With other moments and addresses."""
+    first = f"12:30:01 start\n2026-11-28 12:30:05.123 <Net at 0x7f00aa> {SHAPES}"
+    second = f"14:02:11 start\n2026-11-28 14:02:15.001 <Net at 0x7f11bb> {SHAPES}\n"
+    job = again(ended(running(make_job()), termination_text=first))
+    assert ended(job, termination_text=second).status.phase is JobPhase.FAILED
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        reported(9),
+        reported(7, "RuntimeError: another one"),
+        {"exit_code": 137, "reason": "OOMKilled"},
+    ],
+    ids=["another step", "another error", "another end"],
+)
+def test_what_differs_is_tried_as_often_as_the_user_allows(second: Any) -> None:
+    job = again(ended(running(make_job()), **reported(7)))
+    job = again(ended(job, **second))
+    assert ended(job, **reported(7)).status.phase is JobPhase.PENDING
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"termination_text": "ConnectionError: connection refused"},
+        {"termination_text": "OSError: [Errno 28] No space left on device"},
+        {"termination_text": "RuntimeError: NCCL error in ProcessGroupNCCL"},
+        {"exit_code": 139},
+        {"exit_code": 137, "reason": "OOMKilled"},
+        reported(7, kind=FailureClass.OUT_OF_MEMORY),
+        reported(7, kind=FailureClass.CHECKPOINT),
+    ],
+)
+def test_what_may_pass_or_is_not_known_is_no_repetition(facts: dict[str, Any]) -> None:
+    job = again(ended(running(make_job()), **facts))
+    assert ended(job, **facts).status.phase is JobPhase.PENDING
+
+
+def test_an_interruption_between_them_says_nothing_of_the_error() -> None:
+    job = again(ended(running(make_job()), **reported(7)))
+    job = again(ended(job, exit_code=143))
+    assert ended(job, **reported(7)).status.phase is JobPhase.FAILED
+
+
+def test_the_limit_is_said_where_it_is_reached() -> None:
+    job = again(ended(running(make_job(retries=1)), **reported(7)))
+    assert "retry.limit is 1" in said(ended(job, **reported(7)))

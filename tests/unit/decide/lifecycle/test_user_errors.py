@@ -1,0 +1,159 @@
+"""The mistakes of a first day cost one attempt, and the job says the line that names them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.report import FailureClass, WorkerPhase
+from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, judge
+from gpujob_operator.decide.lifecycle.user_errors import user_error_in
+from gpujob_operator.decide.model.conditions import FAILED, find
+from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.decide.model.snapshot import PodPhase
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    after,
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_report,
+    make_snapshot,
+    running,
+    statuses,
+)
+
+JOB = running(make_job())
+PARSER = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr', type=float)\n"
+
+# Run here by this Python, as a container would: script, arguments, part of the line that tells.
+SCRIPTS: dict[str, tuple[str | None, list[str], str]] = {
+    "no script": (None, ["absent.py"], "can't open file"),
+    "no module": (None, ["-m", "absent_module"], "No module named absent_module"),
+    "import": ("import absent_module", [], "ModuleNotFoundError: No module named"),
+    "name in module": ("from os import absent_name", [], "ImportError: cannot import name"),
+    "syntax": ("def train(:\n    pass", [], "SyntaxError: "),
+    "indentation": ("def train():\npass", [], "IndentationError: "),
+    "name": ("train()", [], "NameError: name 'train'"),
+    "wrong flag": (PARSER + "p.parse_args()", ["--learning", "1"], "unrecognized arguments"),
+    "wrong value": (PARSER + "p.parse_args()", ["--lr", "fast"], "argument --lr: invalid"),
+    "working directory": ("open('conf/train.yaml')", [], "FileNotFoundError: "),
+    "permission": (
+        "raise PermissionError(13, 'Permission denied', '/data')",
+        [],
+        "PermissionError",
+    ),
+}
+# As torch, shells and other parsers say it.
+TEXTS: dict[str, tuple[int, str]] = {
+    "no CUDA in torch": (1, "AssertionError: Torch not compiled with CUDA enabled"),
+    "no GPU": (1, "RuntimeError: No CUDA GPUs are available"),
+    "no driver": (1, "RuntimeError: Found no NVIDIA driver on your system. Please check that"),
+    "no libcuda": (1, "ImportError: libcuda.so.1: cannot open shared object file: No such file"),
+    "old GPU": (1, "RuntimeError: CUDA error: no kernel image is available for execution on"),
+    "click": (2, "Error: No such option: --epcohs Did you mean --epochs?"),
+    "not found": (127, "sh: 1: trian.sh: not found"),
+    "gpujob-run": (127, "gpujob-run: trian: command not found"),
+    "no right": (126, "sh: 1: ./train.sh: Permission denied"),
+    "said after it": (1, "ModuleNotFoundError: No module named 'x'\nmake: *** [Makefile:2: train]"),
+}
+
+
+def failed(exit_code: int, text: str, job: GPUJob = JOB, **facts: Any) -> Any:
+    pod = make_pod(job, phase=PodPhase.FAILED, exit_code=exit_code, termination_text=text, **facts)
+    return judge(job, (pod,))
+
+
+def is_mistake(exit_code: int, text: str) -> bool:
+    failure = failed(exit_code, text).failure
+    return failure.failure_class is FailureClass.USER_ERROR
+
+
+@pytest.mark.parametrize("mistake", SCRIPTS)
+def test_a_script_that_does_not_begin(mistake: str, tmp_path: Path) -> None:
+    script, arguments, line = SCRIPTS[mistake]
+    if script is not None:
+        (tmp_path / "train.py").write_text(script, encoding="utf-8")
+        arguments = ["train.py", *arguments]
+    command = [sys.executable, "-S", "-E", *arguments]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    failure = failed(ran.returncode, ran.stderr[-1024:]).failure
+    assert failure.failure_class is FailureClass.USER_ERROR, ran.stderr
+    assert line in failure.message
+    assert "kubectl logs job-1-0" in failure.message
+
+
+@pytest.mark.parametrize("mistake", TEXTS)
+def test_what_libraries_and_shells_say(mistake: str) -> None:
+    code, text = TEXTS[mistake]
+    failure = failed(code, f"Epoch 1\nloading\n{text}\n").failure
+    assert failure.failure_class is FailureClass.USER_ERROR
+    assert text.splitlines()[0][:60] in failure.message
+
+
+@pytest.mark.parametrize("exit_code", [126, 127])
+def test_a_shell_says_by_its_code_that_there_is_no_command(exit_code: int) -> None:
+    assert "worker 0 exited with code" in failed(exit_code, "").failure.message
+    assert is_mistake(exit_code, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "RuntimeError: shape '[4]' is invalid for input of size 3",
+        "ConnectionError: HTTPSConnectionPool(host='x')",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+        "OSError: [Errno 5] Input/output error",
+        "Killed",
+        "ImportError: no flash attention, going on without\nRuntimeError: it broke",
+        "ImportError: no flash attention\n" + "step\n" * 9 + "Segmentation fault",
+    ],
+)
+def test_other_errors_are_tried_again(text: str) -> None:
+    """What was caught long before, or may be over at the next attempt, is no mistake."""
+    assert not is_mistake(1, text)
+
+
+def test_a_command_that_is_missing_after_training_has_the_report_of_it() -> None:
+    words = make_report(step=40, phase=WorkerPhase.FINISHED)
+    pod = make_pod(JOB, exit_code=127, termination=words)
+    assert user_error_in(pod)
+    outcome = judge(JOB, (pod,))
+    assert outcome.failure is not None
+    assert (outcome.failure.failure_class, outcome.step) == (FailureClass.USER_ERROR, 40)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("conf/train.yaml", FailureClass.USER_ERROR), ("/data/train.bin", FailureClass.DATA)],
+)
+def test_a_worker_that_misses_a_file_of_its_directory(path: str, kind: FailureClass) -> None:
+    message = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    words = make_report(step=0, failure=FailureClass.DATA, message=message)
+    failure = failed(1, "", termination=words).failure
+    assert failure.failure_class is kind
+
+
+def test_what_somebody_ended_from_outside_was_no_mistake() -> None:
+    assert failed(127, "", deletion_at=after(30)).end is AttemptEnd.INTERRUPTED
+
+
+def test_it_costs_one_attempt_and_the_job_says_the_line() -> None:
+    line = "ModuleNotFoundError: No module named 'transformers'"
+    pod = make_pod(JOB, exit_code=1, termination_text=f"Traceback ...\n{line}\n")
+    node = make_gpu_node("n0", make_gpu("GPU-0"), at=10)
+    found = plan(make_snapshot(JOB, pods=(pod,), gpu_nodes=[node]), after(10))
+    status = statuses(found.items)["job"]
+    assert status.phase is JobPhase.FAILED
+    assert not [one for one in found.items if isinstance(one, CreatePod)]
+    assert status.failure is not None
+    assert line in status.failure.message
+    said = [one.message for one in status.conditions if one.type == FAILED]
+    assert line in said[0]
+    assert "not retrying" in said[0]
+    assert find(status, FAILED) is not None
