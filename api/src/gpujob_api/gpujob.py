@@ -41,7 +41,7 @@ from gpujob_api.report import (
     WaitPercent,
 )
 from gpujob_api.settings import ResumeMode, TunedSettings
-from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
+from gpujob_api.start_refusal import START_REFUSALS_MAX, OthersStopped, StartRefusal
 from gpujob_api.summary import Summary
 
 WORKERS_MAX = 1024
@@ -354,6 +354,8 @@ class GPUJobStatus:
     out_of_memory_step: Count | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0
+    # For this job, which has not run since.
+    others_stopped: OthersStopped | None = None
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None
     started_at: datetime | None = None

@@ -43,6 +43,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
+from gpujob_operator.decide.preemption.use import with_others_stopped
 from gpujob_operator.decide.queue.queue_status import queue_statuses
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -127,6 +128,10 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
     for uid, step in admission.steps.items():
         own = steps.get(uid)
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
+    for uid in admission.preemptor.beneficiaries:
+        stopped = with_others_stopped(cache.entries[uid].job, cycle.now)
+        status = changed(steps[uid].status, others_stopped=stopped)
+        steps[uid] = replace(steps[uid], status=status)
     for uid, stop in admission.preemptor.stops.items():
         step = cycle.step(uid, steps)
         steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)

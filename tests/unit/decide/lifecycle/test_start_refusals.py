@@ -371,7 +371,7 @@ def test_of_many_nodes_each_is_tried_before_one_is_tried_again() -> None:
         assert found.placement is not None, tried
         tried.append(found.placement.workers[0].node)
         refusal = Refusal("Unschedulable", "no", tried[-1], 0.0)
-        refused = with_refusal(found, refusal, DEFAULTS, after(at))
+        refused = with_refusal(replace(job, status=found), refusal, DEFAULTS, after(at))
         job = with_status(job, attempt=found.attempt, start_refusals=refused.start_refusals)
         at += 5.0 + pause_seconds(refused.start_refusals, DEFAULTS)
     assert sorted(tried) == ["n0", "n1", "n2", "n3"]

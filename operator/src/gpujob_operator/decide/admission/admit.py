@@ -207,6 +207,9 @@ class Admission:
             PendingReason.OVER_QUOTA,
         ):
             return
+        if entry.job.status.others_stopped is not None:
+            # Others of its class may preempt where it may not.
+            return
         quota = wait.reason is PendingReason.OVER_QUOTA
         spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
         preemption_in_flight = self.view.preemption_in_flight

@@ -11,6 +11,7 @@ from gpujob_operator.decide.measurement.profile import profile_name, with_own_me
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.current_refusals import is_edited_since_refused
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import (
     PlacementRecord,
@@ -20,6 +21,7 @@ from gpujob_operator.decide.model.placement_record import (
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
+from gpujob_operator.decide.preemption.use import barred_text
 from gpujob_operator.decide.queue.pending import Pending, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -68,7 +70,7 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     if live:
         return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waiting for {', '.join(live[:3])} to end")
     at = job.status.next_attempt_at
-    if at is not None and at > now:
+    if at is not None and at > now and not is_edited_since_refused(job):
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"retry in {left:.0f} s"
@@ -124,6 +126,9 @@ class PendingStatusWriter:
         if wait.position:
             message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait, jobs)
+        if wait.reason in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
+            barred = barred_text(job, self.now)
+            message += f"; {barred}" if barred else ""
         writer = ConditionWriter(job, job.status, self.now)
         writer.set(conditions.SCHEDULED, False, wait.reason.value, message)
         status = writer.status(phase=JobPhase.PENDING)

@@ -128,7 +128,7 @@ def _refused(
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is None:
         return job.status
-    return with_refusal(job.status, refusal, configuration, now)
+    return with_refusal(job, refusal, configuration, now)
 
 
 def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:

@@ -8,6 +8,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
+from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
@@ -50,7 +51,7 @@ def end_attempt(
     outcome = without_others_faults(job, judged, pods, inputs.sites, access)
     outcome = without_gone_gpus_faults(job, outcome, inputs.sites)
     if outcome.refusal is not None:
-        job = replace(job, status=with_refusal(job.status, outcome.refusal, configuration, now))
+        job = replace(job, status=with_refusal(job, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
         step = _succeeded(job, received, now)
     else:
@@ -123,6 +124,7 @@ def _retry_or_fail(
     status = changed(
         job.status,
         counters=decision.counters,
+        others_stopped=_others_stopped(job, outcome),
         failure=outcome.failure,
         out_of_memory_step=_out_of_memory_step(job.status, outcome),
         interrupted_at_step=_interrupted_at_step(job.status, outcome),
@@ -196,3 +198,9 @@ def _why_interrupted(
     if not decision.retry:
         return f"interrupted ({what})"
     return f"interrupted ({what}); {after_an_interruption(job, configuration)}"
+
+
+def _others_stopped(job: GPUJob, outcome: Outcome) -> OthersStopped | None:
+    """Forgotten where something else than its pods kept the attempt from starting."""
+    refused = outcome.refusal is not None or rule_of(job.status.stop).is_refusal
+    return job.status.others_stopped if refused or outcome.failure is not None else None

@@ -20,6 +20,7 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_limits import pull_limit_seconds, start_seconds_left
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.current_refusals import current_refusals
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REFUSED, UNSCHEDULABLE
 from gpujob_operator.decide.model.workers import place_of
@@ -69,13 +70,15 @@ _NO_SANDBOX = (
 class Refusal:
     """What keeps one worker from starting. `seconds_left` is for how long that is still waited for.
 
-    `node` is None where it would be refused wherever it is.
+    `node` is None where it would be refused wherever it is. `beside`: the nodes on which other
+    workers of its gang were taken.
     """
 
     reason: str
     message: str
     node: str | None
     seconds_left: float
+    beside: tuple[str, ...] = ()
 
 
 def refusal_of(
@@ -200,17 +203,19 @@ def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
 
 
 def with_refusal(
-    status: GPUJobStatus, refusal: Refusal, configuration: Configuration, now: datetime
+    job: GPUJob, refusal: Refusal, configuration: Configuration, now: datetime
 ) -> GPUJobStatus:
-    """The status that knows of the refusal, among the newest ones.
+    """The status that knows of the refusal, among the newest ones of this spec.
 
     Every node that refused the job is avoided for longer than the job pauses now. Else the job
     would come back to the cheapest of these nodes each time, and never try another one.
     """
-    before = next((one for one in status.start_refusals if one.node == refusal.node), None)
+    place, held = (refusal.node, refusal.beside), current_refusals(job)
+    before = next((one for one in held if (one.node, one.beside) == place), None)
     count = before.count + 1 if before is not None else 1
-    known = StartRefusal(refusal.reason, refusal.message, count, now, refusal.node)
-    others = [one for one in status.start_refusals if one.node != refusal.node]
+    generation = job.metadata.generation
+    known = StartRefusal(refusal.reason, refusal.message, count, now, *place, generation)
+    others = [one for one in held if one is not before]
     newest = (*others, known)[-START_REFUSALS_MAX:]
     tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))
     avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
@@ -219,7 +224,7 @@ def with_refusal(
         replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
         for one in newest
     ]
-    return changed(status, start_refusals=tuple(avoided))
+    return changed(job.status, start_refusals=tuple(avoided))
 
 
 def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
@@ -237,10 +242,10 @@ def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configurati
 def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
     """Its pods can start: what kept them everywhere is over, and pauses are short again. Nodes that
     refused them are avoided for a while still."""
-    if not status.start_refusals:
+    if not status.start_refusals and status.others_stopped is None:
         return status
     kept = tuple(replace(one, count=1) for one in status.start_refusals if one.node is not None)
-    return changed(status, start_refusals=kept)
+    return changed(status, start_refusals=kept, others_stopped=None)
 
 
 def _count(refusals: Iterable[StartRefusal]) -> int:

@@ -20,6 +20,7 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.current_refusals import current_refusals
 from gpujob_operator.decide.model.held_gpus import known_context_bytes
 from gpujob_operator.decide.model.node_affinity import (
     NodeAffinity,
@@ -283,7 +284,7 @@ def requirements_of(
         tolerations=tolerations(job),
         affinity=required_affinity(template),
         volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
-        refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
+        refused_by=tuple([one for one in current_refusals(job) if one.node is not None]),
         party=party,
         kept_off_spot=kept_off_spot(job, configuration or Configuration()),
     )

@@ -18,6 +18,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.use import barred_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
     PreemptionTargets,
@@ -44,6 +45,8 @@ class Preemptor:
     now: datetime
     view: CycleView
     stops: dict[str, StopReason] = field(default_factory=dict[str, StopReason])
+    # UIDs of the jobs for which they are stopped.
+    beneficiaries: set[str] = field(default_factory=set[str])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
     _stopping: list[GPUJob] | None = None
@@ -157,7 +160,7 @@ class Preemptor:
         """The victims whose removal makes the job fit on GPUs; None if no job should be preempted.
         Without preemption it could start in `start_seconds`.
         """
-        if self.exhausted or not _is_let_in(requirements.job):
+        if self.exhausted or not self._is_let_in(requirements.job):
             return None
         victims = self._victims(requirements)
         if victims:
@@ -200,7 +203,7 @@ class Preemptor:
     def may_preempt(self, requirements: JobRequirements) -> bool:
         """True if a running job could be preempted for this job; called for every pending one."""
         job = requirements.job
-        if not _is_let_in(job):
+        if not self._is_let_in(job):
             return False
         lowest = self.view.lowest_priorities.get(job.spec.queue)
         if lowest is not None and job.spec.priority > self.queues.capped(lowest, job.spec.queue):
@@ -243,6 +246,7 @@ class Preemptor:
         waits for.
         """
         chosen = list(victims)
+        self.beneficiaries.add(requirements.job.metadata.uid)
         for victim in chosen:
             text = (
                 f"stopped for {name_for(victim.job, requirements.job)} "
@@ -252,6 +256,9 @@ class Preemptor:
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
         return waiting_message(requirements.job, [victim.job for victim in chosen])
+
+    def _is_let_in(self, job: GPUJob) -> bool:
+        return barred_seconds(job, self.now) <= 0
 
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
         return job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
@@ -279,11 +286,6 @@ class Preemptor:
             queue = self.queues.queue_of(victim.job)
             return f"queue {queue} borrows quota of queue {job.spec.queue}"
         return "it fits on other GPUs"
-
-
-def _is_let_in(job: GPUJob) -> bool:
-    """No job is preempted for a job whose pods were refused at its last attempt."""
-    return all(one.node is not None for one in job.status.start_refusals)
 
 
 def waiting_message(job: GPUJob, stopping: Iterable[GPUJob]) -> str:
