@@ -1,4 +1,4 @@
-"""The rule of docs/design/0027, of GPUs alone, written down as slowly as it is told."""
+"""The rule of docs/design/0027, of GPUs alone, written down as slowly as it is said."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -344,8 +344,10 @@ class GPUJobStatus:
     next_attempt_at: datetime | None = None
     # The newest ones.
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
-    # A preempted job waits as if it had arrived then.
+    # A preempted job waits as if it had arrived then; so does one that could not start for a while.
     requeued_at: datetime | None = None
+    # Since when the pending job could not start: suspended, not admitted, refused.
+    held_back_since: datetime | None = None
     # For how long attempts that have ended held GPUs.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # The durable step when an attempt was last interrupted.

@@ -34,6 +34,7 @@ from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import RefusedTemplate
 from gpujob_operator.decide.model.spec_refusals import spec_refusal
+from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -44,7 +45,6 @@ from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import (
     OrderedQueues,
     Pending,
-    waited_seconds,
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 

@@ -19,6 +19,7 @@ from gpujob_operator.decide.model.placement_record import (
     placement_message,
 )
 from gpujob_operator.decide.model.plan import EventNote, NextStep
+from gpujob_operator.decide.model.waiting_time import HELD_BACK, held_back, let_go
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.preemption.use import barred_text
@@ -131,7 +132,9 @@ class PendingStatusWriter:
             message += f"; {barred}" if barred else ""
         writer = ConditionWriter(job, job.status, self.now)
         writer.set(conditions.SCHEDULED, False, wait.reason.value, message)
-        status = writer.status(phase=JobPhase.PENDING)
+        is_held_back = wait.reason in HELD_BACK
+        waiting = held_back(job, self.now) if is_held_back else let_go(job, self.now)
+        status = writer.status(phase=JobPhase.PENDING, **waiting)
         events = (EventNote(wait.reason.value, message),) if is_new else ()
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 

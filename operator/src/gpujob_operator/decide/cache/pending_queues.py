@@ -9,12 +9,12 @@ from math import inf
 from sortedcontainers import SortedList
 
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.waiting_time import arrival
 from gpujob_operator.decide.queue.order import OrderKey, order_keys
 from gpujob_operator.decide.queue.pending import (
     Keyed,
     OrderedQueues,
     Pending,
-    arrival,
     order_entry,
     order_rules,
 )

@@ -28,6 +28,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.stop_reasons import rule_of
+from gpujob_operator.decide.model.waiting_time import later
 
 
 def end_attempt(
@@ -140,14 +141,11 @@ def _retry_or_fail(
         writer.set(conditions.FINISHED, True, "Failed")
         status = writer.status(phase=JobPhase.FAILED, finished_at=now, progressed_at=None)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
-    was_preempted = rule_of(job.status.stop).for_others
     writer.set(conditions.RUNNING, False, kind, text)
     writer.set(conditions.SCHEDULED, False, "WaitingForRetry", text)
     status = writer.status(
         phase=JobPhase.PENDING,
-        # The job goes behind the jobs that were already pending; otherwise it would regain what
-        # it gave up.
-        requeued_at=now if was_preempted else status.requeued_at,
+        requeued_at=_requeued_at(job, outcome, now),
         placement=None,
         reservation=None,
         attempt_started_at=None,
@@ -157,6 +155,20 @@ def _retry_or_fail(
     asked_for = outcome.failure is None and rule_of(job.status.stop).asked_for
     event_type = EventType.NORMAL if asked_for else EventType.WARNING
     return NextStep(status, events=(EventNote(f"Attempt{kind}", text, event_type),))
+
+
+def _requeued_at(job: GPUJob, outcome: Outcome, now: datetime) -> datetime | None:
+    """The time from which the job waits: behind the jobs that were already pending, if it was
+    preempted, as otherwise it would regain what it gave up; and an attempt whose pods were refused
+    was no waiting."""
+    status, rule = job.status, rule_of(job.status.stop)
+    if rule.for_others:
+        return now
+    refused = rule.is_refusal or outcome.refusal is not None
+    if not refused or status.attempt_started_at is None:
+        return status.requeued_at
+    wait = now - status.attempt_started_at
+    return later(job, wait).get("requeued_at", status.requeued_at)
 
 
 def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:

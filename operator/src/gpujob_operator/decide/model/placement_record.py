@@ -14,6 +14,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Placement, Reserva
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.waiting_time import let_go
 
 if TYPE_CHECKING:
     from gpujob_operator.decide.model.snapshot import PodView
@@ -60,6 +61,7 @@ def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobS
     writer.set(conditions.SCHEDULED, True, "Placed", placement_message(record, attempt))
     # The same condition as while the pods are created and start, which saves a write.
     writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
+    waiting = let_go(job, record.placed_at) | {"next_attempt_at": None}
     return writer.status(
         phase=JobPhase.STARTING,
         attempt=attempt,
@@ -67,11 +69,11 @@ def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobS
         reservation=record.reservation,
         profile=record.profile or None,
         queue=record.queue or job.spec.queue,
-        next_attempt_at=None,
         attempt_started_at=record.placed_at,
         progressed_at=None,
         stop=None,
         failure=None,
+        **waiting,
     )
 
 

@@ -14,6 +14,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
+from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
@@ -28,7 +29,7 @@ from gpujob_operator.decide.preemption.victims import (
     pays_off,
     select_victims,
 )
-from gpujob_operator.decide.queue.pending import waited_seconds, written_recently
+from gpujob_operator.decide.queue.pending import written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
 # A search for victims reads every GPU, so it runs this often in a cycle.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob
@@ -10,6 +10,7 @@ from gpujob_operator.decide.measurement.runtime import remaining_of
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.waiting_time import arrival, waits_since
 from gpujob_operator.decide.queue.order import (
     OrderEntry,
     OrderKey,
@@ -17,6 +18,9 @@ from gpujob_operator.decide.queue.order import (
     OrderRules,
     order_keys,
 )
+
+# Later than any arrival.
+_LAST = datetime(8000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ def last_reason_of(
     """The last reason; None if none was written yet, or the job may wait for something
     of its own.
     """
-    status, since = job.status, _since(job)
+    status, since = job.status, waits_since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
     written_at = status.observed_at
     if finding is None or written_at is None or since is None:
+        return None
+    if status.held_back_since is not None:
         return None
     if job.spec.suspend or status.observed_generation != job.metadata.generation:
         return None
@@ -75,15 +81,6 @@ def last_reason_of(
         written_at + timedelta(seconds=configuration.pending_write_seconds),
         since + timedelta(seconds=configuration.nominate_after_seconds),
     )
-
-
-def waited_seconds(job: GPUJob, now: datetime) -> float:
-    return (now - (_since(job) or now)).total_seconds()
-
-
-def _since(job: GPUJob) -> datetime | None:
-    status = job.status
-    return status.next_attempt_at or status.requeued_at or job.metadata.creation_timestamp
 
 
 def written_recently(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
@@ -126,18 +123,19 @@ def order_entry(
     )
 
 
-def arrival(job: GPUJob) -> datetime | None:
-    return job.status.requeued_at or job.metadata.creation_timestamp
-
-
 def order_keys_of(
     job: GPUJob,
     configuration: Configuration,
     rules: OrderRules,
     expected_run_seconds: float | None,
 ) -> OrderKeys | None:
-    """The job's keys by the configuration's rules; None while nobody knows when it arrived."""
-    arrived = arrival(job)
+    """The job's keys by the configuration's rules; None while nobody knows when it arrived.
+
+    A job that could not start comes last of its priority in the cycle in which it can again: from
+    then on its status has what it has waited.
+    """
+    held_back = job.status.held_back_since is not None
+    arrived = _LAST if held_back else arrival(job)
     if arrived is None:
         return None
     entry = order_entry(job, arrived, configuration, expected_run_seconds)

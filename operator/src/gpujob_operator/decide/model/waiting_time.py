@@ -1,0 +1,63 @@
+"""For how long a pending job has waited: the time in which it could have started.
+
+While the job is suspended, not admitted by its queue, or its pods are refused, its waiting time
+stands still (`status.heldBackSince`). Afterwards it counts as arrived that much later.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+
+HELD_BACK = frozenset(
+    {
+        PendingReason.SUSPENDED,
+        PendingReason.QUEUE_NOT_FOUND,
+        PendingReason.REFUSED_BY_QUEUE,
+        PendingReason.SPEC_REFUSED,
+        PendingReason.POD_REFUSED,
+    }
+)
+
+
+def arrival(job: GPUJob) -> datetime | None:
+    return job.status.requeued_at or job.metadata.creation_timestamp
+
+
+def waits_since(job: GPUJob) -> datetime | None:
+    """Since when the job waits for its next attempt."""
+    return job.status.next_attempt_at or arrival(job)
+
+
+def waited_seconds(job: GPUJob, now: datetime) -> float:
+    until = job.status.held_back_since or now
+    return (until - (waits_since(job) or until)).total_seconds()
+
+
+def held_back(job: GPUJob, now: datetime) -> dict[str, Any]:
+    """What changes in the status of a job that cannot start, for a reason in `HELD_BACK`."""
+    status = job.status
+    if status.held_back_since is not None:
+        return {}
+    # Nobody looked at a new job before.
+    is_new = not status.conditions
+    return {"held_back_since": (arrival(job) if is_new else None) or now}
+
+
+def let_go(job: GPUJob, now: datetime) -> dict[str, Any]:
+    """What changes in the status of a job that can start again."""
+    status, since = job.status, job.status.held_back_since
+    if since is None:
+        return {}
+    found = later(job, now - since)
+    next_at = status.next_attempt_at
+    if next_at is not None and next_at < now:
+        found["next_attempt_at"] = next_at + (now - max(since, next_at))
+    return {"held_back_since": None, **found}
+
+
+def later(job: GPUJob, wait: timedelta) -> dict[str, Any]:
+    """What changes in the status of a job for which so much time was no waiting."""
+    arrived = arrival(job)
+    return {} if arrived is None else {"requeued_at": arrived + max(wait, timedelta())}
