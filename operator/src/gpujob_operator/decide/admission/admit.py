@@ -40,7 +40,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
-from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
+from gpujob_operator.decide.preemption.preemptor import Departures, Preemptor
 from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import (
     OrderedQueues,
@@ -290,23 +290,29 @@ class Admission:
     def _without_capacity(self, requirements: JobRequirements, wait: Wait) -> Wait:
         """Handles a job that does not fit: preempts, nominates, or gives the reason."""
         nomination = None
-        making = ""
+        making = None
         if wait.reason is PendingReason.OVER_QUOTA:
             making = self._capacity_in_quota(requirements, wait)
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(requirements)
             making = (
-                self._capacity_on_gpus(requirements, nomination) if nomination is not None else ""
+                self._capacity_on_gpus(requirements, nomination) if nomination is not None else None
             )
-        if making:
-            wait = replace(wait, reason=PendingReason.MAKING_ROOM, text=making)
+        if making is not None:
+            # Whoever is not gone by then is not waited for any longer.
+            wait = replace(
+                wait,
+                reason=PendingReason.MAKING_ROOM,
+                text=making.text,
+                next_seconds=max(making.seconds, 1.0),
+            )
         return changed(wait, position=self._position, nomination=nomination)
 
-    def _capacity_in_quota(self, requirements: JobRequirements, wait: Wait) -> str:
-        """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
+    def _capacity_in_quota(self, requirements: JobRequirements, wait: Wait) -> Departures | None:
+        """Preempts jobs whose quota this job may reclaim. Returns what the job waits for."""
         job, queues = requirements.job, self.queues
         if job.spec.queue in queues.quota_held:
-            return ""
+            return None
         leaving = self._leaving_quota_of(job, wait.memory_bytes)
         with queues.simulate_removal(leaving):
             enough = not queues.quota_shortfall(job, wait.memory_bytes)
@@ -321,7 +327,7 @@ class Admission:
         if not enough and not victims:
             if self._is_starved(job):
                 queues.hold_quota(job, wait.memory_bytes)
-            return ""
+            return None
         stopped = [*leaving, *(victim.job for victim in victims)]
         queues.claim(job, wait.memory_bytes, stopped)
         seconds = self._stop_seconds(stopped)
@@ -332,7 +338,7 @@ class Admission:
             if nomination is not None and nomination.start_seconds <= seconds:
                 self._hold_gpus(nomination)
         if enough:
-            return waiting_message(job, leaving)
+            return self.preemptor.awaiting(job, leaving)
         return self.preemptor.interrupt(requirements, victims)
 
     def _leaving_quota_of(self, job: GPUJob, memory_bytes: int) -> list[GPUJob]:
@@ -351,13 +357,15 @@ class Admission:
             held_bytes = self._least_reservation_bytes(requirements)
             self.queues.claim(requirements.job, held_bytes, stopped)
 
-    def _capacity_on_gpus(self, requirements: JobRequirements, nomination: Nomination) -> str:
-        """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
+    def _capacity_on_gpus(
+        self, requirements: JobRequirements, nomination: Nomination
+    ) -> Departures | None:
+        """Preempts for the job where it may, or nominates GPUs. Returns what the job waits for."""
         jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
             self._claim(requirements, jobs)
-            return waiting_message(requirements.job, jobs)
+            return self.preemptor.awaiting(requirements.job, jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
             targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:
@@ -368,7 +376,7 @@ class Admission:
                 return self.preemptor.interrupt(requirements, targets.victims)
         if self._is_starved(requirements.job):
             self._hold_gpus(nomination)
-        return ""
+        return None
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
         """Seconds until the last of these jobs is stopped."""

@@ -12,7 +12,6 @@ from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
-from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_awaited, stop_seconds
 from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
@@ -34,6 +34,16 @@ from gpujob_operator.decide.queue.quota import QuotaState
 
 # A search for victims reads every GPU, so it runs this often in a cycle.
 SEARCHES_MAX = 4
+# Why a job leaves whose attempt is over: its GPUs are free with the next cycle.
+ENDED = "Ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """The jobs that a pending job waits for, in words, and for how long at most."""
+
+    text: str
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -165,6 +175,9 @@ class Preemptor:
             return None
         victims = self._victims(requirements)
         if victims:
+            # Nobody is stopped where those suffice that have ended by themselves.
+            ended = {one.metadata.uid: Victim(one, ENDED, 0.0) for one in self.view.ended}
+            victims = {**victims, **ended}
             self._searches += 1
             targets = self._selected(requirements, victims)
             if targets is not None:
@@ -242,11 +255,11 @@ class Preemptor:
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
-    def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> str:
-        """Stops the victims' attempts in this cycle. Returns the message with the jobs that it
-        waits for.
-        """
-        chosen = list(victims)
+    def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> Departures:
+        """Stops the victims' attempts in this cycle. Returns what the job waits for."""
+        chosen = [victim for victim in victims if victim.reason != ENDED]
+        if not chosen:
+            return Departures("waiting for what jobs had that have just ended", LATE_SECONDS)
         self.beneficiaries.add(requirements.job.metadata.uid)
         for victim in chosen:
             text = (
@@ -256,13 +269,34 @@ class Preemptor:
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
-        return waiting_message(requirements.job, [victim.job for victim in chosen])
+        jobs = [victim.job for victim in chosen]
+        names = names_for(requirements.job, jobs)
+        text = f"waiting for {names} to stop (preempted for this job)"
+        seconds = max(stop_seconds(job, self.configuration) for job in jobs)
+        return Departures(text, seconds + LATE_SECONDS)
+
+    def awaiting(self, job: GPUJob, leaving: Iterable[GPUJob]) -> Departures:
+        """What a job waits for while these jobs are being stopped, for whatever reason."""
+        jobs = list(leaving)
+        stops = [self.stops.get(one.metadata.uid, one.status.stop) for one in jobs]
+        why = sorted({stop.reason if stop is not None else ENDED for stop in stops})
+        ends = [until for one in jobs if (until := awaited_until(one)) is not None]
+        left = [(until - self.now).total_seconds() for until in ends]
+        text = f"waiting for {names_for(job, jobs)} to stop ({', '.join(why)})"
+        return Departures(text, max(left, default=LATE_SECONDS))
 
     def _is_let_in(self, job: GPUJob) -> bool:
         return barred_seconds(job, self.now) <= 0
 
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
-        return job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
+        mine = job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
+        return mine and self._answers(job)
+
+    def _answers(self, job: GPUJob) -> bool:
+        """False for a job on a node that does not answer: to stop it frees nothing."""
+        placement, nodes = job.status.placement, self.assumed.capacity.nodes
+        names = {worker.node for worker in placement.workers} if placement is not None else set()
+        return all(name in nodes and nodes[name].node.ready for name in names)
 
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
@@ -271,10 +305,11 @@ class Preemptor:
         return self._costs[uid]
 
     def being_preempted(self, root: str) -> list[GPUJob]:
-        """Jobs of the queues of a root whose attempts are being stopped, or have just ended."""
+        """Jobs of the queues of a root whose attempts are being stopped, for whatever reason, and
+        are expected to end; and those that have just ended."""
         if self._stopping is None:
             self._stopping = [
-                job for job in self.view.running.values() if job.status.phase is JobPhase.STOPPING
+                job for job in self.view.running.values() if is_awaited(job, self.now)
             ]
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped, *self.view.ended)
@@ -287,7 +322,3 @@ class Preemptor:
             queue = self.queues.queue_of(victim.job)
             return f"queue {queue} borrows quota of queue {job.spec.queue}"
         return "it fits on other GPUs"
-
-
-def waiting_message(job: GPUJob, stopping: Iterable[GPUJob]) -> str:
-    return f"waiting for {names_for(job, stopping)} to stop (preempted for this job)"
