@@ -27,6 +27,7 @@ from tests.harness.builders import (
     received,
     running,
     statuses,
+    with_status,
 )
 
 JOB = running(make_job())
@@ -214,6 +215,21 @@ def test_a_rank_that_was_ended_from_outside_stops_the_others() -> None:
     assert job.status.stop.reason == "WorkerEnded"
     rest = make_pod(GANG, 1, exit_code=0, deletion_at=after(40))
     assert said(job, evicted, rest).status.phase is JobPhase.PENDING
+
+
+def test_what_a_rank_failed_with_outlives_its_pod() -> None:
+    """The others use their grace meanwhile, and somebody tidies up."""
+    line = "ModuleNotFoundError: No module named 'transformers'"
+    fell = make_pod(GANG, 0, exit_code=1, termination_text=line)
+    job = said(GANG, fell, make_pod(GANG, 1))
+    left = make_pod(GANG, 1, exit_code=143, deletion_at=after(40))
+    failed = said(job, left)
+    assert failed.status.phase is JobPhase.FAILED
+    assert failed.status.failure is not None
+    assert line in failed.status.failure.message
+    interrupted = make_pod(GANG, 0, exit_code=143)
+    stopping = said(with_status(job, phase=JobPhase.RUNNING, stop=None), interrupted)
+    assert said(stopping, left).status.phase is not JobPhase.FAILED, "of this attempt it is none"
 
 
 def test_a_single_worker_needs_no_memory_of_its_end() -> None:

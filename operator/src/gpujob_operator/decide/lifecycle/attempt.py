@@ -15,6 +15,7 @@ whatever other containers of its pod do.
 from dataclasses import replace
 from datetime import datetime
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
@@ -29,6 +30,7 @@ from gpujob_operator.decide.lifecycle.done import (
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.gone_gpus import gone_gpus, seconds_until_silent
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.outcome import failure_so_far
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
@@ -111,6 +113,9 @@ def _advance_placed(
     if stop is not None:
         if rule_of(stop).is_refusal:
             job = replace(job, status=_refused(job, inputs, pods, configuration, now))
+        if rule_of(stop).worker_ended_first:
+            failure = failure_so_far(job, pods)
+            job = replace(job, status=changed(job.status, failure=failure))
         return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
         return _starting(job, inputs, pods, configuration, now)

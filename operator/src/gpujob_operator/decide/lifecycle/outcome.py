@@ -84,11 +84,16 @@ def judge(
     done = known_done(job, pods, around or Circumstances(stop))
     if done >= set(range(job.spec.workers)):
         return Outcome(AttemptEnd.SUCCEEDED)
+    present = done | {pod.rank for pod in pods}
     pods = tuple(pod for pod in pods if pod.rank not in done)
     failures = [_pod_failure(job, pod, ours=ours) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
+    if not real and rule.worker_ended_first and len(present) < job.spec.workers:
+        known = job.status.failure
+        if known is not None:
+            return Outcome(AttemptEnd.FAILED, known)
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         lost = _lost_node(job, pods, lost_nodes)
         refusal = None if lost or ours else refused_start(job, pods)
@@ -96,6 +101,13 @@ def judge(
         return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal, ended_by=by)
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(AttemptEnd.FAILED, real[0].failure, max(steps, default=0), real[0].error)
+
+
+def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
+    """What a worker failed with while others run: its pod may be gone when they have ended."""
+    ended = sorted((pod for pod in pods if pod.ended), key=_cause_first)
+    causes = (_pod_failure(job, pod, ours=False) for pod in ended)
+    return next((cause.failure for cause in causes if cause is not None), None)
 
 
 def _ended_by(pods: tuple[PodView, ...]) -> str:
