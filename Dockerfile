@@ -4,8 +4,8 @@
 #   docker build --target worker -t gpujob-worker:0.1.0 .                            worker, torch's CUDA build
 #   docker build --target worker -t gpujob-worker:0.1.0 --build-arg TORCH=cpu .      worker, torch's CPU build
 #
-# Packages come with locked hashes; only torch's CPU build has none. For a release name the base by its
-# digest: --build-arg BASE=python:3.12-slim@sha256:... With SOURCE_DATE_EPOCH the same sources and the same base give the same
+# Packages come with locked hashes; only torch's CPU build has none. The base below is a tag, which may be another
+# image tomorrow: `make release-images` takes none but a digest. With SOURCE_DATE_EPOCH the same sources and the same base give the same
 # files, times included, but for the compiler that the worker image takes from its distribution.
 # Any base with Python 3.11 or newer and its venv module will do. Classic builder syntax throughout.
 ARG BASE=python:3.12-slim
@@ -37,7 +37,8 @@ FROM ${BASE} AS operator
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="gpujob-operator" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0 AND 0BSD AND BSD-2-Clause AND BSD-3-Clause AND CC0-1.0 AND ISC AND MIT AND MPL-2.0 AND PSF-2.0 AND Zlib"
+COPY LICENSE NOTICE /usr/share/doc/gpujob/
 COPY --from=operator-packages /opt/gpujob /opt/gpujob
 # Nothing is written but to /tmp, so the root file system may be read-only. The number has no name in
 # /etc/passwd, which some libraries ask for.
@@ -62,9 +63,12 @@ RUN /opt/gpujob/bin/pip install --no-cache-dir --no-compile --no-deps /wheel/*.w
 
 FROM ${BASE} AS worker
 ARG VERSION=0.1.0
+# Of NVIDIA's libraries too, which come with torch's CUDA build alone.
+ARG CUDA_LICENSES=" AND LicenseRef-NVIDIA-Proprietary"
 LABEL org.opencontainers.image.title="gpujob-worker" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND 0BSD AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND CC0-1.0 AND ISC AND MIT AND PSF-2.0 AND Zlib${CUDA_LICENSES}"
+COPY LICENSE NOTICE /usr/share/doc/gpujob/
 # torch.compile builds kernels at run time, for which it needs a compiler and Python's headers; the
 # Python images have the headers, Debian's and Ubuntu's Python has them in a package.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && \

@@ -120,11 +120,20 @@ TORCH ?= cuda
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 BUILD = $(ENGINE) build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) \
   --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+# NVIDIA's libraries come with torch's CUDA build alone.
+BUILD_TORCH = --build-arg TORCH=$(TORCH) $(if $(filter cpu,$(TORCH)),--build-arg CUDA_LICENSES=)
 
 .PHONY: images
 images: ## Build the images with Docker (TORCH=cpu, REGISTRY=host/, BASE=image@digest, ENGINE=podman)
 	@$(BUILD) --target operator --tag $(REGISTRY)gpujob-operator:$(VERSION) .
-	@$(BUILD) --target worker --build-arg TORCH=$(TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
+	@$(BUILD) --target worker $(BUILD_TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
+
+.PHONY: release-images
+release-images: ## Build the images of a release: the base by its digest (BASE=python:3.12-slim@sha256:..., REGISTRY=host/)
+	@case "$(BASE)" in *@sha256:*) ;; \
+	  *) echo "BASE=$(BASE) is a tag, which may be another image tomorrow; name its digest, as" \
+	    "'docker buildx imagetools inspect $(BASE)' shows it: BASE=$(BASE)@sha256:..." >&2; exit 2;; esac
+	@$(MAKE) images
 
 .PHONY: generate
 generate: ## Copy the CRDs into the chart, and write the reference of reasons

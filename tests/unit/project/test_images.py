@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,48 @@ def test_two_builds_of_an_environment_are_equal(tmp_path: Path) -> None:
     assert any(name.endswith("ours.cpython-311.pyc") or "ours" in name for name in seen[0])
     assert {time for _content, time in seen[0].values()} == {86400.0}
     assert not [name for name in seen[0] if name.startswith("bin/pip")]
+
+
+def made(*words: str) -> "subprocess.CompletedProcess[str]":
+    """A builder that builds nothing, and says what it was asked."""
+    command = ["make", "--no-print-directory", *words, "ENGINE=echo", "VERSION=1"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("base", ["python:3.12-slim", "python", "python@sha512:00"])
+def test_a_release_names_its_base_by_the_digest(base: str) -> None:
+    refused = made("release-images", f"BASE={base}")
+    assert refused.returncode != 0
+    assert f"BASE={base} is a tag" in refused.stderr
+    assert "build" not in refused.stdout
+    digest = f"{base}@sha256:{'0' * 64}"
+    built = made("release-images", f"BASE={digest}")
+    assert built.returncode == 0, built.stderr
+    assert built.stdout.count(f"--build-arg BASE={digest}") == 2
+
+
+def test_the_labels_name_what_the_images_hold() -> None:
+    """Of NVIDIA's libraries too, where they are in the image."""
+    labels = re.findall(r'image\.licenses="([^"]*)"', "\n".join(LINES))
+    assert len(labels) == 2
+    operator, worker = (set(label.replace("${", " AND ${").split(" AND ")) for label in labels)
+    assert "${CUDA_LICENSES}" in worker
+    default = next(line for line in LINES if line.startswith("ARG CUDA_LICENSES="))
+    assert "LicenseRef-NVIDIA-Proprietary" in default
+    assert "--build-arg CUDA_LICENSES= " in made("images", "TORCH=cpu").stdout
+    assert "CUDA_LICENSES" not in made("images", "TORCH=cuda").stdout
+    for label, locked in ((operator, "operator"), (worker, "worker")):
+        text = (ROOT / "requirements" / f"{locked}.txt").read_text()
+        for name in re.findall(r"^([A-Za-z0-9_.-]+)==", text, re.MULTILINE):
+            said = licence_of(name)
+            nvidia = said == "LicenseRef-NVIDIA-Proprietary"
+            known = set(re.split(r" AND | OR ", said.replace("(", "").replace(")", "")))
+            assert nvidia or known <= label | {""}, f"{name}: {said}"
+
+
+def licence_of(package: str) -> str:
+    """As its metadata has it in SPDX's words; "" where it is not installed here or has none."""
+    try:
+        return str(metadata(package).json.get("license_expression") or "")
+    except PackageNotFoundError:
+        return ""
