@@ -8,9 +8,29 @@ from typing import Any
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, JobPhase
 from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionStatus
+from gpujob_operator.decide.model.conditions import FAILED, RUNNING, SCHEDULED, SUCCEEDED
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
+NOT_PROCESSED = "has not processed this job yet; is the operator running?"
+_DECISIVE = {
+    JobPhase.PENDING: SCHEDULED,
+    JobPhase.SUCCEEDED: SUCCEEDED,
+    JobPhase.FAILED: FAILED,
+}
+# Of a job that waits for something else than its turn.
+_OUT_OF_ORDER = frozenset(
+    {
+        PendingReason.SUSPENDED,
+        PendingReason.QUEUE_NOT_FOUND,
+        PendingReason.REFUSED_BY_QUEUE,
+        PendingReason.SPEC_REFUSED,
+        PendingReason.POD_REFUSED,
+        PendingReason.IMPOSSIBLE,
+        PendingReason.NEEDS_NEW_NODE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +67,10 @@ def headline(job: GPUJob, now: datetime) -> str:
 def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
     """All facts, the most important first."""
     status = job.status
-    found: list[Row] = [
-        (condition.type, _condition(condition, now)) for condition in _by_interest(job)
-    ]
-    if status.failure is not None:
-        found.append(("Failure", f"{status.failure.failure_class.value}: {status.failure.message}"))
+    found, said = _conditions(job, now)
+    failure = status.failure
+    if failure is not None and not any(failure.message in message for message in said):
+        found.append(("Failure", f"{failure.failure_class.value}: {failure.message}"))
     if status.phase is JobPhase.FAILED and status.attempt:
         found.append(("Log", log_command(job)))
     if status.stop is not None:
@@ -62,14 +81,37 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
     if status.next_attempt_at is not None and status.next_attempt_at > now:
         left = text.duration((status.next_attempt_at - now).total_seconds())
         found.append(("Next attempt", f"in {left}"))
-    if place is not None:
+    if place is not None and _waits_in_order(job):
         order = f"{text.ordinal(place.place)} of {place.waiting} pending, by priority and age"
         found.append(("Queue", f"{job.spec.queue}: {order}"))
     if status.placement is not None:
         found += [("Placement", line) for line in text.placement(status.placement)]
-    if status.observed_generation < job.metadata.generation:
+    if place is not None and not status.conditions:
+        found.append(("Operator", NOT_PROCESSED))
+    elif status.observed_generation < job.metadata.generation:
         found.append(("Operator", "has not processed the latest change of this job yet"))
-    return found or [("Operator", "has not processed this job yet; is the operator running?")]
+    return found or [("Operator", NOT_PROCESSED)]
+
+
+def _conditions(job: GPUJob, now: datetime) -> tuple[list[Row], set[str]]:
+    """A row for each condition, and the messages in them: each message once."""
+    found: list[Row] = []
+    said: set[str] = set()
+    for condition in _by_interest(job):
+        message = "" if condition.message in said else condition.message
+        found.append((condition.type, _condition(condition, message, now)))
+        said.add(condition.message)
+    return found, said - {""}
+
+
+def _waits_in_order(job: GPUJob) -> bool:
+    """Whether its place by priority and age says more than the operator's own words do: those may
+    have a position, or a reason that no place in the order ends.
+    """
+    scheduled = next((one for one in job.status.conditions if one.type == SCHEDULED), None)
+    if scheduled is None:
+        return True
+    return scheduled.reason not in _OUT_OF_ORDER and "; position " not in scheduled.message
 
 
 def log_command(job: GPUJob) -> str:
@@ -110,17 +152,21 @@ def _since(job: GPUJob) -> datetime | None:
 
 
 def _by_interest(job: GPUJob) -> list[Condition]:
-    """False before Unknown before True, and the newest first: the blocking condition is listed
-    first.
+    """First the condition that the phase rests on; then False before Unknown before True, and the
+    newest first. That a job is not finished yet comes last.
     """
+    decisive = _DECISIVE.get(job.status.phase, RUNNING)
     order = {ConditionStatus.FALSE: 0, ConditionStatus.UNKNOWN: 1, ConditionStatus.TRUE: 2}
-    return sorted(
-        job.status.conditions,
-        key=lambda c: (order[c.status], -c.last_transition_time.timestamp(), c.type),
-    )
+
+    def key(one: Condition) -> tuple[bool, bool, int, float, str]:
+        unfinished = one.type == SUCCEEDED and one.status is ConditionStatus.UNKNOWN
+        at = -one.last_transition_time.timestamp()
+        return one.type != decisive, unfinished, order[one.status], at, one.type
+
+    return sorted(job.status.conditions, key=key)
 
 
-def _condition(condition: Condition, now: datetime) -> str:
+def _condition(condition: Condition, message: str, now: datetime) -> str:
     since = text.age(condition.last_transition_time, now)
-    message = f": {condition.message}" if condition.message else ""
+    message = f": {message}" if message else ""
     return f"{condition.status.value} for {since}, {condition.reason}{message}"

@@ -17,6 +17,72 @@ def test_what_hinders_stands_before_what_holds() -> None:
     assert found[1] == ("Accepted", "True for 2m 00s, Valid")
 
 
+@pytest.mark.parametrize(
+    ("phase", "decisive"),
+    [
+        ("Pending", "Scheduled"),
+        ("Running", "Running"),
+        ("Stopping", "Running"),
+        ("Failed", "Failed"),
+        ("Succeeded", "Succeeded"),
+    ],
+)
+def test_what_the_phase_rests_on_stands_on_top(phase: str, decisive: str) -> None:
+    types = ("Accepted", "Scheduled", "Running", "Succeeded", "Failed", "Untuned")
+    for value in ("True", "False"):
+        conditions = [condition(one, value, "R", f"of {one}") for one in types]
+        found = why.rows(job(status={"phase": phase, "conditions": conditions}), None, NOW)
+        assert found[0][0] == decisive
+
+
+def test_that_a_job_is_not_finished_comes_last() -> None:
+    conditions = [condition("Succeeded", "Unknown", "InProgress", "not finished yet")]
+    conditions += [
+        condition("Running", "True", "WorkersRunning"),
+        condition("Accepted", "True", "V"),
+    ]
+    found = why.rows(job(status={"phase": "Running", "conditions": conditions}), None, NOW)
+    assert [row[0] for row in found] == ["Running", "Accepted", "Succeeded"]
+
+
+def test_a_message_is_told_once() -> None:
+    text = "attempt 4: worker 0 exited with code 2: no such file"
+    status = {
+        "phase": "Failed",
+        "conditions": [condition(one, "True", "Unknown", text) for one in ("Failed", "Running")],
+        "failure": {
+            "failureClass": "Unknown",
+            "message": "worker 0 exited with code 2: no such file",
+        },
+    }
+    found = why.rows(job(status=status), None, NOW)
+    assert sum("no such file" in row[1] for row in found) == 1
+    assert "Failure" not in dict(found)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "told"),
+    [
+        ("OverQuota", "queue x uses 2 of 2 GPUs", True),
+        ("NoRoom", "needs 1; position 1 of the jobs waiting for GPUs", False),
+        ("Impossible", "6 too small", False),
+        ("SpecRefused", "spec.checkpoint", False),
+        ("Suspended", "spec.suspend is true", False),
+    ],
+)
+def test_there_is_one_position_and_none_for_who_waits_for_something_else(
+    reason: str, message: str, told: bool
+) -> None:
+    conditions = [condition("Scheduled", "False", reason, message)]
+    found = why.rows(job(status={"conditions": conditions}), Position(2, 5), NOW)
+    assert ("Queue" in dict(found)) is told
+
+
+def test_of_a_pending_job_that_nobody_looked_at_it_is_asked_whether_the_operator_runs() -> None:
+    found = why.rows(job(status={"observedGeneration": 0}), Position(1, 1), NOW)
+    assert dict(found)["Operator"].endswith("is the operator running?")
+
+
 def test_the_headline_says_for_how_long() -> None:
     assert why.headline(job(), NOW) == "vision/resnet50 is Pending for 10m 00s"
 
