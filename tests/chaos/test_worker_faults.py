@@ -68,6 +68,50 @@ def test_the_users_error_before_the_first_step_is_not_repeated(scene: Scene) -> 
     assert "failed 2 times, retry.limit is 1" in scene.condition("late", "Succeeded")["message"]
 
 
+# It saves when it is asked to end, and ends with 0; the second attempt has nothing left to do.
+KEEPER = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1]).touch()
+while os.environ["GPUJOB_ATTEMPT"] == "1": time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("by", ["person", "eviction"])
+def test_a_script_that_ends_with_0_when_it_is_asked_to_is_not_done(scene: Scene, by: str) -> None:
+    handles = scene.gate(f"keeper-{by}")
+    scene.submit_command("keeper", ["python", "-c", KEEPER, str(handles)])
+    scene.wait(handles.exists, "it handles SIGTERM")
+    scene.wait_phase("keeper", "Running")
+    (name,) = scene.pod_names("keeper")
+    if by == "person":
+        scene.client.delete(f"{PODS}/{name}")
+    else:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        scene.client.create(f"{PODS}/{name}/eviction", eviction)
+    scene.wait_phase("keeper", "Succeeded")
+    assert scene.status("keeper")["attempt"] == 2
+    assert scene.counters("keeper") == {"interruptions": 1}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "absent.py"], "can't open file"),
+        (["sh", "-c", "exec trian"], "trian"),
+        (["python", "-c", "import absent_module"], "ModuleNotFoundError: No module named"),
+    ],
+    ids=["script", "command", "module"],
+)
+def test_what_cannot_begin_is_tried_once(scene: Scene, command: list[str], words: str) -> None:
+    """No worker is there to report it: the exit code and the log tell."""
+    scene.submit_command("mistaken", command)
+    scene.wait_phase("mistaken", "Failed")
+    assert scene.pod_names("mistaken") == ["mistaken-1-0"]
+    assert scene.status("mistaken")["failure"]["failureClass"] == "UserError"
+    assert words in scene.condition("mistaken", "Failed")["message"]
+
+
 def test_torchs_out_of_memory_is_recognised_and_repeated(scene: Scene) -> None:
     """A real allocation that torch refuses, through the worker's launcher."""
     command = ["gpujob-run", "--", "python", "out_of_memory.py"]

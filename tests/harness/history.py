@@ -13,7 +13,13 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 from tests.harness.durable import went_back
-from tests.harness.pod_facts import attempt_of, exit_code_of, is_live, job_uid_of
+from tests.harness.pod_facts import (
+    attempt_of,
+    exit_code_of,
+    is_asked_to_end,
+    is_live,
+    job_uid_of,
+)
 from tests.harness.recorded import RecordedJobs
 from tests.harness.room import Room
 from tests.harness.worker_ends import WorkerEnds
@@ -252,7 +258,9 @@ class History:
         key = self._workers[uid] = job_uid, attempt_of(pod)
         rank = int(pod["metadata"]["name"].rpartition("-")[2])
         if exit_code_of(pod) == 0:
-            self.ends.done(key, rank)
+            owner = self.jobs.get(job_uid)
+            stops = owner is not None and owner.status.stop is not None
+            self.ends.done(key, rank, asked=stops or is_asked_to_end(pod))
         is_new = uid not in self.pods
         self.pods[uid] = pod
         if revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:

@@ -20,6 +20,14 @@ def is_live(pod: Mapping[str, Any]) -> bool:
     return phase not in FINAL and exit_code_of(pod) is None
 
 
+def is_asked_to_end(pod: Mapping[str, Any]) -> bool:
+    """Whether somebody ends it from outside, as it shows."""
+    status = pod.get("status") or {}
+    told = [one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget"]
+    asked = any(one["status"] == "True" for one in told) or bool(status.get("reason"))
+    return asked or "deletionTimestamp" in pod["metadata"]
+
+
 def exit_code_of(pod: Mapping[str, Any]) -> int | None:
     """The worker's; that of a pod that says no more than its phase follows from it."""
     status = pod.get("status") or {}

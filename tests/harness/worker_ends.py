@@ -1,9 +1,9 @@
 """Which workers ended with 0, and whether the leader that decides can know of it. Pure.
 
-A leader learns of an end from the pod. A pod that ends and goes while nobody leads, or before the
-leader has listed the pods, at first or after the API server was away, leaves nothing of its end:
-the attempt counts as interrupted, and its work goes on from the last checkpoint
-(`docs/promises.md`, I5).
+A leader learns of an end from the pod. Exit 0 of a worker that was asked to end is none. A pod that
+ends and goes while nobody leads, or before the leader has listed the pods, at first or after the
+API server was away, leaves nothing of its end: the attempt counts as interrupted, and its work goes
+on from the last checkpoint (`docs/promises.md`, I5).
 """
 
 from collections import defaultdict
@@ -26,8 +26,10 @@ AttemptKey = tuple[str, int]
 
 @dataclass(slots=True)
 class _Ended:
-    """`gone_in`: the leader that saw the pod go, 0 while there was none that could."""
+    """`gone_in`: the leader that saw the pod go, 0 while there was none that could. `asked`: it was
+    asked to end before, and nothing that it says proves that it was done."""
 
+    asked: bool = False
     gone: bool = False
     gone_in: int = 0
 
@@ -68,9 +70,9 @@ class WorkerEnds:
         """The API server went away, or is there again: what happens now may come in no event."""
         self._renewals = RENEWALS_UNTIL_LISTED - RENEWALS_UNTIL_LISTED_AGAIN
 
-    def done(self, key: AttemptKey, rank: int) -> None:
-        """A worker ended with 0."""
-        self._ended[key].setdefault(rank, _Ended())
+    def done(self, key: AttemptKey, rank: int, *, asked: bool = False) -> None:
+        """A worker ended with 0; how it was when that was seen first."""
+        self._ended[key].setdefault(rank, _Ended(asked))
 
     def gone(self, key: AttemptKey, rank: int) -> None:
         """A pod was removed."""
@@ -89,4 +91,5 @@ class WorkerEnds:
         return sum(
             not self.changes or not one.gone or one.gone_in == self.changes
             for one in self._ended.get(key, {}).values()
+            if not one.asked
         )

@@ -62,3 +62,12 @@ def test_what_goes_once_they_have_listed_again_is_known() -> None:
     renew(ends, "one", RENEWALS_UNTIL_LISTED_AGAIN)
     ends_and_goes(ends)
     assert ends.known(ATTEMPT) == 1
+
+
+def test_exit_0_of_a_worker_that_was_asked_to_end_proves_nothing() -> None:
+    ends = led_by("one")
+    ends.done(ATTEMPT, 0, asked=True)
+    assert (ends.count(ATTEMPT), ends.known(ATTEMPT)) == (1, 0)
+    ends.done(ATTEMPT, 1)
+    ends.done(ATTEMPT, 1, asked=True)
+    assert ends.known(ATTEMPT) == 1, "it was done when that was seen first"
