@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)
 BEGIN = """
 import hashlib, os, random, signal, sys, torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, WeightedRandomSampler
 torch.manual_seed(1); random.seed(1)
 x = torch.randn(40, 4)
 y = x.sum(1, keepdim=True).tanh()
@@ -152,6 +152,22 @@ for epoch in range(4):
     end = attempt(folder, 3, source, 0)
     assert end.report["resumedFromStep"] == 6
     assert last_line(end) == last_line(whole)
+
+
+@pytest.mark.parametrize("stop", [26, 30], ids=["in an epoch", "at its end"])
+def test_what_a_fold_draws_before_its_epochs_is_drawn_again(stop: int, tmp_path: Path) -> None:
+    """At the end of an epoch nothing follows that could be compared."""
+    code = """
+for fold in range(2):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    order = WeightedRandomSampler(torch.rand(40) + 0.1, 40)
+    loader = DataLoader(data, batch_size=4, sampler=order)
+    for epoch in range(2):
+        for a, b in loader:
+            LEARN
+"""
+    ends_as_undisturbed(tmp_path, script(code), stop)
 
 
 def test_a_loop_over_the_results_is_waited_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.resume.persistent_workers import is_begun
 from gpujob_worker.resume.random_numbers import Generators, random_state, restore_random
 from gpujob_worker.resume.script_source import is_script_file
@@ -101,6 +102,7 @@ class Pass:
             "start": self._start,
             "first": self._first,
             "epochs": self._generators.epochs(),
+            "orders": self._generators.orders(),
             "consumed": consumed,
             "again": self._is_again,
             "in_flight": before[len(before) - flying :],
@@ -226,6 +228,8 @@ class Passes:
             generators.restore(place["generators"])
             if "epochs" in saved:
                 generators.tell_epochs(saved["epochs"])
+            if generators.orders() != saved.get("orders", generators.orders()):
+                raise MismatchError("a sampler has other weights or indices than it had")
         record = Pass(loader)
         iterator: Any = self._plain_iter(loader)
         if saved is not None and "start" in saved:

@@ -182,6 +182,7 @@ class PlainScript:
             return
         try:
             self._state.loops.step_in(frame)
+            self._state.objects.random.innermost = self._state.loops.innermost
         except NoPlaceError as error:
             self._refuse(str(error))
             return

@@ -537,6 +537,8 @@ class PutBack:
             self._passes.begin_workers(loader)
         of.restore(node["generators"])
         of.tell_epochs(node["epochs"])
+        if of.orders() != node["orders"]:
+            raise MismatchError(f"{path} has a sampler of other weights or indices than it had")
         held = (loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn)
         own = [each for each in held if each is not None and is_of_script(type(each))]
         for encoded, each in zip(node.get("own", ()), own, strict=False):

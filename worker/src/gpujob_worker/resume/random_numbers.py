@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from gpujob_worker.probe.side_effects import RandomStates
 
 
@@ -63,8 +66,26 @@ class Generators:
             if epoch is not None and tell is not None:
                 tell(epoch)
 
+    def orders(self) -> list[str | None]:
+        """Hashes of the weights or the indices that samplers draw by: a script may have drawn them,
+        and a resume then finds others.
+        """
+        return [_content_hash(owner) for owner in self._owners[1:]]
+
     def _generators(self) -> list[Any]:
         return [getattr(owner, "generator", None) for owner in self._owners]
+
+
+def _content_hash(sampler: Any) -> str | None:
+    found = [getattr(sampler, name, None) for name in ("weights", "indices")]
+    known = next((each for each in found if each is not None), None)
+    try:
+        content = np.ascontiguousarray(known) if known is not None else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if content is None or content.dtype.hasobject:
+        return None
+    return xxhash.xxh3_64(content.data).hexdigest() if content.size else ""
 
 
 def _nested(batches: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from gpujob_worker.resume.sharded import (
     sharding_refusal,
     with_own_parts,
 )
+from gpujob_worker.resume.turn_random import TurnRandom
 
 
 class ScriptObjects:
@@ -28,6 +29,7 @@ class ScriptObjects:
         # By identity, in the order they were made: scripts make and drop many.
         self._made: dict[int, tuple[weakref.ref[Any], MadeAt]] = {}
         self._on_made: Callable[[], None] = lambda: None
+        self.random = TurnRandom()
 
     def install(self, on_made: Callable[[], None]) -> None:
         """`on_made` is called when an object is made, before it is."""
@@ -45,7 +47,9 @@ class ScriptObjects:
         if known is None or known[0]() is not made:
             self._made.pop(id(made), None)
             reference = weakref.ref(made, functools.partial(self._gone, id(made)))
-            self._made[id(made)] = reference, made_at(current_frame(2))
+            at = made_at(current_frame(2))
+            self._made[id(made)] = reference, at
+            self.random.sees(at)
 
     def _gone(self, identity: int, reference: Any) -> None:
         # Another object may have the place of one that is gone.

@@ -46,6 +46,7 @@ class ScriptReturn:
             self._gives_up(f"step-{loaded.step} has another layout")
         self._body = body
         self._way = WayBack(body["place"], body["over"], self._passes)
+        self._state.objects.random.expect(body["drawn"])
         missing = self._way.files - rerun.files()
         if missing:
             changed = "; ".join(sorted(str(rerun.changed.get(file, file)) for file in missing))
@@ -53,6 +54,7 @@ class ScriptReturn:
 
     def end(self) -> None:
         self._way = self._body = None
+        self._state.objects.random.expect(())
 
     def loop(self, file: str, line: int, iterable: Any) -> Any:
         """A listed `for` begins; returns what it goes over."""

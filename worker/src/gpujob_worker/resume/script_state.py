@@ -79,6 +79,7 @@ class ScriptState:
             "place": described,
             "over": self.loops.ended(place.functions),
             "objects": self.objects.states(made),
+            "drawn": self.objects.random.saved(place.functions),
             "values": self.variables.read(place.functions, made, lost),
             "gradients": self.gradients.saved(made, in_step=in_step),
             "random": random_state(),

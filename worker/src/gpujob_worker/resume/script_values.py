@@ -532,6 +532,7 @@ class ScriptValues:
             KIND: "loader",
             "generators": of.states(),
             "epochs": of.epochs(),
+            "orders": of.orders(),
             "begun": is_begun(value),
         }
         if self._first and isinstance(value.dataset, torch.utils.data.TensorDataset):

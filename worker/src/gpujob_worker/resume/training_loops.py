@@ -132,15 +132,21 @@ class TrainingLoops:
             return False
         return len(loops) == 1 and begins_turn(frame, loops)
 
+    @property
+    def innermost(self) -> _Key | None:
+        """The loop of the last step: its function's call, and its line."""
+        return self._nested[-1][2] if self._nested else None
+
     def is_innermost(self, frame: FrameType) -> bool:
         """Whether the loop whose turn begins there is the one in which the last step was made, and
         not one around it.
         """
-        return bool(self._nested) and self._nested[-1][2] == _key_at(frame)
+        return self.innermost is not None and self.innermost == _key_at(frame)
 
     def makes_steps(self, frame: FrameType) -> bool:
         """Whether the last step was made in the loop whose turn begins there."""
-        return _key_at(frame) in (key for _, _, key, _ in self._nested)
+        at = _key_at(frame)
+        return at is not None and at in [key for _, _, key, _ in self._nested]
 
     def ended(self, functions: Sequence[At]) -> list[dict[str, Any]]:
         """Those that are over. Raises `UnsavableError` for one whose function has returned."""

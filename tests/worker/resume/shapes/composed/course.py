@@ -114,7 +114,9 @@ def _judged(course: Course, plain: Run, runs: list[Run]) -> Course:
     if UNSAVED in codes:
         at = codes.index(UNSAVED)
         _, why = promise_of(runs[at])
-        return course.ends(Verdict.LATE, _refused(runs[at]) or why or "exit 144", _tail(runs[at]))
+        return _judged_late(
+            course, plain, runs[-1], _refused(runs[at]) or why or "exit 144", _tail(runs[at])
+        )
     leave_out = _changed_by_beginning_anew(course.shape) if begun_anew else frozenset()
     found = _differences(course, plain, runs[-1], leave_out)
     if found:
@@ -133,16 +135,30 @@ def _changed_by_beginning_anew(shape: Shape) -> frozenset[str]:
 
 
 def _judged_from_beginning(course: Course, plain: Run, runs: list[Run], why: str) -> Course:
-    shape, first = course.shape, runs[0]
+    first = runs[0]
     if first.code == UNSAVED and not _is_known_before_stop(first):
-        return course.ends(Verdict.LATE, f"known only after the stop: {why}", _tail(first))
-    # A script that goes on from a checkpoint of its own does so by its own rules.
-    is_clear = len(course.stops) == 1 or not shape.resumes_itself
-    leave_out = _changed_by_beginning_anew(shape)
-    found = _differences(course, plain, runs[-1], leave_out) if is_clear else []
+        reason = f"known only after the stop: {why}"
+        return _judged_late(course, plain, runs[-1], reason, _tail(first))
+    found = _differences_of_anew(course, plain, runs[-1])
     if found:
         return course.ends(Verdict.DIFFERENT, f"from the beginning: {_kind_of(found)}", found)
     return course.ends(Verdict.FROM_BEGINNING, why)
+
+
+def _judged_late(course: Course, plain: Run, last: Run, reason: str, details: list[str]) -> Course:
+    """Begun anew or from an older checkpoint, and said; it ends as the plain run all the same."""
+    found = _differences_of_anew(course, plain, last)
+    if found:
+        return course.ends(Verdict.DIFFERENT, f"late, {reason}: {_kind_of(found)}", found)
+    return course.ends(Verdict.LATE, reason, details)
+
+
+def _differences_of_anew(course: Course, plain: Run, last: Run) -> list[str]:
+    """A script that goes on from a checkpoint of its own does so by its own rules."""
+    shape = course.shape
+    if len(course.stops) > 1 and shape.resumes_itself:
+        return []
+    return _differences(course, plain, last, _changed_by_beginning_anew(shape))
 
 
 def _is_known_before_stop(run: Run) -> bool:
