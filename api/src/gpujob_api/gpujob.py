@@ -140,6 +140,8 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.path is not None and ".." in self.path.split("/"):
+            raise FieldError("path", "must not have .. in it; begin with / for another folder")
         if self.resume_arguments and self.path is None:
             raise FieldError("resumeArguments", "needs path: where the script's checkpoints lie")
 

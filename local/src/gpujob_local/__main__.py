@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -83,7 +84,11 @@ def up(
     """
     control_plane = ControlPlaneOptions(audit=audit)
     if (kubelets := kubelets_wanted(nodes)) is not None:
-        _up_kubelets(name, KubeletOptions(kubelets, control_plane=control_plane))
+        try:
+            options_of_kubelets = KubeletOptions(kubelets, control_plane=control_plane)
+        except ValueError as error:
+            raise typer.BadParameter(f"--nodes {nodes}: {error}") from None
+        _up_kubelets(name, options_of_kubelets)
         return
     total = _number_of_nodes(nodes)
     if spot > total:
@@ -120,7 +125,18 @@ def _up(name: str, owner_module: str, options: str) -> None:
     began = time.monotonic()
     _start_owner(directory, owner_module, options)
     console.print(f"cluster {name} is up after {time.monotonic() - began:.1f} s; in your shell:")
-    console.print(f'  eval "$(gpujob-local env{"" if name == "default" else f" --name {name}"})"')
+    console.print(f"  {env_command(name)}", soft_wrap=True)
+
+
+def env_command(name: str) -> str:
+    """As this program was called: it may be on no PATH yet, which the command changes."""
+    called = sys.argv[0]
+    known = shutil.which("gpujob-local") is not None
+    program = "gpujob-local" if known or "/" not in called else shlex.quote(called)
+    if called.endswith("__main__.py"):
+        program = f"{shlex.quote(sys.executable)} -m gpujob_local"
+    named = "" if name == "default" else f" --name {name}"
+    return f'eval "$({program} env{named})"'
 
 
 def _nodes(total: int, spot: int, cards: int) -> tuple[NodeOptions, ...]:

@@ -47,6 +47,8 @@ REFUSED: list[tuple[Json, str, str]] = [
         "spec.checkpoint.resumeArguments",
         "needs path",
     ),
+    ({"checkpoint.path": "../../etc/passwd"}, "spec.checkpoint.path", "must not have .. in it"),
+    ({"checkpoint.path": "runs/.."}, "spec.checkpoint.path", "must not have .. in it"),
     ({"checkpoint.keep": 1}, "spec.checkpoint.keep", "greater than or equal to 2"),
     ({"retry.limit": 1000}, "spec.retry.limit", "less than or equal to 100"),
     ({"disruption": "Never"}, "spec.disruption", '"Avoid", "Allow"'),

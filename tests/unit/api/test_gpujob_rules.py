@@ -55,6 +55,8 @@ REFUSED = [
     ({"checkpoint": {"keep": 1}}, "checkpoint.keep"),
     ({"checkpoint": {"volumeClaimName": "Not A Claim"}}, "checkpoint.volumeClaimName"),
     ({"checkpoint": {"path": ""}}, "checkpoint.path"),
+    ({"checkpoint": {"path": "../other/last.pt"}}, "checkpoint.path"),
+    ({"checkpoint": {"path": "runs/.."}}, "checkpoint.path"),
     ({"checkpoint": {"resumeArguments": ["--resume"]}}, "checkpoint.resumeArguments"),
     ({"checkpoint": {"path": "a", "resumeArguments": [""]}}, "checkpoint.resumeArguments[0]"),
     ({"disruption": "Never"}, "disruption"),
@@ -97,6 +99,7 @@ def test_the_least_a_job_needs() -> None:
         {"optimize": {"batchSize": {"total": 250, "perStep": "Auto"}}},
         # The operator may make the claim.
         {"spot": {"policy": "Require"}},
+        {"checkpoint": {"path": "runs/..best/*.pt"}},
         {"disruption": "Allow"},
         {"sharing": {"mode": "Exclusive"}, "gpusPerWorker": 8, "workers": 1024},
         {"gpu": {"memory": "1Mi"}},
