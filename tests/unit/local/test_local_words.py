@@ -11,10 +11,10 @@ from gpujob_local import __main__ as command
 @pytest.mark.parametrize(
     ("called", "on_path", "line"),
     [
-        ("/home/me/.venv/bin/gpujob-local", False, "/home/me/.venv/bin/gpujob-local env"),
+        ("/opt/tools/bin/gpujob-local", False, "/opt/tools/bin/gpujob-local env"),
         (".venv/bin/gpujob-local", False, ".venv/bin/gpujob-local env"),
-        ("/home/my code/gpujob-local", False, "'/home/my code/gpujob-local' env"),
-        ("/home/me/.venv/bin/gpujob-local", True, "gpujob-local env"),
+        ("/opt/my code/gpujob-local", False, "'/opt/my code/gpujob-local' env"),
+        ("/opt/tools/bin/gpujob-local", True, "gpujob-local env"),
         ("gpujob-local", True, "gpujob-local env"),
     ],
 )
