@@ -58,8 +58,8 @@ simulate: setup ## Run the decision core through seeded faults in virtual time (
 	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)
 
 .PHONY: shapes
-shapes: setup ## Stop and resume training scripts of many shapes; each ends as the plain run (SEEDS=0-1999)
-	@$(VENV)/python -m tests.worker.resume.shapes.composed --seeds $(or $(SEEDS),0-1999)
+shapes: setup ## Stop, kill and resume scripts of many shapes; each ends as the plain run (SEEDS=0-1999)
+	@$(VENV)/python -m tests.worker.resume.shapes --seeds $(or $(SEEDS),0-1999)
 
 .PHONY: soak
 soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, an hour)

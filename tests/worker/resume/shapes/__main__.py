@@ -1,88 +1,60 @@
-"""`python -m tests.worker.resume.shapes --seeds 0-1999`: prints a table and one JSON object.
+"""`python -m tests.worker.resume.shapes --seeds 0-1999`: stopped and resumed scripts.
 
-A failure is a script whose end differs from the plain run's, or that was not known beforehand to
-start from the beginning. `--keep` leaves the folders of seeds for a look.
+Each seed is a script of another shape. It is run plain, and with the worker, where it is stopped up
+to three times. It has to end as the plain run did, or the worker has to have reported before the
+first stop that it begins anew. Prints each seed that fails; the last line is the count as JSON.
 """
 
 import argparse
-import collections
 import json
-import multiprocessing
-import os
-import platform
-import shutil
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.worker.resume.shapes.play import Outcome, play
+from tests.worker.resume.shapes.generator import generate
+from tests.worker.resume.shapes.tally import Tally, machine
+from tests.worker.resume.shapes.workshop import Workshop, failure
 
-EXACT, BEGINNING = "Exact", "FromBeginning"
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    first, _, last = options.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    print(f"seeds {seeds.start}-{seeds.stop - 1} on {machine()}", flush=True)
+    tally = Tally()
+    with tempfile.TemporaryDirectory(prefix="shapes-") as folder:
+        kept = options.keep or Path(folder)
+        workshop = Workshop(
+            kept, options.jobs, real=options.real, keeps_all=options.keep is not None
+        )
+        for course in workshop.courses(map(generate, seeds)):
+            tally.add(course)
+            if course.verdict.is_failure:
+                print(failure(course), flush=True)
+            if options.every and tally.count % options.every == 0:
+                print(f"... {tally.line()}", flush=True)
+        print(tally.text())
+        print(json.dumps({"seeds": [seeds.start, seeds.stop - 1], **tally.numbers()}))
+    return 1 if tally.failures else 0
 
 
-def main() -> int:
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.worker.resume.shapes", description=__doc__
     )
-    parser.add_argument("--seeds", default="0-99", help="first-last (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="at a time")
-    parser.add_argument("--keep", type=Path, help="a folder for the scripts, logs and checkpoints")
-    asked = parser.parse_args()
-    first, _, last = asked.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
-    begin = time.monotonic()
-    base = asked.keep or Path(tempfile.mkdtemp(prefix="shapes-"))
-    outcomes: list[Outcome] = []
-
-    def one(seed: int) -> Outcome:
-        folder = base / str(seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        outcome = play(seed, folder)
-        if asked.keep is None and outcome.difference is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        return outcome
-
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for outcome in pool.map(one, seeds):
-            outcomes.append(outcome)
-            if outcome.difference is not None:
-                parts = ", ".join(outcome.script.parts)
-                print(f"seed {outcome.seed} ({outcome.script.loop}; {parts}), {outcome.state}:")
-                print(f"  {outcome.difference}\n  {base / str(outcome.seed)}", flush=True)
-            elif len(outcomes) % 50 == 0:
-                print(f"{len(outcomes)} of {len(seeds)}", file=sys.stderr, flush=True)
-    return _report(outcomes, time.monotonic() - begin)
-
-
-def _report(outcomes: list[Outcome], seconds: float) -> int:
-    failures = [each for each in outcomes if each.difference is not None]
-    print(f"\n{'loop':24}{'scripts':>8}{'exact':>8}{'from the beginning':>20}{'failures':>10}")
-    for loop in sorted({each.script.loop for each in outcomes}):
-        here = [each for each in outcomes if each.script.loop == loop]
-        states = collections.Counter(each.state for each in here)
-        failed = sum(each.difference is not None for each in here)
-        print(f"{loop:24}{len(here):8}{states[EXACT]:8}{states[BEGINNING]:20}{failed:10}")
-    reasons = collections.Counter(each.reason for each in outcomes if each.state == BEGINNING)
-    for reason, count in reasons.most_common(10):
-        print(f"{count:5} {reason}")
-    states = collections.Counter(each.state for each in outcomes)
-    print(
-        json.dumps(
-            {
-                "scripts": len(outcomes),
-                "states": dict(states),
-                "exact_share": states[EXACT] / max(1, len(outcomes) - states["ended"]),
-                "failures": len(failures),
-                "failed_seeds": [each.seed for each in failures],
-                "seconds": round(seconds, 1),
-                "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-                "python": platform.python_version(),
-            }
-        )
+    parser.add_argument("--seeds", default="0-99", help="one seed, or the first and the last")
+    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--jobs", type=int, default=2, help="how many scripts at a time")
+    parser.add_argument("--real", action="store_true", help="each run in a process of its own")
+    parser.add_argument("--every", type=int, default=100, help="tell how far it is; 0: never")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder in which scripts and their runs stay; else failures print",
     )
-    return 1 if failures else 0
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from tests.worker.resume.shapes.composed.course import Course, play
-from tests.worker.resume.shapes.composed.generator import Shape
-from tests.worker.resume.shapes.composed.runs import RealProcesses, Runner, Zygote
+from tests.worker.resume.shapes.course import Course, play
+from tests.worker.resume.shapes.generator import Shape
+from tests.worker.resume.shapes.runs import RealProcesses, Runner, Zygote
 
 _LINES_MAX = 12
 
@@ -75,7 +75,7 @@ def failure(course: Course) -> str:
         f"  stops {course.stops}; {labels}",
         f"  parts: {', '.join(shape.parts)}",
         f"  script: {course.folder / 'train.py'}",
-        f"  again: python -m tests.worker.resume.shapes.composed --seed {shape.seed} --keep FOLDER",
+        f"  again: python -m tests.worker.resume.shapes --seed {shape.seed} --keep FOLDER",
     ]
     details = [line for text in course.details for line in text.splitlines()]
     return "\n".join([*lines, *(f"    {line[:300]}" for line in details[:_LINES_MAX])])

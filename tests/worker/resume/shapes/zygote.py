@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.harness.worker_process import interpret
-from tests.worker.resume.shapes.composed import stop_at_step
+from tests.worker.resume.shapes import stop_at_step
 
-ROOT = str(Path(__file__).resolve().parents[5])
+ROOT = str(Path(__file__).resolve().parents[4])
 
 # `torch._dynamo` would be imported by the first step of an optimizer, which takes 2 s.
 IMPORTED = (

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.resume.shapes.composed import loops, styles
-from tests.worker.resume.shapes.composed.generator import PARTS, generate
-from tests.worker.resume.shapes.composed.oracle import differing_files, differing_results
-from tests.worker.resume.shapes.composed.runs import Request, Zygote
-from tests.worker.resume.shapes.composed.script import bound, indented, named, used
+from tests.worker.resume.shapes import loops, styles
+from tests.worker.resume.shapes.generator import PARTS, generate
+from tests.worker.resume.shapes.oracle import differing_files, differing_results
+from tests.worker.resume.shapes.runs import Request, Zygote
+from tests.worker.resume.shapes.script import bound, indented, named, used
 
 SEEDS = range(600)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tests.worker.resume.shapes.composed.loops import Loop
-from tests.worker.resume.shapes.composed.script import (
+from tests.worker.resume.shapes.loops import Loop
+from tests.worker.resume.shapes.script import (
     Lines,
     Script,
     bound,

@@ -1,6 +1,6 @@
 """What a script learns: its data, the loader's options, the model, the loss and the optimizer."""
 
-from tests.worker.resume.shapes.composed.script import FEATURES, OUTPUTS, ROWS, Script, indented
+from tests.worker.resume.shapes.script import FEATURES, OUTPUTS, ROWS, Script, indented
 
 _HIDDEN = 12
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.worker.resume.shapes.composed.course import Course, Verdict
+from tests.worker.resume.shapes.course import Course, Verdict
 
 _REASONS_MAX = 12
 _NUMBER = re.compile(r"\d+")
@@ -20,7 +20,7 @@ class Tally:
         self.reasons: dict[str, Counter[str]] = {}
         self.parts: dict[str, Counter[str]] = {}
         self.failed_seeds: list[int] = []
-        self.other_lines = self.stops = self.resumed = 0
+        self.other_lines = self.stops = self.kills = self.resumed = 0
         self.seconds = 0.0
 
     @property
@@ -43,6 +43,7 @@ class Tally:
             self.failed_seeds.append(course.shape.seed)
         self.other_lines += course.other_lines > 0
         self.stops += sum(stop > 0 for stop in course.stops)
+        self.kills += course.kills
         self.resumed += course.resumed
         self.seconds += course.seconds
 
@@ -70,6 +71,7 @@ class Tally:
             "failures": self.failures,
             **{verdict.value: self.verdicts[verdict.value] for verdict in Verdict},
             "stops": self.stops,
+            "kills": self.kills,
             "resumed_attempts": self.resumed,
             "scripts_with_other_lines": self.other_lines,
             "run_seconds": round(self.seconds, 1),

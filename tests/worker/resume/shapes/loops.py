@@ -6,7 +6,7 @@ of one epoch.
 
 from dataclasses import dataclass, field
 
-from tests.worker.resume.shapes.composed.script import ROWS, Lines, Script, indented, lines
+from tests.worker.resume.shapes.script import ROWS, Lines, Script, indented, lines
 
 
 @dataclass

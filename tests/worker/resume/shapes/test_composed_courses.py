@@ -1,20 +1,21 @@
 """What is made of attempts, with a runner that plays them by a list."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.worker.resume.shapes.composed.course import Course, Verdict, play
-from tests.worker.resume.shapes.composed.generator import Shape, generate
-from tests.worker.resume.shapes.composed.runs import Request, Run
-from tests.worker.resume.shapes.composed.tally import Tally
-from tests.worker.resume.shapes.composed.workshop import failure
+from tests.worker.resume.shapes.course import Course, Verdict, play
+from tests.worker.resume.shapes.generator import Shape, generate
+from tests.worker.resume.shapes.runs import Request, Run
+from tests.worker.resume.shapes.tally import Tally
+from tests.worker.resume.shapes.workshop import failure
 
 END = "== end\nstep 40\n"
 REFUSES = "gpujob: resume skipped: plain script: its loop cannot be read\n"
-STOPS = "== SIGTERM at step 7\n"
+STOPS = "== stopped at step 7\n"
 REASON = "its loop cannot be read"
 
 
@@ -77,6 +78,10 @@ def shapes_without_files() -> Iterator[Shape]:
         ([exact(143), exact(1)], Verdict.BROKEN),
         ([exact(143), Run(None, "", "", 60.0)], Verdict.BROKEN),
         ([exact(143), exact(143)], Verdict.BROKEN),
+        ([exact(143), attempt(-9), exact(0, END)], Verdict.EXACT),
+        ([exact(143), attempt(-9), exact(0, "no end")], Verdict.DIFFERENT),
+        ([exact(143), attempt(-11), exact(0, END)], Verdict.BROKEN),
+        ([exact(143), exact(144), exact(0, "no end")], Verdict.DIFFERENT),
         ([attempt(144), attempt(0, END)], Verdict.BROKEN),
         ([refused(144), refused(0, END)], Verdict.FROM_BEGINNING),
         ([refused(144), refused(0, END.replace("40", "41"))], Verdict.DIFFERENT),
@@ -131,6 +136,16 @@ def test_stops_are_counted_from_where_a_run_was_saved(tmp_path: Path) -> None:
         assert first.stop_at + last.stop_at <= 41
         assert course.stops == [each.stop_at for each in runner.requests]
         assert [each.attempt for each in runner.requests] == [1, 2]
+
+
+def test_some_stops_are_kills_once_there_is_a_checkpoint(tmp_path: Path) -> None:
+    signals: list[int] = []
+    for number, shape in zip(range(40), shapes_without_files(), strict=False):
+        runner = Played(exact(143), exact(143), exact(143), exact(0, END))
+        play(shape, tmp_path / str(number), runner)
+        assert runner.requests[0].stop_signal == signal.SIGTERM
+        signals += [each.stop_signal for each in runner.requests[1:] if each.stop_at]
+    assert 0.1 < signals.count(signal.SIGKILL) / len(signals) < 0.5
 
 
 def test_a_stop_in_the_first_step_comes_before_anything_is_known(tmp_path: Path) -> None:

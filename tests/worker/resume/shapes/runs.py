@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tests.worker.resume.shapes.composed import stop_at_step, zygote
-from tests.worker.resume.shapes.composed.stop_at_step import (
+from tests.worker.resume.shapes import stop_at_step, zygote
+from tests.worker.resume.shapes.stop_at_step import (
     ENV_STEPS_FILE,
     ENV_STOP_AT,
+    ENV_STOP_SIGNAL,
     ENV_STOP_WHEN,
 )
 
@@ -47,6 +48,7 @@ class Request:
     checkpoints: Path | None = None
     stop_at: int = 0
     stop_when: str = "after"
+    stop_signal: int = signal.SIGTERM
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,7 +59,11 @@ class Request:
         }
         kept |= {"OMP_NUM_THREADS": "1", ENV_STEPS_FILE: str(self.results / f"{self.name}.steps")}
         if self.stop_at:
-            kept |= {ENV_STOP_AT: str(self.stop_at), ENV_STOP_WHEN: self.stop_when}
+            kept |= {
+                ENV_STOP_AT: str(self.stop_at),
+                ENV_STOP_WHEN: self.stop_when,
+                ENV_STOP_SIGNAL: str(int(self.stop_signal)),
+            }
         if self.attempt is not None:
             kept |= {
                 "GPUJOB_CHECKPOINT_DIR": str(self.checkpoints),

@@ -1,25 +1,30 @@
-"""One script: a plain run, and a run that is stopped and resumed; what became of the promise."""
+"""One script: a plain run, and a run that is stopped and resumed; what became of the promise.
+
+Some of the stops are kills, once there is a checkpoint to come back to.
+"""
 
 import random
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tests.worker.resume.shapes.composed.generator import Shape
-from tests.worker.resume.shapes.composed.oracle import (
+from tests.worker.resume.shapes.generator import Shape
+from tests.worker.resume.shapes.oracle import (
     differing_files,
     differing_results,
     other_lines,
 )
-from tests.worker.resume.shapes.composed.runs import Request, Run, Runner
-from tests.worker.resume.shapes.composed.stop_at_step import MARK
+from tests.worker.resume.shapes.runs import Request, Run, Runner
+from tests.worker.resume.shapes.stop_at_step import MARK
 
 EXACT, FROM_BEGINNING = "Exact", "FromBeginning"
-SAVED, UNSAVED = 143, 144
+SAVED, UNSAVED, KILLED = 143, 144, -signal.SIGKILL
 _REFUSES = "resume skipped: plain script"
 _NOT_WRITTEN = "checkpoint not written:"
 _STOPS_MAX = 3
+_KILLS_SHARE = 0.3
 # Attempts after the last stop: one that cannot go on begins anew in the next one.
 _UNDISTURBED_MAX = 3
 
@@ -51,6 +56,7 @@ class Course:
     reason: str = ""
     details: list[str] = field(default_factory=list[str])
     stops: list[int] = field(default_factory=list[int])
+    kills: int = 0
     # Attempts that began where one had stopped.
     resumed: int = 0
     # Lines that the undisturbed run did not print: before the results, and no failure.
@@ -82,6 +88,7 @@ def _attempts(course: Course, steps: int, runner: Runner) -> list[Run]:
     """Stops at random; what is left of the run shrinks only where it was saved."""
     draw = random.Random(f"stops {course.shape.seed}")
     folder, count = course.folder, draw.randint(1, _STOPS_MAX)
+    is_saved = False
     runs: list[Run] = []
     for attempt in range(1, count + _UNDISTURBED_MAX + 1):
         stop_at = draw.randint(1, max(1, steps)) if attempt <= count else 0
@@ -89,18 +96,21 @@ def _attempts(course: Course, steps: int, runner: Runner) -> list[Run]:
         request = Request(
             folder / "train.py", folder / "worker", folder / "results", f"attempt-{attempt}",
             attempt, folder / "checkpoints", stop_at, draw.choice(("after", "after", "before")),
+            signal.SIGKILL if is_saved and draw.random() < _KILLS_SHARE else signal.SIGTERM,
         )  # fmt: skip
         run = runner.run(request)
         runs.append(run)
-        if run.code not in (SAVED, UNSAVED):
+        course.kills += run.code == KILLED
+        if run.code not in (SAVED, UNSAVED, KILLED):
             break
+        is_saved = is_saved or run.code == SAVED
         steps -= stop_at if run.code == SAVED else 0
     return runs
 
 
 def _judged(course: Course, plain: Run, runs: list[Run]) -> Course:
     codes = [run.code for run in runs]
-    if codes[-1] != 0 or not {*codes[:-1]} <= {SAVED, UNSAVED}:
+    if codes[-1] != 0 or not {*codes[:-1]} <= {SAVED, UNSAVED, KILLED}:
         return course.ends(Verdict.BROKEN, f"exit codes {codes}", _tail(runs[-1]))
     begun_anew = 0
     while _is_over_before_it_is_known(runs[begun_anew], course.stops[begun_anew]):

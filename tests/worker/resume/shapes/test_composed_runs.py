@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.resume.shapes.composed import runs
-from tests.worker.resume.shapes.composed.course import Verdict, play
-from tests.worker.resume.shapes.composed.generator import generate
-from tests.worker.resume.shapes.composed.runs import RealProcesses, Request, Run, Zygote
-from tests.worker.resume.shapes.composed.workshop import failure
+from tests.worker.resume.shapes import runs
+from tests.worker.resume.shapes.course import Verdict, play
+from tests.worker.resume.shapes.generator import generate
+from tests.worker.resume.shapes.runs import RealProcesses, Request, Run, Zygote
+from tests.worker.resume.shapes.workshop import failure
 
 STEPS = """
 import sys, torch
@@ -46,7 +46,7 @@ def test_it_is_stopped_at_a_step(zygote: Zygote, tmp_path: Path, when: str, step
     run = run_of(zygote, tmp_path, STEPS, 3, when)
     assert run.code == -15
     assert run.output.splitlines() == [f"step {n}" for n in range(steps)]
-    assert run.errors == "== SIGTERM at step 3\n"
+    assert run.errors == "== stopped at step 3\n"
 
 
 def test_an_error_is_printed_as_python_prints_it(zygote: Zygote, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import signal
 import sys
 from typing import Any
 
-# The optimizer step at which SIGTERM is sent (0: never), before or after it is made.
-ENV_STOP_AT, ENV_STOP_WHEN = "STOP_AT", "STOP_WHEN"
+# The optimizer step at which a signal is sent (0: never), before or after it is made; the signal.
+ENV_STOP_AT, ENV_STOP_WHEN, ENV_STOP_SIGNAL = "STOP_AT", "STOP_WHEN", "STOP_SIGNAL"
 # A file that gets the number of steps at the end.
 ENV_STEPS_FILE = "STEPS_FILE"
 # Written to the standard error output: what comes before it was known before the stop.
-MARK = "== SIGTERM"
+MARK = "== stopped"
 
 
 def install() -> None:
@@ -28,13 +28,14 @@ def install() -> None:
     )
 
     stop_at, path = int(os.environ.get(ENV_STOP_AT, "0")), os.environ.get(ENV_STEPS_FILE)
+    number = int(os.environ.get(ENV_STOP_SIGNAL, str(int(signal.SIGTERM))))
     process, steps = os.getpid(), itertools.count(1)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
         if next(steps) == stop_at and os.getpid() == process:
             sys.stderr.write(f"{MARK} at step {stop_at}\n")
-            os.kill(process, signal.SIGTERM)
+            os.kill(process, number)
 
     def note(path: str) -> None:
         if os.getpid() == process:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.resume.shapes.composed.oracle import (
+from tests.worker.resume.shapes.oracle import (
     differing_files,
     differing_results,
     other_lines,

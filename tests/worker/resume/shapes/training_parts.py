@@ -1,6 +1,6 @@
 """What scripts do in the course of a training: schedules, evaluations, early ends, changes."""
 
-from tests.worker.resume.shapes.composed.script import Part, Script
+from tests.worker.resume.shapes.script import Part, Script
 
 _EVALUATE = """
 DECORATOR

@@ -1,6 +1,6 @@
 """What scripts write: logs, metrics, weights, and checkpoints of their own."""
 
-from tests.worker.resume.shapes.composed.script import Part, Script
+from tests.worker.resume.shapes.script import Part, Script
 
 
 def csv_append(script: Script) -> None:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from tests.worker.resume.shapes.composed import (
+from tests.worker.resume.shapes import (
     file_parts,
     loops,
     models,
@@ -11,7 +11,7 @@ from tests.worker.resume.shapes.composed import (
     styles,
     training_parts,
 )
-from tests.worker.resume.shapes.composed.script import Part, Script
+from tests.worker.resume.shapes.script import Part, Script
 
 _IMPORTS = """
 import collections, copy, csv, dataclasses, functools, hashlib, itertools, json, logging, os

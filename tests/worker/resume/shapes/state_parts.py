@@ -1,6 +1,6 @@
 """What scripts keep beside torch's state: averages, histories, buffers, generators, counters."""
 
-from tests.worker.resume.shapes.composed.script import OUTPUTS, ROWS, Part, Script
+from tests.worker.resume.shapes.script import OUTPUTS, ROWS, Part, Script
 
 
 def running_mean(script: Script) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.worker.resume.shapes.composed.runs import Zygote
+from tests.worker.resume.shapes.runs import Zygote
 
 
 @pytest.fixture(scope="module")
