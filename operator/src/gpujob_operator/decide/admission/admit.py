@@ -39,6 +39,7 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
+from gpujob_operator.decide.placement.node_filter import spread_limits
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.preemptor import Departures, Preemptor
 from gpujob_operator.decide.queue.heads import QueueHeads
@@ -413,7 +414,13 @@ class Admission:
                 requirements, tenancy, capacity, self.assumed.memo, self.configuration
             )
         found = self._candidates[requirements.scheduling_signature]
-        return earliest_start(requirements, found, self.releases, self.assumed.nominated)
+        return earliest_start(
+            requirements,
+            found,
+            self.releases,
+            self.assumed.nominated,
+            lambda: spread_limits(requirements, self.assumed.capacity),
+        )
 
     def _hold_gpus(self, nomination: Nomination) -> None:
         self.assumed.nominate(nomination.gpus, nomination.not_before_seconds)

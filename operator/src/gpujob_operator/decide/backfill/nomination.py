@@ -6,7 +6,7 @@ worker are on one node. A nomination holds for the rest of the cycle. Jobs expec
 the nominated job starts may still run there (backfill).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -14,6 +14,7 @@ from math import inf
 from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.decide.packing.apart import DomainLimit, take_apart
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 # Time until an agent has read its GPUs again and published that.
@@ -43,14 +44,18 @@ def earliest_start(
     candidates: Iterable[Iterable[CandidateGpus]],
     releases: ReleaseTimes,
     nominated: frozenset[Place] = frozenset(),
+    limits: Callable[[], list[DomainLimit[str]]] = list,
 ) -> Nomination | None:
     """The nomination with the earliest start among the candidates of each model; None if the job
     would not fit even without other GPUJobs. GPUs in `nominated` belong to an earlier job.
+    `limits` say how its workers must lie apart.
     """
     workers = requirements.job.spec.workers
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
         free = (one for one in of_model if nominated.isdisjoint(one.places))
+        apart = limits()
+        free = (one for one in free if take_apart(one.node, apart))
         chosen = list(islice(free, workers))
         if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
             best = chosen

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
-from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
+from gpujob_api.start_refusal import BESIDE_MAX, START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_limits import pull_limit_seconds, start_seconds_left
@@ -94,15 +94,26 @@ def refusal_of(
         if one.attempt == job.status.attempt and one.rank not in present:
             message = f"the API server refused the pod of worker {one.rank}: {one.message}"
             return Refusal(POD_REFUSED, with_advice(message), None, 0.0)
-    found = [_of_pod(job, pod, configuration, now) for pod in pods]
+    pods = tuple(pods)
+    found = [_of_pod(job, pod, _beside(pod, pods), configuration, now) for pod in pods]
     found.append(_out_of_time(job, tuple(pods), configuration, now))
     return min(
         (one for one in found if one is not None), key=lambda one: one.seconds_left, default=None
     )
 
 
+def _beside(pod: PodView, pods: tuple[PodView, ...]) -> tuple[str, ...]:
+    """The nodes on which kube-scheduler has taken other workers of the attempt."""
+    taken = {other.node for other in pods if other is not pod and other.node is not None}
+    return tuple(sorted(taken))[:BESIDE_MAX]
+
+
 def _of_pod(
-    job: GPUJob, pod: PodView, configuration: Configuration, now: datetime
+    job: GPUJob,
+    pod: PodView,
+    beside: tuple[str, ...],
+    configuration: Configuration,
+    now: datetime,
 ) -> Refusal | None:
     place = place_of(pod, job)
     if place is None or pod.phase is not PodPhase.PENDING or pod.deletion_at is not None:
@@ -117,7 +128,8 @@ def _of_pod(
         is_of_node = _UNBOUND_CLAIM not in pod.message
         left = (limit if is_of_node else UNBOUND_CLAIM_SECONDS) - waited_seconds
         node = place.node if is_of_node else None
-        return Refusal(UNSCHEDULABLE, with_advice(text), node, left)
+        beside = beside if is_of_node else ()
+        return Refusal(UNSCHEDULABLE, with_advice(text), node, left, beside)
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
         if pod.reason_since is not None:

@@ -12,9 +12,11 @@ the first.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from gpujob_operator.decide.packing.apart import DomainLimit, place_apart
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.filter import free_gpus, host_fits
@@ -24,6 +26,14 @@ from gpujob_operator.decide.packing.request import Request, Score, Selection
 from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, NodeScores, ScoreCache
 
 STEP_GPUS = 0.02
+
+
+class SpreadLimit(NamedTuple):
+    """How many workers of a gang may be in one domain: see `DomainLimit`. By row; -1: in none."""
+
+    domains: Integers
+    most: int | None
+    skew: int | None
 
 
 def choose(
@@ -63,9 +73,10 @@ def choose_gang(
     score_cache: ScoreCache,
     mix: WorkloadMix,
     levels: Sequence[Integers] = (),
+    limits: Sequence[SpreadLimit] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Row and GPU columns of every worker of a gang, each on GPUs of its own, close together (see
-    `gang`): as many as fit, all of them where all do.
+    `gang`), and apart where `limits` say so: as many as fit, all of them where all do.
 
     `levels` are the domain of each row, the closest level first; -1: in none.
     """
@@ -82,8 +93,10 @@ def choose_gang(
     domains = [
         {node: int(level[node[-1]]) for node in nodes if level[node[-1]] >= 0} for level in levels
     ]
-    total = min(workers, sum(nodes.values()))
-    parts = place_gang(nodes, total, domains) or ()
+    if limits:
+        parts = place_apart(nodes, workers, [_by_node(limit, arrays) for limit in limits], domains)
+    else:
+        parts = place_gang(nodes, min(workers, sum(nodes.values())), domains) or ()
     fragmentation = score_cache.of(arrays, mix)
     found: list[tuple[int, tuple[int, ...]]] = []
     for (_, _, row), count in parts:
@@ -99,6 +112,15 @@ def choose_gang(
             for first in range(0, len(gpus), demand.gpus)
         ]
     return tuple(found)
+
+
+def _by_node(limit: SpreadLimit, arrays: NodeArrays) -> DomainLimit[tuple[float, float, int]]:
+    """The limit by nodes as `choose_gang` names them, those included that take no worker now."""
+    domain_of = {
+        (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(limit.domains[row])
+        for row in np.flatnonzero(limit.domains >= 0)
+    }
+    return DomainLimit(domain_of, limit.most, limit.skew)
 
 
 def _workers_by_row(arrays: NodeArrays, request: Request) -> Integers:

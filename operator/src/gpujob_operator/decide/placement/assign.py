@@ -6,6 +6,7 @@ lowest cost for future jobs, then the cheaper node, then the first name. For gan
 the same snapshot always gives the same answer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,6 +20,9 @@ from gpujob_operator.decide.placement.diagnosis import Diagnosis, diagnose, no_m
 from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
+
+# So many combinations of nodes are looked at for a gang of which some were refused.
+COMBINATIONS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +148,55 @@ def _places(
     """
     workers = requirements.job.spec.workers
     if workers > 1:
-        labels = configuration.topology_labels
-        return assumed.choose_gang(
-            request, workers, labels, no_external_use=requirements.exclusive, backfill=backfill
-        )
+        labels, spread = configuration.topology_labels, requirements.spread
+
+        def choose(request: Request) -> list[WorkerPlace]:
+            return assumed.choose_gang(
+                request,
+                workers,
+                labels,
+                spread,
+                no_external_use=requirements.exclusive,
+                backfill=backfill,
+            )
+
+        found = choose(request)
+        if len(found) == workers or not requirements.refused_sets:
+            return found
+        return _not_together(requirements, request, assumed, choose) or found
     place = assumed.choose(request, no_external_use=requirements.exclusive, backfill=backfill)
     return [place] if place is not None else []
+
+
+def _not_together(
+    requirements: JobRequirements,
+    request: Request,
+    assumed: AssumedCapacity,
+    choose: Callable[[Request], list[WorkerPlace]],
+) -> list[WorkerPlace]:
+    """Places on nodes that were refused together with others only, in a combination that was not
+    refused; none where none is found soon. Of a refused combination each node is left out in turn.
+    """
+    refused, requirements = requirements.refused_sets, requirements.with_tried_nodes
+    left_out: list[frozenset[str]] = [frozenset()]
+    for number in range(COMBINATIONS_MAX):
+        if number == len(left_out):
+            break
+        without = left_out[number]
+        mask = assumed.mask(
+            (requirements.node_constraints, without),
+            lambda node, without=without: (
+                node.name not in without and not why_not_on(requirements, node)
+            ),
+        )
+        places = choose(replace(request, nodes=mask))
+        if len(places) < requirements.job.spec.workers:
+            continue
+        nodes = frozenset(place.node for place in places)
+        if nodes not in refused:
+            return places
+        left_out += [more for name in sorted(nodes) if (more := without | {name}) not in left_out]
+    return []
 
 
 def _request(asked: WorkerRequest, assumed: AssumedCapacity) -> Request:

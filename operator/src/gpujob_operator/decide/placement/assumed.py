@@ -20,8 +20,9 @@ from gpujob_operator.decide.capacity.cluster import (
     has_external_use,
     with_reservation,
 )
+from gpujob_operator.decide.model.gang_spread import SpreadRule
 from gpujob_operator.decide.model.held_gpus import Place
-from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, NodeView
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Integers
 from gpujob_operator.decide.packing.demand import WorkloadMix
@@ -113,17 +114,36 @@ class AssumedCapacity:
         request: Request,
         workers: int,
         topology_labels: Sequence[str],
+        spread: Sequence[SpreadRule] = (),
         *,
         no_external_use: bool = False,
         backfill: bool = False,
     ) -> list[WorkerPlace]:
-        """Places close together, each on its own GPUs, for as many workers as fit."""
+        """Places close together, each on its own GPUs, for as many workers as fit; apart as the
+        rules say.
+        """
         packed = self._packed(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
         found = select.choose_gang(
-            packed.arrays, request, workers, packed.score_cache, self.mix, levels
+            packed.arrays,
+            request,
+            workers,
+            packed.score_cache,
+            self.mix,
+            levels,
+            [self._limit(rule, request.nodes) for rule in spread],
         )
         return [self._place(packed, row, columns) for row, columns in found]
+
+    def _limit(self, rule: SpreadRule, nodes: NodeMask | None) -> select.SpreadLimit:
+        """The rule by row. Nodes that the job may not use are in no domain."""
+        if rule.topology_key == LABEL_HOSTNAME:
+            domains = np.arange(len(self._rows))
+        else:
+            (domains,) = self._levels((rule.topology_key,))
+        if nodes is not None:
+            domains = np.where(nodes.allowed, domains, -1)
+        return select.SpreadLimit(domains, rule.most, rule.skew)
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
         """The domain of each row's node, the closest level first. A node without one of the labels

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
+from gpujob_operator.decide.packing.apart import take_apart
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
@@ -23,7 +24,11 @@ from gpujob_operator.decide.placement.finding import (
 )
 from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch, why_not_on
+from gpujob_operator.decide.placement.node_filter import (
+    node_mismatch,
+    spread_limits,
+    why_not_on,
+)
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
 # A GPU that fits, on a node that has too few of them.
@@ -96,15 +101,19 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
     requirements = request.requirements
 
     def find() -> bool:
+        limits = [one for one in spread_limits(requirements, assumed.capacity) if one.skew is None]
         places = 0
-        for node in assumed.capacity.nodes.values():
+        for name, node in assumed.capacity.nodes.items():
             misfit = _node_never(requirements, node)
             large = (
                 c.total_bytes - c.driver_bytes >= request.least_bytes
                 for c in node.gpus
                 if c.model == request.model
             )
-            places += 0 if misfit else sum(large) // requirements.job.spec.gpus_per_worker
+            count = 0 if misfit else sum(large) // requirements.job.spec.gpus_per_worker
+            if limits:
+                count = sum(take_apart(name, limits) for _ in range(count))
+            places += count
         return places >= requirements.job.spec.workers
 
     return assumed.memo.once(("possible", requirements.scheduling_signature, request.model), find)
@@ -139,6 +148,8 @@ def _explain(
     what = _request_text(request)
     gang = f" (capacity for {placed} of {requirements.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
+    if requirements.spread:
+        message += f"; its workers must lie apart ({requirements.spread[0].text})"
     missing_bytes, uuid, name = nearest
     return message + _nearest_text(missing_bytes, name, capacity.gpu(name, uuid))
 

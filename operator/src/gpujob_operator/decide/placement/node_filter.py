@@ -7,7 +7,8 @@ from gpujob_api.gpujob import SpotPolicy
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
 from gpujob_operator.decide.model.node_affinity import affinity_mismatch
 from gpujob_operator.decide.model.protection import Unprotected
-from gpujob_operator.decide.model.snapshot import NodeView, Taint
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, NodeView, Taint
+from gpujob_operator.decide.packing.apart import DomainLimit
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
@@ -29,8 +30,25 @@ def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
     mismatch = node_mismatch(requirements, node)
     if mismatch or not requirements.refused_by:
         return mismatch
-    refused = next((one for one in requirements.refused_by if one.node == node.name), None)
+    refused = next(
+        (one for one in requirements.refused_by if one.node == node.name not in one.beside), None
+    )
     return f"avoided: {refused.message}" if refused is not None else ""
+
+
+def spread_limits(requirements: JobRequirements, capacity: Capacity) -> list[DomainLimit[str]]:
+    """How the job's workers must lie apart, by the names of nodes."""
+    found: list[DomainLimit[str]] = []
+    for rule in requirements.spread:
+        by_name = rule.topology_key == LABEL_HOSTNAME
+        domains = {
+            name: name if by_name else node.node.labels.get(rule.topology_key)
+            for name, node in capacity.nodes.items()
+            if not why_not_on(requirements, node.node)
+        }
+        known = {name: domain for name, domain in domains.items() if domain is not None}
+        found.append(DomainLimit(known, rule.most, rule.skew))
+    return found
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:

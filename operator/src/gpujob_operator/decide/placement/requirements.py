@@ -21,6 +21,7 @@ from gpujob_operator.decide.measurement.reservation import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.current_refusals import current_refusals
+from gpujob_operator.decide.model.gang_spread import SpreadRule, one_on_a_node, spread_rules
 from gpujob_operator.decide.model.held_gpus import known_context_bytes
 from gpujob_operator.decide.model.node_affinity import (
     NodeAffinity,
@@ -66,6 +67,8 @@ class JobRequirements:
     volumes: tuple[tuple[str, NodeAffinity], ...] = ()
     # Nodes that refused its pods lately, with the words.
     refused_by: tuple[StartRefusal, ...] = ()
+    # How its workers must lie apart, as its template says.
+    template_spread: tuple[SpreadRule, ...] = ()
     # Whose the job is, for sharing GPUs.
     party: Party = ANYBODY
     # Why it uses no spot nodes although it prefers them.
@@ -82,6 +85,26 @@ class JobRequirements:
             return self
         held = tuple(one for one in self.refused_by if one.until > now)
         return replace(self, refused_by=held)
+
+    @cached_property
+    def spread(self) -> tuple[SpreadRule, ...]:
+        """How its workers must lie apart: also where two of them were refused on one node."""
+        refused = next((one for one in self.refused_by if one.node in one.beside), None)
+        if refused is None:
+            return self.template_spread
+        return (*self.template_spread, one_on_a_node(refused.message))
+
+    @cached_property
+    def refused_sets(self) -> frozenset[frozenset[str]]:
+        """Nodes that were refused together, of which each one alone may do."""
+        refused = [one for one in self.refused_by if one.beside and one.node not in one.beside]
+        return frozenset(frozenset((one.node or "", *one.beside)) for one in refused)
+
+    @cached_property
+    def with_tried_nodes(self) -> "JobRequirements":
+        """The same with the nodes that were refused only together with others."""
+        alone = tuple(one for one in self.refused_by if not one.beside or one.node in one.beside)
+        return replace(self, refused_by=alone)
 
     def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
         """The same without what was measured on this model and is more than a GPU of the model has:
@@ -112,6 +135,7 @@ class JobRequirements:
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
             self.node_constraints,
+            self.template_spread,
             self.party,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             (sharing.mode.value, sharing.max_slowdown_percent),
@@ -285,6 +309,7 @@ def requirements_of(
         affinity=required_affinity(template),
         volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
         refused_by=tuple([one for one in current_refusals(job) if one.node is not None]),
+        template_spread=spread_rules(job),
         party=party,
         kept_off_spot=kept_off_spot(job, configuration or Configuration()),
     )

@@ -12,6 +12,7 @@ of times.
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.capacity.cluster import (
@@ -23,11 +24,12 @@ from gpujob_operator.decide.capacity.cluster import (
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.packing.apart import take_apart
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
-from gpujob_operator.decide.placement.node_filter import nodes_for
+from gpujob_operator.decide.placement.node_filter import nodes_for, spread_limits
 from gpujob_operator.decide.placement.requirements import (
     CycleView,
     JobRequirements,
@@ -81,7 +83,10 @@ def select_victims(
     best: PreemptionTargets | None = None
     for model in assumed.capacity.models(requirements.job.spec.gpu.models):
         places = _places(requirements, model, assumed, victims, configuration)
-        chosen = sorted(places, key=lambda place: place.key)[: requirements.job.spec.workers]
+        limits = spread_limits(requirements, assumed.capacity)
+        ordered = sorted(places, key=lambda place: place.key)
+        apart = (place for place in ordered if take_apart(place.node, limits))
+        chosen = list(islice(apart, requirements.job.spec.workers))
         if len(chosen) < requirements.job.spec.workers:
             continue
         found = _verified(requirements, chosen, assumed, victims, configuration)

@@ -1,0 +1,89 @@
+"""Places for the workers of a gang that must lie apart: one after the other, as kube-scheduler
+takes them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Node = TypeVar("Node", bound=tuple[object, ...] | str)
+
+
+@dataclass(slots=True)
+class DomainLimit(Generic[Node]):
+    """At most `most` workers in a domain, or `skew` more than in the one with the fewest.
+
+    A node without a domain takes any number, but none where the domains are to be balanced.
+    """
+
+    domain_of: Mapping[Node, object]
+    most: int | None
+    skew: int | None
+    _counts: Counter[object] = field(default_factory=Counter[object])
+    # Of the domain with the fewest; None: to be counted.
+    _fewest: int | None = None
+
+    def allows(self, node: Node) -> bool:
+        domain = self.domain_of.get(node)
+        if domain is None:
+            return self.skew is None
+        count = self._counts[domain]
+        if self.most is not None and count >= self.most:
+            return False
+        if self.skew is None:
+            return True
+        if self._fewest is None:
+            self._fewest = min(self._counts[one] for one in set(self.domain_of.values()))
+        return count + 1 - self._fewest <= self.skew
+
+    def put(self, node: Node) -> None:
+        self._counts[self.domain_of.get(node)] += 1
+        self._fewest = None
+
+    def cleared(self) -> "DomainLimit[Node]":
+        return DomainLimit(self.domain_of, self.most, self.skew)
+
+
+def take_apart(node: Node, limits: Sequence[DomainLimit[Node]]) -> bool:
+    """Counts one more worker on the node, if every limit allows it."""
+    if not all(limit.allows(node) for limit in limits):
+        return False
+    for limit in limits:
+        limit.put(node)
+    return True
+
+
+def place_apart(
+    free: Mapping[Node, int],
+    workers: int,
+    limits: Sequence[DomainLimit[Node]],
+    levels: Sequence[Mapping[Node, object]] = (),
+) -> tuple[tuple[Node, int], ...]:
+    """(node, workers): as many as find a place, all of them where all do. Within one domain of the
+    closest level on which one holds all; else anywhere."""
+    for level in levels:
+        domains: dict[object, dict[Node, int]] = {}
+        for node, count in free.items():
+            if node in level:
+                domains.setdefault(level[node], {})[node] = count
+        found = [_greedy(nodes, workers, limits) for nodes in domains.values()]
+        whole = [parts for parts in found if sum(parts.values()) == workers]
+        if whole:
+            return tuple(min(whole, key=len).items())
+    return tuple(_greedy(free, workers, limits).items())
+
+
+def _greedy(
+    free: Mapping[Node, int], workers: int, limits: Sequence[DomainLimit[Node]]
+) -> dict[Node, int]:
+    """Each worker goes to a node that has one already, else to the one with the most places."""
+    limits, left = [limit.cleared() for limit in limits], dict(free)
+    parts: dict[Node, int] = {}
+    for _ in range(workers):
+        order = sorted(left, key=lambda node: (node not in parts, -left[node], node))
+        node = next((one for one in order if left[one] and take_apart(one, limits)), None)
+        if node is None:
+            break
+        left[node] -= 1
+        parts[node] = parts.get(node, 0) + 1
+    return parts
