@@ -10,7 +10,7 @@ from gpujob_api.codec import format_time
 from gpujob_api.meta import LABEL_JOB
 from gpujob_operator.act.kube import NotFound
 from gpujob_operator.observe.cache import Kind
-from tests.simulation.pods import gpus_of, wanted_node, worker_status
+from tests.simulation.pods import attempt_of, gpus_of, is_foreign, wanted_node, worker_status
 
 if TYPE_CHECKING:
     from tests.simulation.api_server import ApiServer, Manifest
@@ -34,6 +34,8 @@ NO_EXTENDED_RESOURCE = (
     "0/3 nodes are available: 1 Insufficient example.com/fabric, "
     "2 node(s) didn't match Pod's node affinity/selector."
 )
+# As a webhook's or another scheduler plugin's rule would have it.
+NOT_BESIDE_ANOTHER = "0/3 nodes are available: 1 node(s) had a worker of the same gang."
 SCHEDULER_WORDS = (NO_FREE_PORTS, TOO_MANY_PODS, NO_EXTENDED_RESOURCE)
 UNSCHEDULABLE = "Unschedulable"
 SCHEDULER_REASONS = (UNSCHEDULABLE, "SchedulerError", "", UNSCHEDULABLE)
@@ -91,10 +93,21 @@ class PodStarts:
         workload = self._workload_of(pod)
         if workload.volume_nodes and wanted_node(pod) not in workload.volume_nodes:
             return VOLUME_ELSEWHERE
+        if workload.one_on_a_node and self._has_another(wanted_node(pod), pod):
+            return NOT_BESIDE_ANOTHER
         refusal = workload.refusal
         if refusal is None or self._clock.now >= refusal.until:
             return ""
         return refusal.words if wanted_node(pod) in refusal.nodes else ""
+
+    def _has_another(self, node: str, pod: Manifest) -> bool:
+        """Whether another worker of the pod's attempt is bound to the node."""
+        return any(
+            other["spec"].get("nodeName") == node
+            and not is_foreign(other)
+            and attempt_of(other) == attempt_of(pod)
+            for other in self._api.list(Kind.POD)
+        )
 
     def held_up(self, machine: Machine, pod: Manifest) -> HeldUp | None:
         """What the kubelet says of a pod that it cannot start now; None where it starts."""

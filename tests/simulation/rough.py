@@ -38,6 +38,7 @@ CLOCKS = ("operator-clock", "node-clock", "node-clock")
 # An hour and more: a clock that was never set, a summer time, a restored machine.
 CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 QUOTA_SHARE = 0.2
+APART_SHARE = 0.3
 REFUSAL_SHARE = 0.3
 BREAKING_SHARE = 0.1
 BEYOND_CAP_SHARE = 0.2
@@ -105,6 +106,7 @@ def make_rough_scenario(seed: int) -> Scenario:
         )
     submissions = (*plain.submissions, *more)
     submissions = _refused(seed, plain.nodes, submissions)
+    submissions = _apart(seed, plain.nodes, submissions)
     submissions = (*submissions, *_breaking(seed), *_beyond_cap(seed))
     submissions = _saying_farewell(seed, submissions)
     quotas = _quotas(seed, submissions, len(plain.impostors))
@@ -150,6 +152,25 @@ def _saying_farewell(seed: int, submissions: tuple[Submission, ...]) -> tuple[Su
         fits = one.workload.is_healthy and one.workload.lie is None
         if fits and not one.workload.ignores_sigterm and random.random() < 0.5:
             one = replace(one, workload=replace(one.workload, farewell=says))
+        found.append(one)
+    return tuple(found)
+
+
+def _apart(
+    seed: int, nodes: tuple[NodePlan, ...], submissions: tuple[Submission, ...]
+) -> tuple[Submission, ...]:
+    """Of some seeds, gangs of which kube-scheduler takes one worker on a node, for whatever reason,
+    where there are nodes enough that any job may use."""
+    random = Random(seed * 86_028_223 + 16)
+    if random.random() >= APART_SHARE:
+        return submissions
+    found: list[Submission] = []
+    for one in submissions:
+        workers, gpus = one.spec.get("workers", 1), one.spec.get("gpusPerWorker", 1)
+        large = [node for node in nodes if node.gpus >= gpus and not node.spot]
+        anywhere = one.workload.refusal is None and not one.workload.volume_nodes
+        if workers > 1 and anywhere and len(large) >= workers:
+            one = replace(one, workload=replace(one.workload, one_on_a_node=True))
         found.append(one)
     return tuple(found)
 

@@ -32,6 +32,7 @@ from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.orphans import Orphans
 from tests.simulation.pods import FINAL, is_live
 from tests.simulation.posts import odd_posts, post_of
+from tests.simulation.preemption_use import PreemptionUse
 from tests.simulation.processes import Processes
 from tests.simulation.queue_rules import QueueRules
 from tests.simulation.quotas import PodQuotas
@@ -82,6 +83,7 @@ class Simulation:
         self.recorder = Recorder(self.api, self.operator_names, sees_all=not is_rough)
         if len(self.scenario.queues) > 1:
             QueueRules(self.api, self.recorder, CONFIGURATION.preemptions_max)
+        PreemptionUse(self.api, self.recorder.fail)
         self.shells: list[OperatorShell] = []
         self.cluster = Cluster(
             self.clock, self.api, self._start_worker, self._workload_of, self.shells,

@@ -77,6 +77,8 @@ class Workload:
     volume_is_bound: bool = True
     # Nodes on which kube-scheduler finds no room for its pods, which nobody else knows.
     refusal: NodeRefusal | None = None
+    # kube-scheduler takes one of its workers on a node, and its template does not say why.
+    one_on_a_node: bool = False
     # How long a node takes to pull its image for the first time.
     pull_seconds: float = 0.0
     # Why its container cannot be started, in the kubelet's word, and until when.

@@ -128,6 +128,14 @@ def test_zones_are_balanced(workers: int, skew: int, wanted: list[int] | None) -
         assert max(counts) - min([*counts, *[0] * (2 - len(counts))]) <= skew
 
 
+def test_a_spot_node_for_all_is_passed_over_where_they_may_not_be_together() -> None:
+    seen = cluster(2, 1, 1)
+    seen["nodes"] = [replace(node, spot=node.name == "n0") for node in seen["nodes"]]
+    found = statuses(plan(make_snapshot(gang(2, **anti()), **seen), after(0)).items)["gang"]
+    assert found.placement is not None
+    assert len({worker.node for worker in found.placement.workers}) == 2
+
+
 def test_the_condition_says_why_free_gpus_do_not_do() -> None:
     said = why(gang(3, **anti()), 4, 4)
     assert "its workers must lie apart (podAntiAffinity by kubernetes.io/hostname)" in said
@@ -169,7 +177,7 @@ def refused(node: str, *beside: str, until: float = 600.0) -> StartRefusal:
 
 def test_a_refusal_knows_who_was_taken_where() -> None:
     job = placed(gang(3), ("n0", ("GPU-00",)), ("n0", ("GPU-01",)), ("n1", ("GPU-10",)))
-    words = {"reason": "Unschedulable", "message": "didn't match pod topology spread constraints"}
+    words: dict[str, Any] = {"reason": "Unschedulable", "message": "had a worker of the gang"}
     pods = (
         make_pod(job, 0, phase=PodPhase.PENDING),
         make_pod(job, 1, phase=PodPhase.PENDING, node=None, **words),

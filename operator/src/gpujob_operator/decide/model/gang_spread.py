@@ -15,7 +15,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 class SpreadRule(NamedTuple):
     """At most `most` workers where the nodes' label has one value, or at most `skew` more than
-    where there are fewest. Nodes are told apart by their names for `kubernetes.io/hostname`.
+    where there are fewest. For `kubernetes.io/hostname` each node is one, by its name.
     """
 
     topology_key: str

@@ -82,24 +82,15 @@ def choose_gang(
     """
     demand = request.demand
     counts = _workers_by_row(arrays, request)
-    rows = np.flatnonzero(counts > 0)
+    parts = None
     if request.prefers_spot and counts[arrays.spot].sum() >= workers:
-        rows = rows[arrays.spot[rows]]
-    # Among equals the cheaper node, then the one reclaimed less often, then the first row.
-    nodes = {
-        (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(counts[row])
-        for row in rows
-    }
-    domains = [
-        {node: int(level[node[-1]]) for node in nodes if level[node[-1]] >= 0} for level in levels
-    ]
-    if limits:
-        parts = place_apart(nodes, workers, [_by_node(limit, arrays) for limit in limits], domains)
-    else:
-        parts = place_gang(nodes, min(workers, sum(nodes.values())), domains) or ()
+        on_spot = np.where(arrays.spot, counts, 0)
+        parts = _parts(arrays, on_spot, workers, levels, limits)
+    if parts is None or sum(count for _, count in parts) < workers:
+        parts = _parts(arrays, counts, workers, levels, limits)
     fragmentation = score_cache.of(arrays, mix)
     found: list[tuple[int, tuple[int, ...]]] = []
-    for (_, _, row), count in parts:
+    for row, count in parts:
         at = np.array([row])
         free = free_gpus(arrays, at, request)
         all_gpus = replace(demand, gpus=demand.gpus * count)
@@ -112,6 +103,29 @@ def choose_gang(
             for first in range(0, len(gpus), demand.gpus)
         ]
     return tuple(found)
+
+
+def _parts(
+    arrays: NodeArrays,
+    counts: Integers,
+    workers: int,
+    levels: Sequence[Integers],
+    limits: Sequence[SpreadLimit],
+) -> list[tuple[int, int]]:
+    """Rows with the workers of a gang that each gets: as many as fit."""
+    # Among equals the cheaper node, then the one reclaimed less often, then the first row.
+    nodes = {
+        (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(counts[row])
+        for row in np.flatnonzero(counts > 0)
+    }
+    domains = [
+        {node: int(level[node[-1]]) for node in nodes if level[node[-1]] >= 0} for level in levels
+    ]
+    if limits:
+        parts = place_apart(nodes, workers, [_by_node(limit, arrays) for limit in limits], domains)
+    else:
+        parts = place_gang(nodes, min(workers, sum(nodes.values())), domains) or ()
+    return [(row, count) for (_, _, row), count in parts]
 
 
 def _by_node(limit: SpreadLimit, arrays: NodeArrays) -> DomainLimit[tuple[float, float, int]]:
