@@ -1072,3 +1072,21 @@ def test_whatever_was_shared_is_shared_again(seed: int, other: int, leaves: list
         name: put_back.value(each, existing.get(name), name) for name, each in body["names"].items()
     }
     assert _shape(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "saved"),
+    [({"a": 1, "b": 2}, {"a": 3, "b": 4}), ({"a": 1, 1: 2}, {"a": 3, True: 4}), ({}, {"a": 1})],
+)
+def test_a_dictionary_is_put_back_under_a_loop_over_it(before: Any, saved: Any) -> None:
+    values = ScriptValues([], Baseline())
+    names = values.names("script", {"found": saved})
+    keys = iter(before)
+    next(keys, None)
+    found = PutBack(values.nodes, [], Passes()).value(names["found"], before, "found")
+    assert found is before
+    assert [(type(key), key, value) for key, value in found.items()] == [
+        (type(key), key, value) for key, value in saved.items()
+    ]
+    if list(before) == ["a", "b"]:
+        assert list(keys) == ["b"]

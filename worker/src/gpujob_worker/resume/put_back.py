@@ -324,7 +324,9 @@ class PutBack:
             name = self.value(key, None, path)
             values.append((name, self.value(entry, before.get(name), f"{path}[{name!r:.40}]")))
         base: Any = collections.OrderedDict if _is_ordered(target) else dict
-        base.clear(target)
+        if not _are_alike(list(before), [name for name, _ in values]):
+            # With the same keys a loop over it goes on.
+            base.clear(target)
         for name, value in values:
             base.__setitem__(target, name, value)
 
@@ -732,6 +734,14 @@ def _is_module(made: Any) -> bool:
 
 def _is(one: Any, other: Any) -> bool:
     return one is other
+
+
+def _are_alike(before: list[Any], after: list[Any]) -> bool:
+    """Also in their types: 1 is no True."""
+    same = len(before) == len(after)
+    return same and all(
+        type(one) is type(other) and one == other for one, other in zip(before, after, strict=True)
+    )
 
 
 def _is_ordered(target: Any) -> bool:
