@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpujob_api.codec import encode
 from gpujob_api.cpu_cards import cpu_card_uuids
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpunode_from_manifest
@@ -22,8 +23,10 @@ from gpujob_operator.agent.cpu.source import CpuCardSource, nvml_of_cpu_cards
 from gpujob_operator.agent.nvml import DevicesRefused
 from gpujob_operator.agent.owners import owner_by_cgroup
 from gpujob_operator.agent.publish import Publisher
+from gpujob_operator.read.nouns import read_gpus
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
+from tests.harness.fake_nvml import reader_of
 from tests.harness.fake_proc import MIB, TICKS_PER_SECOND, FakeProc
 
 NODE = "kind-worker"
@@ -197,11 +200,9 @@ def test_utilization_is_the_time_of_a_core_between_two_readings(fake: FakeProc) 
     assert round(source.read()[0].utilization_percent) == 50
 
 
-def test_a_process_that_takes_more_than_a_card_has_all_of_it_and_nobody_else_any(
-    fake: FakeProc,
-) -> None:
-    """As the operator reads it, too: what no GPU could hold would be left out there, and the memory
-    be taken for an unmanaged process's."""
+def test_a_process_that_takes_more_than_a_gpu_has_is_read_as_all_of_it(fake: FakeProc) -> None:
+    """The operator would leave out what no GPU can hold, and take the memory for an unmanaged
+    process's."""
     (card,) = make_cards(NODE, 1, 1024 * MIB, (0,))
     usable_bytes = card.memory_bytes - card.reserved_bytes
 
@@ -209,12 +210,13 @@ def test_a_process_that_takes_more_than_a_card_has_all_of_it_and_nobody_else_any
         return (card.uuid,)
 
     fake.put(7, memory_bytes=3 * 1024 * MIB)
-    (full,) = CpuCardSource((card,), devices_of, proc=fake.proc).read()
-    assert (full.memory_used_bytes, full.processes[0].memory_bytes) == (usable_bytes, usable_bytes)
     fake.put(8, memory_bytes=100 * MIB)
-    (both,) = CpuCardSource((card,), devices_of, proc=fake.proc).read()
-    assert both.memory_used_bytes == usable_bytes
-    assert {one.memory_bytes for one in both.processes} == {usable_bytes, 100 * MIB}
+    nvml = nvml_of_cpu_cards(lambda: CpuCardSource((card,), devices_of, proc=fake.proc))
+    nvml.nvmlInit()
+    (gpu,) = reader_of(nvml, owner=lambda _: POD).read()
+    assert gpu.memory_used_bytes == usable_bytes
+    assert {one.memory_bytes for one in gpu.processes} == {usable_bytes, 100 * MIB}
+    assert read_gpus([encode(gpu)], pytest.fail) == {gpu.uuid: gpu}
 
 
 def test_the_cards_of_a_node_are_the_same_after_a_restart() -> None:

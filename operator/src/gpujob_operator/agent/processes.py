@@ -38,9 +38,19 @@ class ProcessReader:
         self._owner = owner
         self._samples_seen_until: dict[str, int] = {}
 
-    def read(self, handle: object, uuid: str, used_bytes: int) -> tuple[GPUProcess, ...]:
-        """`used_bytes` is what all of them use. Raises the module's NVMLError."""
+    def read(
+        self, handle: object, uuid: str, used_bytes: int, *, full: bool = False
+    ) -> tuple[GPUProcess, ...]:
+        """`used_bytes` is what all of them use: of a `full` GPU, whose memory may be promised to a
+        process twice (managed memory, CPU cards), a process has no more than that. Raises the
+        module's NVMLError.
+        """
         used = self._memory_by_process(handle)
+        if full:
+            used = {
+                pid: None if amount is None else min(amount, used_bytes)
+                for pid, amount in used.items()
+            }
         unknown = [pid for pid, amount in used.items() if amount is None]
         known_bytes = sum(amount for amount in used.values() if amount is not None)
         # If the driver does not report memory by process, the processes share what remains.

@@ -25,6 +25,10 @@ class _Memory:
     used: int
     reserved: int
 
+    @property
+    def full(self) -> bool:
+        return self.used >= self.total - self.reserved
+
 
 class GPUReader:
     """Reads every GPU; remembers identities, so that a GPU that is lost keeps its place.
@@ -158,7 +162,7 @@ class GPUReader:
             ),
             healthy=problem == "",
             health_message=problem,
-            processes=self._processes.read(handle, uuid, memory.used),
+            processes=self._processes.read(handle, uuid, memory.used, full=memory.full),
             xids=self._health.xids.of(uuid),
         )
 

@@ -61,14 +61,14 @@ class CpuCardSource:
         return _Sample(self._monotonic(), time.time_ns() // 1000, processes)
 
     def _reading(self, card: CpuCard, previous: _Sample) -> GPUReading:
-        # A full GPU refuses allocations; here more can be in use than there is, and NVML cannot
-        # say so: a process that takes more than all has all of it.
-        usable_bytes = card.memory_bytes - card.reserved_bytes
         processes = tuple(
-            self._process_reading(process, previous, usable_bytes)
+            self._process_reading(process, previous)
             for process in self._newest.processes.values()
             if card.uuid in process.cards
         )
+        # A full GPU refuses allocations; here more can be in use than there is, and NVML cannot
+        # say so. The processes' own figures stay true.
+        usable_bytes = card.memory_bytes - card.reserved_bytes
         return GPUReading(
             uuid=card.uuid,
             model=card.model,
@@ -79,17 +79,14 @@ class CpuCardSource:
             processes=processes,
         )
 
-    def _process_reading(
-        self, process: BoundProcess, previous: _Sample, usable_bytes: int
-    ) -> ProcessReading:
+    def _process_reading(self, process: BoundProcess, previous: _Sample) -> ProcessReading:
         window = self._newest.monotonic_seconds - previous.monotonic_seconds
         before = previous.processes.get(process.pid)
         known = before is not None and before.started_ticks == process.started_ticks
         used = process.cpu_seconds - (before.cpu_seconds if before and known else 0.0)
         share = len(process.cards)
         percent = min(100.0, 100 * used / window / share) if window > 0 else 0.0
-        memory_bytes = min(process.memory_bytes // share, usable_bytes)
-        return ProcessReading(process.pid, memory_bytes, percent)
+        return ProcessReading(process.pid, process.memory_bytes // share, percent)
 
 
 class _OpenedLate:
