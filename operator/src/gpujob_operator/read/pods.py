@@ -16,7 +16,11 @@ from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
 from gpujob_api.meta import ANNOTATION_GPUS, ANNOTATION_PLACEMENT
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.placement_record import PlacementRecord
-from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, PodRequests, pod_requests
+from gpujob_operator.decide.model.pod_requests import (
+    WHOLE_NODE,
+    PodRequests,
+    requests_while_resized,
+)
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.workers import controller_uid
 from gpujob_operator.read.shapes import (
@@ -60,7 +64,7 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
         uid=metadata["uid"],
         node=text(spec.get("nodeName")) or None,
         finished=_finished(manifest),
-        requests=pod_requests(spec),
+        requests=requests_while_resized(spec, mapping(manifest.get("status"))),
         view=_worker_or_none(manifest),
     )
 

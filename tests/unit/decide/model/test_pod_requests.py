@@ -7,7 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
+from gpujob_operator.decide.model.pod_requests import (
+    WHOLE_NODE,
+    PodRequests,
+    pod_requests,
+    requests_while_resized,
+)
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.read.pods import cached_pod
 from tests.harness.builders import make_job
@@ -44,6 +49,29 @@ def test_sidecars_run_beside_the_containers() -> None:
 def test_a_limit_without_a_request_is_a_request() -> None:
     spec = {"containers": [{"resources": {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}}]}
     assert pod_requests(spec) == PodRequests(2000, 1024**3)
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        ({}, (1000, 2**30)),
+        ({"allocatedResources": {"cpu": "3"}}, (3000, 2**30)),
+        ({"allocatedResources": {"cpu": "500m", "memory": "2Gi"}}, (1000, 2**31)),
+        ({"resources": {"requests": {"cpu": "2"}}}, (2000, 2**30)),
+        ({"allocatedResources": {"cpu": ["odd"]}}, (1000, 2**30)),
+        ({"allocatedResources": 3}, (1000, 2**30)),
+    ],
+)
+def test_a_pod_that_is_resized_counts_what_it_still_has(
+    status: Spec, wanted: tuple[int, int]
+) -> None:
+    spec = {"containers": [_container("1", "1Gi", name="worker")]}
+    seen = {"containerStatuses": [{"name": "worker", **status}, {"name": "other"}]}
+    assert requests_while_resized(spec, seen) == PodRequests(*wanted)
+    assert requests_while_resized({"containers": 3}, seen) == WHOLE_NODE
+    manifest = pod_manifest()
+    manifest["spec"], manifest["status"] = spec, {**manifest.get("status", {}), **seen}
+    assert cached_pod(manifest).requests == PodRequests(*wanted)
 
 
 def test_nothing_requested() -> None:

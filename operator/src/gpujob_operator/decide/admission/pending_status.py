@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob, JobPhase
@@ -12,6 +12,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.current_refusals import is_edited_since_refused
+from gpujob_operator.decide.model.grace import LATE_SECONDS
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import (
     PlacementRecord,
@@ -19,6 +20,7 @@ from gpujob_operator.decide.model.placement_record import (
     placement_message,
 )
 from gpujob_operator.decide.model.plan import EventNote, NextStep
+from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.waiting_time import HELD_BACK, held_back, let_go
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -67,9 +69,9 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     refusal = queues.refusal(job)
     if refusal:
         return Wait(PendingReason.REFUSED_BY_QUEUE, refusal)
-    live = [pod.name for pod in entry.pods if not pod.finished]
+    live = [pod for pod in entry.pods if not pod.finished]
     if live:
-        return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waiting for {', '.join(live[:3])} to end")
+        return _old_attempt(live, now)
     at = job.status.next_attempt_at
     if at is not None and at > now and not is_edited_since_refused(job):
         left = (at - now).total_seconds()
@@ -77,6 +79,24 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
         message = before.message if before is not None else f"retry in {left:.0f} s"
         return Wait(PendingReason.WAITING_FOR_RETRY, message, next_seconds=left)
     return None
+
+
+def _old_attempt(pods: list[PodView], now: datetime) -> Wait:
+    """Nothing but their end proves that no process of theirs runs on (I3): after their deadline
+    somebody has to look."""
+    text = f"waiting for {', '.join(pod.name for pod in pods[:3])} to end"
+    due = [(pod.deletion_at, pod) for pod in pods if pod.deletion_at is not None]
+    late = [pod for at, pod in due if (now - at).total_seconds() > LATE_SECONDS]
+    ahead = [at + timedelta(seconds=LATE_SECONDS + 1) for at, _ in due]
+    next_at = min((at for at in ahead if at > now), default=None)
+    next_seconds = (next_at - now).total_seconds() if next_at is not None else None
+    if late:
+        pod, where = late[0], f" on node {late[0].node}" if late[0].node else ""
+        text += (
+            f"; {pod.name}{where} is past its grace: if that node is gone for good, "
+            f"kubectl delete pod {pod.name} -n {pod.namespace} --force lets the job go on"
+        )
+    return Wait(PendingReason.OLD_ATTEMPT_ENDING, text, next_seconds)
 
 
 def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextStep:

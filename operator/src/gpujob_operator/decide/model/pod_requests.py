@@ -40,6 +40,44 @@ def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
     return PodRequests(min(cpu or 0, AMOUNT_MAX), min(memory or 0, AMOUNT_MAX))
 
 
+def requests_while_resized(spec: Mapping[str, Any], status: Mapping[str, Any]) -> PodRequests:
+    """The same of a pod that a kubelet runs: while its resources are being changed in place, what
+    is asked now or what it still has, whichever is more, as kube-scheduler counts it."""
+    asked = pod_requests(spec)
+    held = _held_by_name(status)
+    if not held or asked == WHOLE_NODE:
+        return asked
+    containers = [_holding(one, held) for one in _containers(spec.get("containers"))]
+    before = pod_requests({**spec, "containers": containers})
+    return PodRequests(*map(max, asked, before))
+
+
+def _held_by_name(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What each container was given, where its kubelet says so in a way that can be read."""
+    found: dict[str, Mapping[str, Any]] = {}
+    try:
+        for one in _containers(status.get("containerStatuses")):
+            given = _object(_object(one.get("resources")).get("requests"))
+            given = _object(one.get("allocatedResources")) or given
+            _amounts(given)
+            if given:
+                found[str(one.get("name"))] = given
+    except Unreadable:
+        return {}
+    return found
+
+
+def _holding(
+    container: Mapping[str, Any], held: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    given = held.get(str(container.get("name")))
+    if given is None:
+        return container
+    resources = _object(container.get("resources"))
+    requests = {**_object(resources.get("requests")), **given}
+    return {**container, "resources": {**resources, "requests": requests}}
+
+
 # Most pods have one container and nothing else, and thousands of them are read at once: what is
 # absent is passed over.
 def _of_pod(spec: Mapping[str, Any]) -> _Amounts:
