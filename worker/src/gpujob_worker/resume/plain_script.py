@@ -371,7 +371,7 @@ class PlainScript:
         self._session.explanation.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
 
     def _arrived(self, what: str, loss: Any) -> None:
-        self._session.state.since_step = loss
+        self._session.state.goes_on_in_step(loss)
         step, store = self._unmodified.loaded_step, self._unmodified.store
         assert store is not None
         (store.directory / FAILED_FILE).unlink(missing_ok=True)

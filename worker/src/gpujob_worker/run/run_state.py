@@ -246,6 +246,10 @@ class RunState:
         loss, self.since_step = self.since_step, None
         return loss
 
+    def goes_on_in_step(self, loss: Any) -> None:
+        """Sets the loss of the step under way so far, of a run that is resumed in it; or None."""
+        self.since_step = loss
+
     def stepped_beside(self) -> None:
         """Counts a step of a model whose steps are not the training's: a later one."""
         self.first_step += 1
