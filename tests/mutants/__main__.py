@@ -24,6 +24,7 @@ from tests.mutants.slots import SLOTS
 from tests.mutants.statuses import STATUSES
 from tests.mutants.stores import STORES
 from tests.mutants.tree import Tree, Verdict
+from tests.mutants.waits import WAITS
 from tests.mutants.worker import COMMITS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HANDLERS,
     *COMMITS,
     *SHARDED,
+    *WAITS,
 )
 
 
