@@ -77,12 +77,16 @@ class World:
     def tick(self, seconds: float = 1.0) -> None:
         self.seconds += seconds
         for _ in range(SETTLE_MAX):
-            measured = tuple(_measured(node, self.now) for node in self.snapshot.gpu_nodes)
-            jobs = tuple(_progressed(job, self.now) for job in self.snapshot.jobs)
-            self.snapshot = replace(self.snapshot, gpu_nodes=measured, jobs=jobs)
+            self.refresh()
             if not self.step().items:
                 return
         raise AssertionError(f"the plan has not settled after {SETTLE_MAX} cycles")
+
+    def refresh(self) -> None:
+        """Agents read their GPUs again, and workers report."""
+        measured = tuple(_measured(node, self.now) for node in self.snapshot.gpu_nodes)
+        jobs = tuple(_progressed(job, self.now) for job in self.snapshot.jobs)
+        self.snapshot = replace(self.snapshot, gpu_nodes=measured, jobs=jobs)
 
     def step(self) -> Plan:
         """One cycle, and what pods do at once."""

@@ -1,7 +1,8 @@
 """`plan(snapshot, now)`: all decisions of one cycle, as a pure function.
 
 It is total and deterministic: the same snapshot and time always give the same plan, whatever the
-order of the snapshot's tuples. Applying a plan and planning again gives an empty plan.
+order of the snapshot's tuples. Where nothing else happens, applying plans and planning again comes
+to an empty plan; in one queue none of these plans stops what another of them placed.
 """
 
 from collections.abc import Mapping
@@ -352,11 +353,11 @@ class _Cycle:
     def _ended(self, steps: Mapping[str, NextStep]) -> list[GPUJob]:
         """Jobs whose reservation this cycle's steps give up."""
         jobs = self.cache.holders.jobs
-        return [job for uid, job in jobs.items() if self._gives_up(uid, steps)]
-
-    def _gives_up(self, uid: str, steps: Mapping[str, NextStep]) -> bool:
-        status = self.step(uid, steps).status
-        return status.placement is None or status.finished
+        return [
+            jobs[uid]
+            for uid, step in steps.items()
+            if uid in jobs and (step.status.placement is None or step.status.finished)
+        ]
 
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """Seconds until the first deadline of any job."""

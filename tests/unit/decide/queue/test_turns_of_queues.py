@@ -85,3 +85,29 @@ def test_an_old_backlog_takes_no_more_than_its_queues_weight() -> None:
     world.tick()
     by_queue = [name[:3] for name in world.running()]
     assert by_queue.count("new") >= 2
+
+
+def test_nobody_is_placed_whom_the_next_plan_stops() -> None:
+    """A tenant has just ended: its GPU is free in the next cycle, and `high` then fits."""
+    world = world_of(whole("tenant", priority=1), queues=(), gpus=2)
+    world.tick()
+    world.submit(whole("high", gpus_per_worker=2, priority=1, created=1))
+    world.tick()
+    world.submit(whole("low", created=2))
+    world.end("tenant")
+    world.tick()
+    assert world.running() == {"high"}
+    assert world.status("low").attempt == 0
+
+
+def test_no_borrower_is_placed_whose_gpus_the_next_plan_reclaims() -> None:
+    queues = (make_queue("a", gpus=2), make_queue("b", gpus=0, borrow=2))
+    world = world_of(whole("tenant", queue="a", priority=1), queues=queues, gpus=2)
+    world.tick()
+    world.submit(whole("pair", queue="a", gpus_per_worker=2, created=1))
+    world.tick()
+    world.submit(whole("lent", queue="b", created=2))
+    world.end("tenant")
+    world.tick()
+    assert world.running() == {"pair"}
+    assert world.status("lent").attempt == 0

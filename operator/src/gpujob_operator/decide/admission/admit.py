@@ -6,7 +6,7 @@ free soon. Otherwise it may preempt (`preemption`). After a long wait, GPUs are 
 (`backfill.nomination`), which only jobs expected to finish in time may still use.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -22,7 +22,11 @@ from gpujob_operator.decide.admission.pending_status import (
     placed,
 )
 from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
-from gpujob_operator.decide.backfill.nomination import Nomination, earliest_start
+from gpujob_operator.decide.backfill.nomination import (
+    READING_SECONDS,
+    Nomination,
+    earliest_start,
+)
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
@@ -44,6 +48,7 @@ from gpujob_operator.decide.placement.requirements import CycleView, JobRequirem
 from gpujob_operator.decide.preemption.preemptor import Departures, Preemptor
 from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import (
+    Keyed,
     OrderedQueues,
     Pending,
 )
@@ -104,6 +109,7 @@ class Admission:
         default_factory=dict[Hashable, tuple[Candidates, ...]]
     )
     _position: int = 0
+    _lines: OrderedQueues = field(default_factory=dict[str, Sequence[Keyed]])
 
     def __post_init__(self) -> None:
         tells_left = self.lanes.tells_left
@@ -123,6 +129,8 @@ class Admission:
     def admit(self, lines: OrderedQueues) -> None:
         """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed that can be written.
         All workers of a job are placed or none (I11)."""
+        self._lines = lines
+        self.queues.note_ended(self.view.ended)
         line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
         before = self._state()
         for entry in line:
@@ -294,6 +302,8 @@ class Admission:
         making = None
         if wait.reason is PendingReason.OVER_QUOTA:
             making = self._capacity_in_quota(requirements, wait)
+        elif wait.reason is PendingReason.NO_ROOM and self._fits_after_ends(requirements):
+            self._claim(requirements, self.view.ended)
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(requirements)
             making = (
@@ -334,7 +344,7 @@ class Admission:
         seconds = self._stop_seconds(stopped)
         if targets is not None and targets.nominated:
             self.assumed.nominate(targets.nominated, seconds)
-        else:
+        elif not self._fits_after_ends(requirements):
             nomination = self._earliest_start(requirements)
             if nomination is not None and nomination.start_seconds <= seconds:
                 self._hold_gpus(nomination)
@@ -378,6 +388,28 @@ class Admission:
         if self._is_starved(requirements.job):
             self._hold_gpus(nomination)
         return None
+
+    def _fits_after_ends(self, requirements: JobRequirements) -> bool:
+        """Whether the job will fit in the next cycle, on GPUs of attempts that have just ended. It
+        keeps these GPUs from jobs that it would then have stopped."""
+        if not self.view.ended or not self._outranks_others(requirements):
+            return False
+        gpus = self.preemptor.gpus_after_ends(requirements)
+        if gpus is None:
+            return False
+        self.assumed.nominate(gpus, READING_SECONDS)
+        return True
+
+    def _outranks_others(self, requirements: JobRequirements) -> bool:
+        """Whether other pending jobs, once placed, could be stopped for this one."""
+        job, queues = requirements.job, self.queues
+        queue = self._lines.get(job.spec.queue)
+        # A smaller key is a higher priority.
+        if queue and queue[-1].key.priority > -job.spec.priority:
+            return True
+        if not queues.by_name or len(self._lines) == 1:
+            return False
+        return queues.fits_in_nominal(job, self._least_reservation_bytes(requirements))
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
         """Seconds until the last of these jobs is stopped."""

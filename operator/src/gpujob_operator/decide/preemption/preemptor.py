@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_awaited, stop_seconds
+from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
@@ -60,6 +61,7 @@ class Preemptor:
     beneficiaries: set[str] = field(default_factory=set[str])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
+    _looks_after_ends: int = 0
     _stopping: list[GPUJob] | None = None
 
     @property
@@ -183,6 +185,16 @@ class Preemptor:
             if targets is not None:
                 return targets
         return self._consolidation(requirements, start_seconds)
+
+    def gpus_after_ends(self, requirements: JobRequirements) -> frozenset[Place] | None:
+        """The GPUs on which the job fits once the attempts that have ended have left them; None if
+        it does not."""
+        if self._looks_after_ends >= SEARCHES_MAX:
+            return None
+        self._looks_after_ends += 1
+        ended = {job.metadata.uid: Victim(job, "", 0.0) for job in self.view.ended}
+        targets = select_victims(requirements, self.assumed, ended, self.configuration)
+        return targets.nominated if targets is not None else None
 
     def _consolidation(
         self, requirements: JobRequirements, start_seconds: float

@@ -14,6 +14,7 @@ In a queue the order is `order.order_key`, and no job overtakes an earlier one b
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from gpujob_operator.decide.capacity.cluster import ClusterSize
@@ -58,9 +59,11 @@ class QueueHeads:
         }
         waiting: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
         borrowing: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
-        yield from self._entitled(awaiting, waiting)
+        yield from self._entitled(
+            {name: self._lending(queue, waiting[name]) for name, queue in awaiting.items()}, waiting
+        )
         others = {
-            name: _others(queue, waiting[name]) if awaiting[name] else queue
+            name: self._others(queue, waiting[name], borrowing[name])
             for name, queue in self.ordered.items()
         }
         yield from self._entitled(others, borrowing)
@@ -68,24 +71,50 @@ class QueueHeads:
         yield from self._merged(borrowing)
 
     def _entitled(
-        self, queues: Mapping[str, Iterable[Keyed]], borrowing: Mapping[str, list[Keyed]]
+        self, queues: Mapping[str, Iterator[Keyed]], borrowing: Mapping[str, list[Keyed]]
     ) -> Iterator[Pending]:
-        """The jobs that do not borrow at their turn; the others are added to `borrowing`."""
-
-        def of(name: str, queue: Iterable[Keyed]) -> Iterator[Keyed]:
-            for head in queue:
-                if self._borrows(head):
-                    borrowing[name].append(head)
-                else:
-                    yield head
-
-        following = {name: of(name, queue) for name, queue in queues.items()}
-        for name, head in self._turns(following):
-            # Others were placed since it became its queue's head.
+        """Jobs that do not borrow, unless others were placed since they became their queue's head:
+        those are added to `borrowing`."""
+        for name, head in self._turns(queues):
             if self._borrows(head):
                 borrowing[name].append(head)
             else:
                 yield head.pending
+
+    def _lending(self, queue: Iterable[Keyed], borrowing: list[Keyed]) -> Iterator[Keyed]:
+        """The jobs that do not borrow; the others are added to `borrowing`."""
+        for head in queue:
+            if self._borrows(head):
+                borrowing.append(head)
+            else:
+                yield head
+
+    def _others(
+        self, queue: Iterable[Keyed], waiting: list[Keyed], borrowing: list[Keyed]
+    ) -> Iterator[Keyed]:
+        """The jobs that do not borrow and for which nobody is being stopped.
+
+        Not those behind a job in `waiting`: what is becoming free is that job's. Nor those behind
+        a borrower of their queue that has the higher priority: it would stop them at once, and is
+        asked first. Both are added to `waiting`, where no other queue's borrowers come between.
+        """
+        ahead, is_behind = {head.key.uid for head in waiting}, False
+        outranks = min((head.key.priority for head in waiting), default=inf)
+        for head in queue:
+            if _awaits_victims(head):
+                is_behind = is_behind or head.key.uid in ahead
+                continue
+            if not is_behind and self._borrows(head):
+                borrowing.append(head)
+                continue
+            if borrowing and borrowing[0].key.priority < head.key.priority:
+                outranks = min(outranks, borrowing[0].key.priority)
+                waiting += [one for one in borrowing if one.key.priority < head.key.priority]
+                borrowing[:] = [one for one in borrowing if one.key.priority >= head.key.priority]
+            if is_behind or outranks < head.key.priority:
+                waiting.append(head)
+            else:
+                yield head
 
     def _merged(self, queues: Mapping[str, Iterable[Keyed]]) -> Iterator[Pending]:
         for _, head in self._turns({name: iter(queue) for name, queue in queues.items()}):
@@ -134,16 +163,3 @@ def _awaits_victims(head: Keyed) -> bool:
     """Whether others are being stopped, or were, so that the job can start."""
     last_reason = head.pending.last_reason
     return last_reason is not None and last_reason.reason == PendingReason.MAKING_ROOM
-
-
-def _others(queue: Iterable[Keyed], waiting: list[Keyed]) -> Iterator[Keyed]:
-    """Those for which nobody is being stopped. Those behind a job in `waiting`, which borrows, are
-    added there: what is becoming free is that job's, and no priority of others comes between."""
-    ahead, is_behind = {head.key.uid for head in waiting}, False
-    for head in queue:
-        if _awaits_victims(head):
-            is_behind = is_behind or head.key.uid in ahead
-        elif is_behind:
-            waiting.append(head)
-        else:
-            yield head

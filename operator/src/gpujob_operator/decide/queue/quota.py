@@ -65,6 +65,10 @@ class QuotaState:
     # The same once the jobs in `_leaving` have left and those that they are stopped for have come.
     _later: dict[str, QueueUse] | None = None
     _leaving: set[str] = field(default_factory=set[str])
+    # Of the jobs that have ended, which count until the next cycle: of each queue itself, and with
+    # all below it.
+    _ended_own: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    _ended: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
     def __post_init__(self) -> None:
         if self.tree.by_name is not self.by_name:
@@ -94,6 +98,14 @@ class QuotaState:
         if given.maximum is not None:
             priority = min(priority, given.maximum)
         return priority if given.minimum is None else max(priority, given.minimum)
+
+    def note_ended(self, jobs: Iterable[GPUJob]) -> None:
+        """These jobs, which are counted, have ended: who is entitled does not depend on them."""
+        for job in jobs:
+            name, use = self.queue_of(job), _use_of(job, job.status, 1)
+            self._ended_own[name] = _sum_of(self._ended_own.get(name, _UNUSED), use)
+            for one in self.tree.path(name):
+                self._ended[one] = _sum_of(self._ended.get(one, _UNUSED), use)
 
     def held(self, name: str) -> QueueUse:
         """What the jobs of the queue, and of all below it, use."""
@@ -244,15 +256,15 @@ class QuotaState:
         everybody beside this path has no more than was promised to them."""
         below = None
         for one in self.tree.path(name):
-            firm, loose, rest = 0, self.own(one)[kind], self.tree.rest(one)[kind]
+            firm, loose, rest = 0, self._kept(one, kind, own=True), self.tree.rest(one)[kind]
             for child in self.tree.children(one):
                 nominal = self.tree.nominal(child)[kind]
                 if child == below:
                     continue
                 if nominal is None:
-                    loose += self.held(child)[kind]
+                    loose += self._kept(child, kind)
                 else:
-                    firm += min(nominal, self.held(child)[kind])
+                    firm += min(nominal, self._kept(child, kind))
             if below is None or self.tree.nominal(below)[kind] is None:
                 loose += amount
                 if rest is not None and loose > rest:
@@ -265,6 +277,12 @@ class QuotaState:
                 return False
             below = one
         return True
+
+    def _kept(self, name: str, kind: int, *, own: bool = False) -> int:
+        """What the queue's jobs hold, and those below it unless `own`, but for those that ended."""
+        if own:
+            return self.own(name)[kind] - self._ended_own.get(name, _UNUSED)[kind]
+        return self.held(name)[kind] - self._ended.get(name, _UNUSED)[kind]
 
     def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
         """True while a job of queue `name` may be stopped for an entitled job of `for_queue`.
