@@ -33,16 +33,17 @@ def rights(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def test_without_the_value_the_operator_has_no_right_to_claims() -> None:
-    assert rights(render()) == rights(render(WATCHED)) == {}
+def test_without_the_value_the_operator_only_looks_whether_a_claim_is_there() -> None:
+    assert rights(render()) == {("ClusterRole", ""): {"get"}}
+    assert rights(render(WATCHED)) == {("Role", "team-a"): {"get"}, ("Role", "team-b"): {"get"}}
 
 
 def test_with_the_value_the_operator_may_look_at_a_claim_and_make_one() -> None:
     objects = render(values())
     assert rights(objects) == {("ClusterRole", ""): {"get", "create"}}
     role = named(objects, "ClusterRole", "operator")
-    (rule,) = [one for one in role["rules"] if CLAIMS in one["resources"]]
-    assert rule["resources"] == [CLAIMS]
+    rules = [one for one in role["rules"] if CLAIMS in one["resources"]]
+    assert [rule["resources"] for rule in rules] == [[CLAIMS]] * 2
 
 
 def test_with_namespaces_to_watch_claims_are_read_and_made_in_those_alone() -> None:

@@ -32,9 +32,14 @@ class ExecutorBench:
     """An executor with everything it tells and asks."""
 
     def __init__(
-        self, lanes_max: int = 100, slots: int = 32, configuration: Configuration | None = None
+        self,
+        lanes_max: int = 100,
+        slots: int = 32,
+        configuration: Configuration | None = None,
+        claims: tuple[str, ...] = ("checkpoints",),
     ) -> None:
         self.kube = FakeKube()
+        self.kube.put_claims(*claims)
         self.clock = FakeClock()
         self.metrics = Metrics()
         self.leads = True

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_operator.act.kube import (
+    CLAIMS,
     PODS,
     AlreadyExists,
     ApiError,
@@ -86,6 +87,11 @@ class FakeKube(Kube):
         known = self._objects.get(key)
         metadata.setdefault("uid", known["metadata"]["uid"] if known else self._uid())
         return self._store(kind, key, body, "MODIFIED" if known else "ADDED")
+
+    def put_claims(self, *names: str, namespace: str = "team") -> None:
+        """Claims that somebody made. Jobs of `make_job` mount `checkpoints`."""
+        for name in names:
+            self.put(CLAIMS, {"metadata": {"name": name, "namespace": namespace}})
 
     def remove(self, kind: ResourceType, name: str, namespace: str = "") -> None:
         body = self._objects.pop(self._key(kind, name, namespace))

@@ -27,6 +27,7 @@ _OUT_OF_ORDER = frozenset(
         PendingReason.REFUSED_BY_QUEUE,
         PendingReason.SPEC_REFUSED,
         PendingReason.POD_REFUSED,
+        PendingReason.CLAIM_NOT_FOUND,
         PendingReason.IMPOSSIBLE,
         PendingReason.NEEDS_NEW_NODE,
     }

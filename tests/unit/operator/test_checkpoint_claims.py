@@ -21,7 +21,7 @@ QUOTA = Forbidden(403, "Forbidden", 'persistentvolumeclaims "job-checkpoints" is
 
 @pytest.fixture
 def bench() -> ExecutorBench:
-    return ExecutorBench(configuration=Configuration(checkpoint_claim_template=TEMPLATE))
+    return ExecutorBench(claims=(), configuration=Configuration(checkpoint_claim_template=TEMPLATE))
 
 
 def a_job(attempt: int = 1, *, claim: str | None = None, workers: int = 1) -> GPUJob:
@@ -90,7 +90,9 @@ async def test_workers_that_start_together_share_one_claim(bench: ExecutorBench)
 async def test_a_job_that_gets_none_costs_no_request(spec: dict[str, Any]) -> None:
     """A claim for one node would keep workers on two from starting."""
     template = ClaimTemplate(ClaimSize(1024**3))
-    bench = ExecutorBench(configuration=Configuration(checkpoint_claim_template=template))
+    bench = ExecutorBench(
+        claims=(), configuration=Configuration(checkpoint_claim_template=template)
+    )
     job = a_job(**spec)
     await bench.run(*(create_item(job, rank) for rank in range(job.spec.workers)))
     assert not [call for call in bench.kube.calls if call.plural == CLAIMS.plural]
@@ -98,7 +100,7 @@ async def test_a_job_that_gets_none_costs_no_request(spec: dict[str, Any]) -> No
 
 
 async def test_without_a_template_no_claim_is_made() -> None:
-    bench = ExecutorBench()
+    bench = ExecutorBench(claims=())
     await bench.run(create_item(a_job()))
     assert bench.kube.names(CLAIMS) == []
     volumes = bench.kube.stored(PODS, "job-1-0", "team")["spec"]["volumes"]

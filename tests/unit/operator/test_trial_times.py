@@ -32,6 +32,7 @@ class Leader:
 
     def __init__(self, ahead_seconds: float) -> None:
         self.kube = FakeKube()
+        self.kube.put_claims("checkpoints")
         self.operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
         cluster = datetime.now(UTC) - timedelta(seconds=ahead_seconds)
         self.operator._clock.heard(format_datetime(cluster))

@@ -10,6 +10,7 @@ import pytest
 from gpujob_api.gpujob import Checkpoint, GPUJob
 from gpujob_operator.act.item_runner import NO_DRY_RUN
 from gpujob_operator.act.kube import (
+    CLAIMS,
     JOBS,
     AlreadyExists,
     ApiError,
@@ -17,7 +18,14 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
-from gpujob_operator.act.trials import JOBS_MAX, UNANSWERED_SECONDS, VERDICTS_MAX, Trials, key_of
+from gpujob_operator.act.trials import (
+    JOBS_MAX,
+    UNANSWERED_SECONDS,
+    VERDICTS_MAX,
+    Answer,
+    Trials,
+    key_of,
+)
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.configuration import Configuration
@@ -144,10 +152,10 @@ async def test_only_one_request_for_a_template_is_under_way() -> None:
     asked: list[GPUJob] = []
     answer = asyncio.Event()
 
-    async def attempt(job: GPUJob) -> str:
+    async def attempt(job: GPUJob) -> Answer:
         asked.append(job)
         await answer.wait()
-        return "no"
+        return Answer("no")
 
     waiting = [
         asyncio.ensure_future(
@@ -164,8 +172,8 @@ async def test_only_one_request_for_a_template_is_under_way() -> None:
 async def test_verdicts_and_jobs_are_bounded() -> None:
     trials = Trials(Configuration(), FakeClock().now)
 
-    async def refuse(job: GPUJob) -> str:
-        return "x" * 5000
+    async def refuse(job: GPUJob) -> Answer:
+        return Answer("x" * 5000)
 
     jobs: list[GPUJob] = []
     for number in range(JOBS_MAX + 1):
@@ -211,3 +219,54 @@ def test_a_sweep_is_one_template() -> None:
 def test_a_dumped_cycle_keeps_them() -> None:
     snapshot = Snapshot(refused_templates=(RefusedTemplate("uid", "no", after(1)),))
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
+
+
+def claimed(bench: ExecutorBench, name: str, *claims: str, namespace: str = "team") -> WriteStatus:
+    volumes = [
+        {"name": f"v{n}", "persistentVolumeClaim": {"claimName": c}} for n, c in enumerate(claims)
+    ]
+    job = make_job(name, namespace=namespace, template=make_template(volumes=volumes))
+    stored = bench.kube.put(JOBS, job_manifest(job))
+    job = at_version(job, stored["metadata"]["resourceVersion"])
+    return WriteStatus(job, placed(job).status)
+
+
+async def test_a_claim_that_does_not_exist_takes_no_gpu(bench: ExecutorBench) -> None:
+    item = claimed(bench, "job", "data")
+    assert await bench.run(item) == {WriteResult.REFUSED: 1}
+    assert not [call for call in bench.kube.writes() if call.verb != "try"]
+    (refused,) = bench.executor.assume(Snapshot(jobs=(item.job,))).refused_templates
+    assert refused.reason == "ClaimNotFound"
+    assert refused.message == (
+        'persistentvolumeclaim "data" does not exist in the namespace team: create it, or name'
+        " another one"
+    )
+    bench.kube.put_claims("data")
+    bench.clock.advance((refused.until - bench.clock.now()).total_seconds())
+    assert await bench.run(item) == {WriteResult.DONE: 1}
+
+
+async def test_a_claim_is_looked_for_within_half_a_minute(bench: ExecutorBench) -> None:
+    item, pauses = claimed(bench, "job", "data"), list[float]()
+    for _ in range(6):
+        await bench.run(item)
+        (refused,) = bench.executor.assume(Snapshot(jobs=(item.job,))).refused_templates
+        pauses.append((refused.until - bench.clock.now()).total_seconds())
+        bench.clock.advance(pauses[-1])
+    assert pauses == [10, 20, 30, 30, 30, 30]
+
+
+async def test_the_claim_for_checkpoints_is_looked_for_too(bench: ExecutorBench) -> None:
+    item = claimed(bench, "job", namespace="other")
+    await bench.run(item)
+    assert 'claim "checkpoints" does not exist in the namespace other' in told(bench, item)[0][1]
+
+
+async def test_who_may_read_no_claims_places_as_before(bench: ExecutorBench) -> None:
+    bench.kube.fail("get", CLAIMS.plural, Forbidden(403, "Forbidden", "no rights"), times=9)
+    assert await bench.run(claimed(bench, "job", "data")) == {WriteResult.DONE: 1}
+
+
+async def test_claims_without_an_answer_stand_in_nobodys_way(bench: ExecutorBench) -> None:
+    bench.kube.fail("get", CLAIMS.plural, Unavailable(503, "Unavailable", "later"), times=9)
+    assert await bench.run(claimed(bench, "job", "data")) == {WriteResult.DONE: 1}

@@ -20,19 +20,21 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.missing_claims import MissingClaim
 from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
 from gpujob_operator.act.placements import Placements
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
 from gpujob_operator.act.targets import namespace_of, service_target, target_of
-from gpujob_operator.act.trials import Trials
+from gpujob_operator.act.trials import Answer, Trials
 from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
     Writer,
     WriteResult,
 )
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -208,10 +210,8 @@ class ItemRunner:
         placed = replace(item.job, status=item.status)
         return bool(await self._trials.refusal(placed, self._try))
 
-    async def _try(self, job: GPUJob) -> str | None:
-        """Why the API server refuses the job's pod, "" if it takes the pod, None without an
-        answer.
-        """
+    async def _try(self, job: GPUJob) -> Answer | None:
+        """What the API server says of the job's pod; None without an answer."""
         try:
             async with self._slots.held(job.metadata.namespace):
                 if not self._writer.may_act():
@@ -219,15 +219,17 @@ class ItemRunner:
                 await self._writer.try_pod(job)
         except (Conflict, AlreadyExists):
             # The name is taken, which the creation will say.
-            return ""
+            return Answer()
+        except MissingClaim as error:
+            return Answer(error.message, PendingReason.CLAIM_NOT_FOUND)
         except (NotFound, Throttled, Unavailable) as error:
             log.info("trial not answered", job=job.metadata.key, error=str(error))
             return None
         except ApiError as error:
             if NO_DRY_RUN in error.message:
-                return ""
+                return Answer()
             log.warning("template refused", job=job.metadata.key, error=str(error))
-            return error.message or str(error)
+            return Answer(error.message or str(error))
         except Exception as error:
             # A defect in rendering one job must not stop the other jobs.
             log.error(
@@ -236,8 +238,8 @@ class ItemRunner:
                 error=str(error),
                 with_traceback=True,
             )
-            return f"no pod can be made of spec.template: {error}"
-        return ""
+            return Answer(f"no pod can be made of spec.template: {error}")
+        return Answer()
 
     async def run_service(self, item: CreatePod) -> WriteResult:
         """Creates the Service of the pod's gang."""

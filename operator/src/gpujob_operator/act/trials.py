@@ -1,4 +1,5 @@
-"""Tries a template's pod by a dry run of the API server, before GPUs are reserved for its job.
+"""Tries a template's pod by a dry run of the API server, and looks for its claims, before GPUs are
+reserved for its job.
 
 Once for each template in a namespace: what was accepted is remembered, and what was refused is
 tried again after a pause that doubles. A trial without an answer stands in nobody's way.
@@ -19,6 +20,7 @@ from gpujob_api.visible import visible
 from gpujob_operator.act.refusals import MESSAGE_CHARACTERS_MAX
 from gpujob_operator.decide.model.checkpoint_claim import names_a_place
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
 from gpujob_operator.read.shapes import mapping, mappings
 
@@ -27,9 +29,22 @@ JOBS_MAX = 10_000
 # Nobody asks again so soon after a trial without an answer.
 UNANSWERED_SECONDS = 5.0
 
+# A claim may be created at any moment, and its job waits for nothing else.
+CLAIM_SECONDS_MAX = 30.0
+
 Key = tuple[str, str]
-# Returns why the API server refuses the job's pod, "" if it takes the pod, None without an answer.
-Try = Callable[[GPUJob], Awaitable[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why the job's pod is refused; `message` is "" if it is taken."""
+
+    message: str = ""
+    reason: PendingReason = PendingReason.POD_REFUSED
+
+
+# Returns None without an answer.
+Try = Callable[[GPUJob], Awaitable[Answer | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class _Verdict:
     message: str = ""
     failures: int = 0
     until: datetime | None = None
+    reason: PendingReason = PendingReason.POD_REFUSED
 
 
 class Trials:
@@ -90,7 +106,7 @@ class Trials:
         for uid, key in list(self._jobs.items()):
             verdict = self._verdicts.get(key)
             if uid in pending and verdict is not None and verdict.until and verdict.message:
-                refused.append(RefusedTemplate(uid, verdict.message, verdict.until))
+                refused.append(RefusedTemplate(uid, verdict.message, verdict.until, verdict.reason))
             else:
                 del self._jobs[uid]
         return replace(snapshot, refused_templates=tuple(refused))
@@ -102,18 +118,22 @@ class Trials:
             return None
         return verdict
 
-    def _learn(self, key: Key, answer: str | None) -> _Verdict:
+    def _learn(self, key: Key, answer: Answer | None) -> _Verdict:
         before = self._verdicts.pop(key, _Verdict())
         verdict = _Verdict()
         if answer is None:
             until = self._clock() + timedelta(seconds=UNANSWERED_SECONDS)
             # What was refused before is not taken for accepted.
             verdict = replace(before, until=until)
-        elif answer:
+        elif answer.message:
             failures = before.failures + 1
             pause = self._pause_seconds * 2 ** min(failures - 1, 16)
-            until = self._clock() + timedelta(seconds=min(pause, self._pause_seconds_max))
-            verdict = _Verdict(visible(answer[:MESSAGE_CHARACTERS_MAX]), failures, until)
+            longest = self._pause_seconds_max
+            if answer.reason is PendingReason.CLAIM_NOT_FOUND:
+                longest = min(longest, CLAIM_SECONDS_MAX)
+            until = self._clock() + timedelta(seconds=min(pause, longest))
+            message = visible(answer.message[:MESSAGE_CHARACTERS_MAX])
+            verdict = _Verdict(message, failures, until, answer.reason)
         self._verdicts[key] = verdict
         if len(self._verdicts) > VERDICTS_MAX:
             self._verdicts.popitem(last=False)

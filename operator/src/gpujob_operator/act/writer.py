@@ -32,6 +32,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.missing_claims import look_for_claims
 from gpujob_operator.act.targets import pod_name
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
@@ -172,10 +173,11 @@ class Writer:
 
     async def try_pod(self, job: GPUJob) -> None:
         """Tries the pod of a placed job's first worker by a dry run. Raises what its creation
-        would.
+        would, and `MissingClaim`.
         """
         pod = worker_pod(CreatePod(job, 0, Settings()), self._configuration)
         await self._kube.try_create(PODS, pod, job.metadata.namespace)
+        await look_for_claims(self._kube, job)
 
     async def create_service(self, job: GPUJob) -> None:
         """Creates the headless Service by whose names the pods of a gang find each other."""

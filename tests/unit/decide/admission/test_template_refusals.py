@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from gpujob_operator.decide.model.snapshot import RefusedTemplate
 from gpujob_operator.decide.planner import plan
@@ -34,6 +35,17 @@ def test_it_waits_with_the_servers_words_and_others_go_first() -> None:
     assert world.running() == {"other"}
     assert world.why("refused") == f"PodRefused: the API server refuses the job's pods: {WORDS}"
     assert world.status("refused").attempt == 0
+
+
+def test_a_claim_that_does_not_exist_has_a_reason_of_its_own() -> None:
+    world = one_gpu(whole("refused"))
+    refuse(world, "refused", 30, 'persistentvolumeclaim "data" does not exist')
+    (refused,) = world.snapshot.refused_templates
+    told = replace(refused, reason=PendingReason.CLAIM_NOT_FOUND)
+    world.snapshot = replace(world.snapshot, refused_templates=(told,))
+    world.tick()
+    assert world.why("refused") == 'ClaimNotFound: persistentvolumeclaim "data" does not exist'
+    assert world.status("refused").held_back_since is not None, "it is no waiting"
 
 
 def test_the_servers_words_are_an_event_once() -> None:

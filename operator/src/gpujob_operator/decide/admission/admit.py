@@ -269,9 +269,11 @@ class Admission:
         refused = self.refused_templates.get(job.metadata.uid)
         if refused is None:
             return None
-        message = with_advice(f"the API server refuses the job's pods: {refused.message}")
+        message = refused.message
+        if refused.reason is PendingReason.POD_REFUSED:
+            message = with_advice(f"the API server refuses the job's pods: {message}")
         left = max((refused.until - self.now).total_seconds(), 0.0)
-        return Wait(PendingReason.POD_REFUSED, message, next_seconds=left or None)
+        return Wait(refused.reason, message, next_seconds=left or None)
 
     def _place(self, requirements: JobRequirements) -> Assignment | Wait:
         length = (

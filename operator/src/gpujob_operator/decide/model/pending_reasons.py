@@ -14,6 +14,8 @@ class PendingReason(StrEnum):
     SPEC_REFUSED = "SpecRefused"
     # A dry run of the API server refused the job's pods.
     POD_REFUSED = "PodRefused"
+    # A claim that the job's pods mount does not exist.
+    CLAIM_NOT_FOUND = "ClaimNotFound"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"
     WAITING_FOR_RETRY = "WaitingForRetry"
     # The job can never fit on the GPUs of the cluster.

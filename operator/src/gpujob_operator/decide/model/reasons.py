@@ -20,6 +20,8 @@ PENDING: Mapping[PendingReason, str] = {
     "the field and what to do",
     PendingReason.POD_REFUSED: "a dry run of the API server refused the job's pods; the message "
     "has its words",
+    PendingReason.CLAIM_NOT_FOUND: "a PersistentVolumeClaim that the job's pods mount does not "
+    "exist; it is looked for again every 10 to 30 s",
     PendingReason.OLD_ATTEMPT_ENDING: "pods of an earlier attempt still end",
     PendingReason.WAITING_FOR_RETRY: "the attempt ended, and the next one starts after a pause",
     PendingReason.IMPOSSIBLE: "no node could hold the job, even an idle one",

@@ -19,6 +19,7 @@ from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.lanes import Lanes
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import PlacementRecord
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
@@ -179,11 +180,12 @@ class PerhapsCreated:
 
 @dataclass(frozen=True, slots=True)
 class RefusedTemplate:
-    """The API server's answer to a dry run of a pending job's pod. It is tried again at `until`."""
+    """The API server's answer to a trial of a pending job's pod. It is tried again at `until`."""
 
     job_uid: str
     message: str
     until: datetime
+    reason: PendingReason = PendingReason.POD_REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ HELD_BACK = frozenset(
         PendingReason.REFUSED_BY_QUEUE,
         PendingReason.SPEC_REFUSED,
         PendingReason.POD_REFUSED,
+        PendingReason.CLAIM_NOT_FOUND,
     }
 )
 
