@@ -17,22 +17,27 @@ def claims_of(stage: Stage) -> str:
     return f"/api/v1/namespaces/{stage.namespace}/persistentvolumeclaims"
 
 
-def bind_elsewhere(stage: Stage) -> str:
-    """The claim `data` is bound to a volume that no node of the stage can use."""
-    name = f"volume-of-{stage.namespace}"
+def make_claim(stage: Stage, **more: Any) -> Json:
     access = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
-    claim = stage.client.create(
+    return stage.client.create(
         claims_of(stage),
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": "data"},
-            "spec": {**access, "volumeName": name, "resources": {"requests": SIZE}},
+            "spec": {**access, "resources": {"requests": SIZE}, **more},
         },
     )
+
+
+def bind_elsewhere(stage: Stage) -> str:
+    """The claim `data` is bound to a volume that no node of the stage can use."""
+    name = f"volume-of-{stage.namespace}"
+    claim = make_claim(stage, volumeName=name)
     zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["elsewhere"]}
     spec: Json = {
-        **access,
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "",
         "capacity": SIZE,
         "csi": {"driver": "csi.example", "volumeHandle": name},
         "claimRef": {"namespace": stage.namespace, "name": "data", "uid": claim["metadata"]["uid"]},
@@ -64,4 +69,7 @@ def test_a_job_waits_for_its_volume_without_a_pod(stage: Stage) -> None:
     assert stage.job()["status"].get("attempt", 0) == 0
     stage.client.delete(f"{claims_of(stage)}/data")
     stage.wait(lambda: phase_of(stage, volume) == "Released", "the volume is released")
+    stage.wait(lambda: "does not exist" in why(stage), "the claim is looked for")
+    assert stage.job()["status"].get("attempt", 0) == 0
+    make_claim(stage)
     stage.wait(lambda: stage.pod_names() == ["job-1-0"], "nothing keeps it from the node any more")
