@@ -212,7 +212,7 @@ class Returns:
 
     def _put_back(self, frame: FrameType, depth: int) -> None:
         scopes = [{"names": each} for each in self._saved.variables]
-        self._variables.put_back_early(frame, {"scopes": scopes}, depth)
+        self._variables.put_back_early(frame, {"scopes": scopes, "nodes": []}, depth)
 
     def _arrive(self, frame: FrameType) -> None:
         """As `ScriptState.put_back` does it, for values that tests use."""

@@ -133,16 +133,25 @@ for epoch in range(6):
     ends_as_undisturbed(tmp_path, script(code), 4)
 
 
-def test_a_loader_that_a_later_epoch_makes_is_no_place(tmp_path: Path) -> None:
-    """The checkpoint of before stays, and the run goes on from there."""
-    code = """
+LATER = """
 loader = DataLoader(data, batch_size=4, shuffle=True)
 for epoch in range(4):
-    if epoch == 2: loader = DataLoader(data, batch_size=8, shuffle=True)
+    if epoch == 2: loader = LARGER
     for a, b in loader:
         LEARN
 """
-    source = script(code)
+
+
+def test_a_loader_of_a_later_epoch_is_made_again(tmp_path: Path) -> None:
+    """Also in an attempt that begins with one that was made again."""
+    source = script(LATER, LARGER="DataLoader(data, batch_size=8, shuffle=True)")
+    ends_as_undisturbed(tmp_path, source, 6, 26, 29)
+
+
+def test_a_loader_of_a_later_epoch_with_an_order_of_its_own_is_no_place(tmp_path: Path) -> None:
+    """The checkpoint of before stays, and the run goes on from there."""
+    order = "WeightedRandomSampler(torch.ones(40), 40)"
+    source = script(LATER, LARGER=f"DataLoader(data, batch_size=8, sampler={order})")
     whole = attempt(tmp_path / "whole", 1, source, 0)
     folder = tmp_path / "stopped"
     assert stopped(folder, source, 6).process.exitcode == 143

@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.resume import later_loaders
 from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.halted import HaltedAgain
 from gpujob_worker.resume.passes import Passes, pass_of
@@ -546,6 +547,11 @@ class PutBack:
         for encoded, each in zip(node.get("own", ()), own, strict=False):
             self.value(encoded, each, path)
 
+    def make_later_loader(self, index: int, node: Any, existing: Any, path: str) -> None:
+        if not isinstance(existing, DataLoader):
+            raise MismatchError(f"{path} was a loader and is a {type(existing).__name__}")
+        self._is(index, later_loaders.made_like(node["arguments"], existing))
+
     def make_builtin_iterator(self, index: int, node: Any, existing: Any, path: str) -> None:
         inner = [self.value(each, None, path) for each in node["inner"]]
         kind = ITERATORS[node["type"]]
@@ -714,6 +720,7 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "generator that is over": PutBack.make_generator_over, "function": PutBack.make_function,
     "cell": PutBack.make_cell, "method": PutBack.make_method, "partial": PutBack.make_partial,
     "class": PutBack.make_class, "loader": PutBack.make_loader,
+    later_loaders.LATER: PutBack.make_later_loader,
     "builtin iterator": PutBack.make_builtin_iterator,
     "iterator": PutBack.make_iterator, "generator": PutBack.make_generator,
     "torch generator": PutBack.make_torch_generator,

@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import UnsavableError
+from gpujob_worker.resume import later_loaders
 from gpujob_worker.resume.halted import described
 from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.persistent_workers import is_begun, memory_refusal
@@ -92,6 +93,8 @@ class Baseline:
         self._memory: dict[int, tuple[str, set[str]]] = {}
         self._containers: dict[int, str] = {}
         self.names: dict[tuple[str, str], int] = {}
+        # By name, what a later loader must be made of.
+        self.loaders: dict[str, tuple[int, ...]] = {}
         # What cannot be made again: where it was, and what.
         self.made: set[tuple[str, str]] = set()
         # Others get the identity of what is gone.
@@ -253,7 +256,7 @@ class ScriptValues:
         kind = type(value)
         if id(value) in self._made:
             return {KIND: "made", "number": self._made[id(value)]}
-        if id(value) in self._lost:
+        if id(value) in self._lost and not isinstance(value, DataLoader):
             raise UnsavableError(f"{path} is a {_kind_name(value)} of another turn of the loop")
         if id(value) in self._of_optimizers:
             return {KIND: "of optimizer", "of": self._of_optimizers[id(value)]}
@@ -528,6 +531,10 @@ class ScriptValues:
         why = memory_refusal(value)
         if why is not None:
             raise UnsavableError(f"{path}: {why}")
+        if self._first:
+            self._baseline.loaders[path] = later_loaders.origin_of(value)
+        if id(value) in self._lost or later_loaders.is_put_back(value):
+            return self._later_loader(value, path)
         described: dict[str, Any] = {
             KIND: "loader",
             "generators": of.states(),
@@ -541,6 +548,12 @@ class ScriptValues:
         own = [each for each in held if each is not None and is_of_script(type(each))]
         described["own"] = [self.encode(each, f"{path}.{type(each).__name__}") for each in own]
         return described
+
+    def _later_loader(self, value: Any, path: str) -> dict[str, Any]:
+        arguments = later_loaders.arguments_of(value)
+        if arguments is None or self._baseline.loaders.get(path) != later_loaders.origin_of(value):
+            raise UnsavableError(f"{path} is a {_kind_name(value)} of another turn of the loop")
+        return {KIND: later_loaders.LATER, "arguments": arguments}
 
     def _generator(self, value: Any, path: str) -> dict[str, Any]:
         state = inspect.getgeneratorstate(value)

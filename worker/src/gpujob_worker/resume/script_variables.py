@@ -2,12 +2,13 @@
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.frame_variables import set_variables
+from gpujob_worker.resume.later_loaders import early
 from gpujob_worker.resume.live_names import live_names
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.put_back import PutBack, deep_calls
@@ -124,11 +125,27 @@ class ScriptVariables:
         put_back.overlaps(saved["overlaps"])
 
     def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
-        """The plain values of a function on the way: what the way depends on."""
+        """Plain values of a function on the way, and later loaders: what the way depends on."""
         names = saved["scopes"][depth]["names"]
-        set_variables(
-            frame, {name: value for name, value in names.items() if type(value) in _PLAIN}
-        )
+        found = {name: value for name, value in names.items() if type(value) in _PLAIN}
+        found |= _put_loaders(early(names, saved["nodes"], frame.f_locals))
+        set_variables(frame, found)
+        outermost = saved["scopes"][0]
+        if depth > 0 and outermost["scope"] == "function 0":
+            # The module's: a function may train with what is global.
+            names = outermost["names"]
+            frame.f_globals.update(_put_loaders(early(names, saved["nodes"], frame.f_globals)))
+
+
+def _put_loaders(found: Iterable[tuple[Any, str, Any]]) -> dict[str, Any]:
+    """Those that objects have are put there; returns those that names have."""
+    named: dict[str, Any] = {}
+    for owner, name, loader in found:
+        if owner is None:
+            named[name] = loader
+        else:
+            setattr(owner, name, loader)
+    return named
 
 
 def _variables(at: At, functions: Sequence[At]) -> dict[str, Any]:
