@@ -26,12 +26,14 @@ EVENTS_MAX = 150
 
 
 class OtherKind(Enum):
-    """What nobody watches; token reviews and events are not even kept."""
+    """What nobody watches; token reviews, events and claims are not even kept."""
 
     SERVICE = "Service"
     EVENT = "Event"
     LEASE = "Lease"
     TOKEN_REVIEW = "TokenReview"
+    # Each one that is asked for is there.
+    CLAIM = "PersistentVolumeClaim"
 
 
 AnyKind = Kind | OtherKind

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 
 from gpujob_operator.act.kube import (
+    CLAIMS,
     EVENTS,
     GPU_NODES,
     JOBS,
@@ -57,6 +58,7 @@ KINDS: dict[ResourceType, AnyKind] = {
     EVENTS: OtherKind.EVENT,
     LEASES: OtherKind.LEASE,
     TOKEN_REVIEWS: OtherKind.TOKEN_REVIEW,
+    CLAIMS: OtherKind.CLAIM,
 }
 _BY_PLURAL = {resource.plural: kind for resource, kind in KINDS.items()}
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "replace", "DELETE": "delete"}
@@ -256,6 +258,8 @@ class Connection:
     ) -> Manifest:
         kind, key = request.kind, (request.namespace, request.name)
         match request.verb:
+            case "get" if kind is OtherKind.CLAIM:
+                return {"metadata": {"namespace": request.namespace, "name": request.name}}
             case "get":
                 return self.api.get(kind, *key)
             case "list":

@@ -38,9 +38,13 @@ class MadeAt:
 
     key: str
     turns: tuple[tuple[int, int, Any], ...]
+    # Not made by the script at all: by a resume, in its place.
+    made_elsewhere: bool = False
 
     def is_lost(self, functions: Sequence[At]) -> bool:
         """Whether a resume from the place that these functions lead to does not come here again."""
+        if self.made_elsewhere:
+            return True
         for frame, line, turn in self.turns:
             for at in functions:
                 if id(at.frame) != frame:

@@ -186,7 +186,7 @@ class PlainScript:
         except NoPlaceError as error:
             self._refuse(str(error))
             return
-        self._after_step(frame, loss)
+        self._after_step(frame, loss, optimizer)
 
     def _first_step(self) -> bool:
         """Whether the script can be saved, as far as its objects tell."""
@@ -219,10 +219,10 @@ class PlainScript:
         gang = self._unmodified.gang
         return f"appended-{0 if gang is None else gang.rank}"
 
-    def _after_step(self, frame: FrameType, loss: Any) -> None:
+    def _after_step(self, frame: FrameType, loss: Any, optimizer: Any) -> None:
         continuation = self._unmodified.continuation
         if continuation is not None:
-            differs = continuation.passes(loss, self._state.objects.optimizers)
+            differs = continuation.passes(loss, lambda: [optimizer])
             if differs is not None:
                 text = f"this is not the continuation of the run before: {differs}"
                 self._leave_for_beginning(text)

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import MismatchError
-from gpujob_worker.resume import later_loaders
+from gpujob_worker.resume import later_loaders, later_optimizers
 from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.halted import HaltedAgain
 from gpujob_worker.resume.passes import Passes, pass_of
@@ -76,9 +76,12 @@ class PutBack:
         made: Sequence[Any],
         passes: Passes,
         moved: tuple[str, str] = ("", ""),
+        adopts: Callable[[Any], None] = lambda made: None,
     ) -> None:
-        """`moved`: the folder in which the script ran, and the one in which it runs now."""
-        self._moved = moved
+        """`moved`: the folder in which the script ran, and the one in which it runs now. `adopts`
+        is called with what is made here in the script's place.
+        """
+        self._moved, self._adopts = moved, adopts
         self._nodes, self._made, self._passes = nodes, made, passes
         self._done: dict[int, Any] = {}
         self._taken: set[int] = set()
@@ -552,6 +555,21 @@ class PutBack:
             raise MismatchError(f"{path} was a loader and is a {type(existing).__name__}")
         self._is(index, later_loaders.made_like(node["arguments"], existing))
 
+    def make_later_optimizer(self, index: int, node: Any, existing: Any, path: str) -> None:
+        del existing
+        try:
+            made = later_optimizers.empty(node["type"])
+        except LookupError:
+            raise MismatchError(f"{path} was a {node['type']}, which torch has not") from None
+        self._is(index, made)
+        defaults, groups = (self.value(node[name], None, path) for name in ("defaults", "groups"))
+        state = [
+            (self.value(one, None, path), self.value(kept, None, path))
+            for one, kept in node["state"]
+        ]
+        later_optimizers.fill(made, defaults, groups, state)
+        self._adopts(made)
+
     def make_builtin_iterator(self, index: int, node: Any, existing: Any, path: str) -> None:
         inner = [self.value(each, None, path) for each in node["inner"]]
         kind = ITERATORS[node["type"]]
@@ -721,6 +739,7 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "cell": PutBack.make_cell, "method": PutBack.make_method, "partial": PutBack.make_partial,
     "class": PutBack.make_class, "loader": PutBack.make_loader,
     later_loaders.LATER: PutBack.make_later_loader,
+    later_optimizers.LATER: PutBack.make_later_optimizer,
     "builtin iterator": PutBack.make_builtin_iterator,
     "iterator": PutBack.make_iterator, "generator": PutBack.make_generator,
     "torch generator": PutBack.make_torch_generator,

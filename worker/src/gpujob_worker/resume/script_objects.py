@@ -51,6 +51,11 @@ class ScriptObjects:
             self._made[id(made)] = reference, at
             self.random.sees(at)
 
+    def adopt(self, made: Any) -> None:
+        """One that was put back, and that no resume makes where the script did."""
+        reference = weakref.ref(made, functools.partial(self._gone, id(made)))
+        self._made[id(made)] = reference, MadeAt("put back", (), made_elsewhere=True)
+
     def _gone(self, identity: int, reference: Any) -> None:
         # Another object may have the place of one that is gone.
         known = self._made.get(identity)

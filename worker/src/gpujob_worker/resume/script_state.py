@@ -104,7 +104,7 @@ class ScriptState:
             raise MismatchError("the script came to its place by another way")
         made = self.objects.restore(body["objects"])
         moved = (body["folder"], os.getcwd())
-        put_back = PutBack(body["values"]["nodes"], made, self._passes, moved)
+        put_back = PutBack(body["values"]["nodes"], made, self._passes, moved, self.objects.adopt)
         self.variables.put_back(functions, body["values"], put_back)
         try:
             self.gradients.restore(made, body["gradients"])

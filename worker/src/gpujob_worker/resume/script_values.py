@@ -29,7 +29,7 @@ from torch.utils.data.dataloader import (
 )
 
 from gpujob_worker.checkpoint.errors import UnsavableError
-from gpujob_worker.resume import later_loaders
+from gpujob_worker.resume import later_loaders, later_optimizers
 from gpujob_worker.resume.halted import described
 from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.persistent_workers import is_begun, memory_refusal
@@ -256,6 +256,8 @@ class ScriptValues:
         kind = type(value)
         if id(value) in self._made:
             return {KIND: "made", "number": self._made[id(value)]}
+        if id(value) in self._lost and later_optimizers.is_of_torch(value):
+            return self._later_optimizer(value, path)
         if id(value) in self._lost and not isinstance(value, DataLoader):
             raise UnsavableError(f"{path} is a {_kind_name(value)} of another turn of the loop")
         if id(value) in self._of_optimizers:
@@ -554,6 +556,18 @@ class ScriptValues:
         if arguments is None or self._baseline.loaders.get(path) != later_loaders.origin_of(value):
             raise UnsavableError(f"{path} is a {_kind_name(value)} of another turn of the loop")
         return {KIND: later_loaders.LATER, "arguments": arguments}
+
+    def _later_optimizer(self, value: Any, path: str) -> dict[str, Any]:
+        return {
+            KIND: later_optimizers.LATER,
+            "type": type(value).__name__,
+            "defaults": self.encode(value.defaults, path),
+            "groups": self.encode(value.param_groups, path),
+            "state": [
+                (self.encode(tensor, path), self.encode(kept, path))
+                for tensor, kept in value.state.items()
+            ],
+        }
 
     def _generator(self, value: Any, path: str) -> dict[str, Any]:
         state = inspect.getgeneratorstate(value)
