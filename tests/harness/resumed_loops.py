@@ -211,7 +211,7 @@ class Returns:
         return True
 
     def _put_back(self, frame: FrameType, depth: int) -> None:
-        scopes = [{"names": each} for each in self._saved.variables]
+        scopes = [{"scope": "", "names": each} for each in self._saved.variables]
         self._variables.put_back_early(frame, {"scopes": scopes, "nodes": []}, depth)
 
     def _arrive(self, frame: FrameType) -> None:

@@ -41,7 +41,10 @@ POD = (
     *("--pod-address=10.0.0.7", "--pod-uid=of-nobody"),
 )
 # What is read again by name once another writer was first.
-READS_AGAIN = {right for right in RIGHTS if right[2] == "get" and right[1] != "leases"}
+LOOKS_FOR_CLAIMS = ("", "persistentvolumeclaims", "get")
+READS_AGAIN = {
+    right for right in RIGHTS - {LOOKS_FOR_CLAIMS} if right[2] == "get" and right[1] != "leases"
+}
 WRITES_OF_A_LIFE: set[Right] = {
     ("", "services", "create"),
     ("authentication.k8s.io", "tokenreviews", "create"),
@@ -53,7 +56,7 @@ WRITES_OF_A_LIFE: set[Right] = {
 # Each of the others has a test of its own below.
 WRITES = {
     right
-    for right in RIGHTS - READS_AGAIN
+    for right in RIGHTS - READS_AGAIN - {LOOKS_FOR_CLAIMS}
     if right[2] not in ("list", "watch") and right[1] != SLICES
 }
 FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
@@ -258,6 +261,15 @@ def test_what_it_may_not_read_again(stage: Stage) -> None:
     with again_and_again(writers.annotate_unused_profile):
         taken.from_it(OURS_GROUP, "gpuprofiles", "get", lambda: None)
     assert taken.rights == READS_AGAIN
+
+
+def test_where_it_may_not_look_for_claims_it_places_without(stage: Stage) -> None:
+    with without(stage.plane, LOOKS_FOR_CLAIMS):
+        operator = stage.operator(*POD)
+        operator.wait_for("leadership changed", SECONDS, leads=True)
+        stage.apply_job("claimed", checkpoint={"volumeClaimName": "absent"})
+        wait_for_line(operator, "claims are not looked for", words_of(LOOKS_FOR_CLAIMS))
+        stage.wait(lambda: "claimed-1-0" in stage.pod_names(), "its pod", SECONDS)
 
 
 def create_queue(stage: Stage, name: str) -> None:

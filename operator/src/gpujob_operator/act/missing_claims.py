@@ -6,6 +6,9 @@ A pod whose claim does not exist would hold its GPUs and wait for it.
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.kube import CLAIMS, ApiError, Forbidden, Kube, NotFound
 from gpujob_operator.decide.model.pod_template import claims
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
 
 CLAIMS_MAX = 16
 
@@ -22,7 +25,8 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
     for name in claims(job)[:CLAIMS_MAX]:
         try:
             await kube.get(CLAIMS, name, namespace)
-        except Forbidden:
+        except Forbidden as error:
+            log.info("claims are not looked for", job=job.metadata.key, error=str(error))
             return
         except NotFound:
             text = (
