@@ -226,9 +226,3 @@ def test_libraries_whose_objects_keep_more_are_named(objects: ScriptObjects) -> 
     refusal = objects.refusal()
     assert refusal is not None
     assert refusal.startswith("deepspeed.runtime.engine.DeepSpeedEngine: DeepSpeed keeps")
-
-
-def test_optimizers_alone(objects: ScriptObjects) -> None:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert objects.optimizers() == [optimizer]

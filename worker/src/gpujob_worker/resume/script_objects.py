@@ -96,9 +96,6 @@ class ScriptObjects:
                     return f"{_kind(found)}: {refusal}"
         return None
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [each for each in self.all() if isinstance(each, torch.optim.Optimizer)]
-
     def refusal(self) -> str | None:
         """Why one of them cannot be saved by its own state, by its library's name; None if all
         can.
