@@ -103,6 +103,7 @@ class Pass:
             "first": self._first,
             "epochs": self._generators.epochs(),
             "orders": self._generators.orders(),
+            "batches": _batches_of(self.loader),
             "consumed": consumed,
             "again": self._is_again,
             "in_flight": before[len(before) - flying :],
@@ -154,6 +155,13 @@ class Pass:
         """Puts a state from `now` in force."""
         restore_random(state["random"])
         self._generators.restore(state["generators"])
+
+
+def _batches_of(loader: Any) -> list[Any]:
+    """What tells the batches of two loaders of one script apart."""
+    batches = loader.batch_sampler
+    size, drop = (getattr(batches, name, None) for name in ("batch_size", "drop_last"))
+    return [type(loader.sampler).__name__, size, drop]
 
 
 def at_boundary(loader: Any) -> dict[str, Any]:
@@ -228,6 +236,8 @@ class Passes:
             generators.restore(place["generators"])
             if "epochs" in saved:
                 generators.tell_epochs(saved["epochs"])
+            if "batches" in saved and saved["batches"] != _batches_of(loader):
+                raise MismatchError("a loader gives other batches than the one that was read")
             if generators.orders() != saved.get("orders", generators.orders()):
                 raise MismatchError("a sampler has other weights or indices than it had")
         record = Pass(loader)
