@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.report import Protection
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import ResumeMode, TunedSettings
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.store import Loaded, Store
@@ -422,9 +422,13 @@ class Unmodified:
         """For a trainer; a plain script's loaders are among its variables."""
         loader = self._boundary if self._boundary is not None else self._pass and self._pass.loader
         why = None if loader is None else memory_refusal(loader)
-        if why is not None:
-            self.session.state.protected(Protection.FROM_BEGINNING, why)
-            raise UnsavableError(why)
+        if why is None:
+            return
+        if self.session.environment.settings.resume is ResumeMode.BEST_EFFORT:
+            self.session.state.protected(Protection.BEST_EFFORT, why)
+            return
+        self.session.state.protected(Protection.FROM_BEGINNING, why)
+        raise UnsavableError(why)
 
     def _pass_state(self, training: Training) -> dict[str, Any]:
         if self._boundary is not None:
