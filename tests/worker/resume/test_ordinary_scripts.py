@@ -66,6 +66,7 @@ def ends_as_undisturbed(folder: Path, source: str, *stops: int) -> None:
     for number, step in enumerate(stops, start=1):
         done = stopped(folder / "stopped", source, step, number)
         assert done.process.exitcode == 143, done.errors
+        assert "Exception ignored" not in done.errors
         assert done.report["protection"] == "Exact"
     end = attempt(folder / "stopped", len(stops) + 1, source, 0)
     assert end.process.exitcode == 0, end.errors

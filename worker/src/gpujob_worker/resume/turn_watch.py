@@ -4,6 +4,7 @@ Python's trace function sees each line of the functions that are watched. It is 
 moment a place is wanted until one is found, and not in between.
 """
 
+import atexit
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -34,6 +35,8 @@ class TurnWatch:
         self._around: frozenset[int] = frozenset()
         self._loop: Loop | None = None
         self._left: Callable[[], None] = lambda: None
+        # The interpreter takes modules apart at its end, and would still call what traces.
+        atexit.register(self.stop)
 
     def keep_to(self, functions: Sequence[At], left: Callable[[], None]) -> None:
         """Calls `left` before the first line that is no more in the innermost loop."""
