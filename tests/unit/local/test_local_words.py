@@ -1,5 +1,6 @@
 """What gpujob-local says to whoever called it."""
 
+import shlex
 import sys
 
 import pytest
@@ -29,7 +30,7 @@ def test_the_command_for_the_shell_works_in_the_shell_that_called(
 
 def test_as_a_module_it_is_called_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [command.__file__, "up"])
-    assert f"{sys.executable} -m gpujob_local env" in command.env_command("default")
+    assert f"{shlex.quote(sys.executable)} -m gpujob_local env" in command.env_command("default")
 
 
 @pytest.mark.parametrize("nodes", ["kubelet:0", "kubelet:99", "0", "some"])

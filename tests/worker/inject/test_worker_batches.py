@@ -298,6 +298,8 @@ def test_they_end_with_their_pass() -> None:
     workers = batches._processes._workers
     assert len(workers) == 2
     del iterator, batches
+    for worker in workers:  # torch kills one that takes longer than 5 s, and does not wait for it
+        worker.join(10)
     assert not any(worker.is_alive() for worker in workers)
 
 

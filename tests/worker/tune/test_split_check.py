@@ -33,12 +33,14 @@ class Experts(nn.Module):
         self.factor, self.least, self.most = factor, least, most
 
     def forward(self, x: Any) -> Any:
-        share, which = self.gate(x).softmax(-1).max(-1)
+        shares = self.gate(x).softmax(-1)
+        which = shares.argmax(-1)
+        share = shares.gather(-1, which[:, None])
         room = max(self.least, math.ceil(self.factor * len(x) / 4))
         found = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             rows = (which == number).nonzero()[:, 0][: min(room, self.most)]
-            found = found.index_add(0, rows, expert(x[rows]) * share[rows, None])
+            found = found.index_add(0, rows, expert(x[rows]) * share[rows])
         return found
 
 
