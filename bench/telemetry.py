@@ -45,11 +45,12 @@ from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions
 from gpujob_local.cluster.setup import SYSTEM_NAMESPACE
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import LEASES, ApiError, Kube
 from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.agent.websocket import WebSocketConnections
+from gpujob_operator.client.api_errors import ApiError
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import LEASES, Kube
 
 COLUMNS = (
     *("way", "writes_per_second", "api_server_percent", "etcd_percent", "operator_percent"),

@@ -75,8 +75,8 @@ from bench.throughput.load import (
 from bench.throughput.products import PRODUCTS, Product
 from bench.throughput.progress import WAIT_SECONDS_MAX, say, wait_until
 from bench.throughput.stack import PLAYED, Stack, processes_between, start_cluster
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import Kube
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import Kube
 
 # Connections, caches and Go's heap are there before the figures begin.
 WARM_UP_JOBS = 20

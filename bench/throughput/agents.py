@@ -17,11 +17,12 @@ from bench.played_agents import node_session
 from bench.throughput.kwok import node_names
 from gpujob_api.gpunode import GPU
 from gpujob_api.quantities import GIB
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import ApiError, Kube
 from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.agent.websocket import WebSocketConnections
+from gpujob_operator.client.api_errors import ApiError
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import Kube
 
 # The default of the agent and of the chart.
 INTERVAL_SECONDS = 2.0

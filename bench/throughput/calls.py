@@ -46,8 +46,8 @@ from gpujob_api.summary import Summary
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.setup import OPERATOR_ACCOUNT, account_token
 from gpujob_local.control_plane.api_client import ApiError
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import GPU_NODES, JOBS, PODS, Kube, Manifest
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import GPU_NODES, JOBS, PODS, Kube, Manifest
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE, record_of
 from gpujob_operator.decide.model.plan import CreatePod

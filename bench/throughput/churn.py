@@ -28,8 +28,9 @@ from bench.throughput.load import GPUJOBS, RETRY_SECONDS, gpujob_manifest
 from bench.throughput.products import OperatorAndAgents
 from bench.throughput.progress import say, wait_until
 from bench.throughput.stack import Stack, start_cluster
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import AlreadyExists, Kube, Manifest, Throttled, Unavailable
+from gpujob_operator.client.api_errors import AlreadyExists, Throttled, Unavailable
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import Kube, Manifest
 
 GOING_MAX = 500
 # A namespace's writes are limited, and a cluster has several.

@@ -10,17 +10,8 @@ from typing import Any
 
 from bench.throughput.figures import JobTimes
 from gpujob_api.meta import API_VERSION, LABEL_JOB
-from gpujob_operator.act.kube import (
-    JOBS,
-    PODS,
-    AlreadyExists,
-    ApiError,
-    Kube,
-    Manifest,
-    ResourceType,
-    Throttled,
-    Unavailable,
-)
+from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Throttled, Unavailable
+from gpujob_operator.client.kube import JOBS, PODS, Kube, Manifest, ResourceType
 from gpujob_operator.supervision import background
 
 BATCH_JOBS = ResourceType("batch", "v1", "jobs", namespaced=True)

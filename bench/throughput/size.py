@@ -28,8 +28,8 @@ from bench.throughput.load import GPUJOBS, Load, Run
 from bench.throughput.products import OperatorAndAgents
 from bench.throughput.progress import say, wait_until
 from bench.throughput.stack import Stack, processes_between, start_cluster
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import Kube
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import Kube
 from gpujob_operator.supervision import background
 
 NAMESPACE = "size"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.chart import CHART, named, render
 from tests.harness.repository import ROOT
 from tests.harness.series import families, labels_of_gauges

@@ -8,20 +8,20 @@ from gpujob_api.settings import Settings
 from gpujob_operator.act.backoff import Backoff
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.act.item_runner import ItemRunner
-from gpujob_operator.act.kube import (
+from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.trials import Trials
+from gpujob_operator.act.writer import Feedback, Writer, WriteResult
+from gpujob_operator.client.kube import (
     JOBS,
     Manifest,
     ResourceType,
 )
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.slots import WriteSlots
-from gpujob_operator.act.trials import Trials
-from gpujob_operator.act.writer import Feedback, Writer, WriteResult
+from gpujob_operator.client.retry import Retry
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.placement_records import PlacementRecords
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -11,22 +11,16 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpujob_operator.act.kube import (
-    CLAIMS,
-    PODS,
+from gpujob_operator.client.api_errors import (
     AlreadyExists,
     ApiError,
     Conflict,
-    Kube,
-    Listing,
-    Manifest,
     NotFound,
-    ResourceType,
     Unavailable,
-    as_read,
 )
-from gpujob_operator.act.list_pages import PAGE_OBJECTS
-from gpujob_operator.act.streams import without_bulk
+from gpujob_operator.client.kube import CLAIMS, PODS, Kube, Listing, Manifest, ResourceType, as_read
+from gpujob_operator.client.list_pages import PAGE_OBJECTS
+from gpujob_operator.client.streams import without_bulk
 
 Key = tuple[str, str, str]
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from gpujob_operator.act.kube import ResourceType
+from gpujob_operator.client.kube import ResourceType
 from tests.harness.http_api_objects import (
     Change,
     Manifest,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpujob_operator.act.kube import GPU_NODES, JOBS, NODES, PODS
+from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, PODS
 from tests.harness.http_api import HttpApi
 from tests.harness.operator_process import Process, start_operator
 from tests.harness.waiting import wait_until

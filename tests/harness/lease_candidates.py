@@ -1,6 +1,6 @@
 """Processes that want the Lease."""
 
-from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
+from gpujob_operator.leadership.lease import Leadership, LeaseSettings, Legacy
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from gpujob_api.gpunode import GPU
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.quantities import GIB
-from gpujob_operator.act.kube import GPU_NODES, NODES
 from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.client.kube import GPU_NODES, NODES
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -14,11 +14,11 @@ from gpujob_api.gpunode import GPU, GPUNodeStatus
 from gpujob_api.quantities import GIB
 from gpujob_operator.agent.direct import DirectReadings
 from gpujob_operator.agent.websocket import WebSocketConnections
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.listener import listening
-from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
-from gpujob_operator.observe.port import TokenCheckFailed
-from gpujob_operator.observe.readings import AgentAccount, ReadingReceiver
+from gpujob_operator.port.listener import listening
+from gpujob_operator.port.pod_tokens import AgentIdentity, claimed_agent
+from gpujob_operator.port.readings import AgentAccount, ReadingReceiver
+from gpujob_operator.port.requests import TokenCheckFailed
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.pod_tokens import agent_token

@@ -5,10 +5,10 @@ from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import CreatePod
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.render.pod import worker_pod
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import Manifest, job_manifest

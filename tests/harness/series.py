@@ -2,8 +2,8 @@
 
 from prometheus_client import Metric
 
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.gauges import Gauges
+from gpujob_operator.telemetry.gauges import Gauges
+from gpujob_operator.telemetry.metrics import Metrics
 
 
 def families() -> list[Metric]:

@@ -5,21 +5,21 @@ from tests.mutants.shell import of_operator
 RESTORES = (
     of_operator(
         "what was decided before a restore is asked for once more",
-        "handlers/cache_sync.py",
+        "leadership/cache_sync.py",
         "            await executor.ended()\n",
         "",
         "test_cache_sync.py",
     ),
     of_operator(
         "a loss during the list is forgotten",
-        "handlers/cache_sync.py",
+        "leadership/cache_sync.py",
         "            self.synced = not self._lost.is_set()\n",
         "            self.synced = True\n",
         "test_cache_sync.py",
     ),
     of_operator(
         "a worker of a lost attempt begins where it resumes",
-        "observe/reports.py",
+        "port/reports.py",
         "report.step == (report.resumed_from_step or 0)",
         "report.step == 0",
         "test_reports.py",

@@ -27,14 +27,14 @@ STORES = (
     ),
     of_operator(
         "a deleted object comes back with a late event",
-        "observe/tombstones.py",
+        "observe/store.py",
         "        self._versions[uid] = max(version, self.version(uid))\n",
         "        self._versions[uid] = 0\n",
         "test_store.py",
     ),
     of_operator(
         "an old deletion lets an older state back",
-        "observe/tombstones.py",
+        "observe/store.py",
         "        self._versions[uid] = max(version, self.version(uid))\n",
         "        self._versions[uid] = version\n",
         "test_store.py",
@@ -56,7 +56,7 @@ STORES = (
     ),
     of_operator(
         "TLS connections have buffers as large as Python has them",
-        "act/tls_buffers.py",
+        "client/connection.py",
         "    sslproto.SSLProtocol.max_size = READ_BYTES\n",
         "    sslproto.SSLProtocol.max_size = 4 * READ_BYTES\n",
         "test_tls_buffers.py",
@@ -70,14 +70,14 @@ STORES = (
     ),
     of_operator(
         "lists go over the connections of the writes",
-        "act/kube.py",
+        "client/kube.py",
         "(self._transient if transient else self._client).rest_client",
         "self._client.rest_client",
         "test_kube_client.py",
     ),
     of_operator(
         "each call of many at a time keeps a connection",
-        "act/kube.py",
+        "client/kube.py",
         "transient = transient or self._kept_in_use >= CONNECTIONS_KEPT",
         "transient = bool(transient)",
         "test_kube_client.py",

@@ -16,10 +16,10 @@ from gpujob_api.manifest import to_manifest
 from gpujob_api.report import Report
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.read.configuration import configuration_from_text
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, make_queue, placed
 from tests.harness.manifests import (
     gpu_node_manifest,

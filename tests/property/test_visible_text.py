@@ -17,12 +17,12 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.report import Report
 from gpujob_api.settings import Settings
 from gpujob_api.visible import visible, visible_line
-from gpujob_operator.act.refusals import Refusals
+from gpujob_operator.act.trials import Refusals
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.plan import CreatePod, EventNote
-from gpujob_operator.logs import TextFormatter
 from gpujob_operator.read.pods import pod_view
 from gpujob_operator.render.event import event
+from gpujob_operator.telemetry.logs import TextFormatter
 from kubectl_gpujob import report, screen, why
 from tests.harness.builders import T0, make_job, make_snapshot, placed
 from tests.harness.cli_jobs import NOW, manifest

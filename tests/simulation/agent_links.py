@@ -16,7 +16,7 @@ from tests.harness.pod_tokens import agent_token
 from tests.simulation.machines import Machine
 
 if TYPE_CHECKING:
-    from gpujob_operator.observe.reading_session import ReadingSession
+    from gpujob_operator.port.reading_session import ReadingSession
     from tests.simulation.api_server import Manifest
     from tests.simulation.clock import Clock
     from tests.simulation.operator_shell import OperatorShell

@@ -15,7 +15,7 @@ from typing import Any, cast
 from gpujob_api.codec import format_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_operator.act.kube import AlreadyExists, Conflict, NotFound
+from gpujob_operator.client.api_errors import AlreadyExists, Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.pod_tokens import claims_of
 from tests.simulation.clock import Clock

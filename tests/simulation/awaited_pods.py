@@ -2,7 +2,7 @@
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.item_runner import LATE_SECONDS
-from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
+from gpujob_operator.client.kube import REQUEST_SECONDS_MAX
 from tests.simulation.api_server import ApiServer, Revision
 from tests.simulation.job_facts import leads
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpujob_api.codec import parse_time
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.settings import EXIT_DONE
-from gpujob_operator.act.kube import Conflict, NotFound
+from gpujob_operator.client.api_errors import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.agents import Agents
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind

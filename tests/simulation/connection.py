@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 
-from gpujob_operator.act.kube import (
+from gpujob_operator.client.api_errors import ApiError, Throttled
+from gpujob_operator.client.kube import (
     CLAIMS,
     EVENTS,
     GPU_NODES,
@@ -32,10 +33,8 @@ from gpujob_operator.act.kube import (
     SERVICES,
     TOKEN_REVIEWS,
     VOLUMES,
-    ApiError,
     Manifest,
     ResourceType,
-    Throttled,
 )
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import AnyKind, ApiServer, OtherKind

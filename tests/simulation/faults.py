@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from gpujob_operator.act.kube import Unavailable
+from gpujob_operator.client.api_errors import Unavailable
 
 FAULTS_END_SECONDS = 300.0
 

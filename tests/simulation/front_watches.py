@@ -4,7 +4,7 @@ get lost, until a full list finds what they said.
 
 from collections.abc import Callable
 
-from gpujob_operator.act.kube import Manifest
+from gpujob_operator.client.kube import Manifest
 from gpujob_operator.observe.cache import Cache, Kind
 from tests.simulation.api_server import AnyKind, ApiServer
 from tests.simulation.clock import Clock

@@ -15,7 +15,7 @@ from gpujob_api.meta import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
-from gpujob_operator.act.kube import AlreadyExists, NotFound
+from gpujob_operator.client.api_errors import AlreadyExists, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest
 from tests.simulation.clock import Clock

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from kubernetes.aio import client
 
-from gpujob_operator.act.kube import Kube
+from gpujob_operator.client.kube import Kube
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Manifest
 from tests.simulation.connection import Connection, request_of

@@ -17,29 +17,29 @@ from aiohttp import web
 
 from gpujob_api.meta import Metadata
 from gpujob_operator.act.backoff import Backoff
-from gpujob_operator.act.cluster_clock import ClusterClock
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
-from gpujob_operator.act.kube import Manifest, ResourceType
-from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
-from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
+from gpujob_operator.client.kube import Manifest, ResourceType
+from gpujob_operator.client.retry import Retry
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.handlers.cache_sync import CacheSync
-from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
+from gpujob_operator.leadership.cache_sync import CacheSync
+from gpujob_operator.leadership.cluster_clock import ClusterClock
+from gpujob_operator.leadership.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.loop import SchedulingLoop
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.reports import ReportReceiver
+from gpujob_operator.observe.watch.relist import Relist
+from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
+from gpujob_operator.port.reports import ReportReceiver
+from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
-from gpujob_operator.token_checks import TokenChecks
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.simulation.api_server import ApiServer
 from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection

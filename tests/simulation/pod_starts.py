@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time
 from gpujob_api.meta import LABEL_JOB
-from gpujob_operator.act.kube import NotFound
+from gpujob_operator.client.api_errors import NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.pods import attempt_of, gpus_of, is_foreign, wanted_node, worker_status
 

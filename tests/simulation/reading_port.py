@@ -4,12 +4,12 @@ from collections.abc import Callable
 from datetime import datetime
 
 from gpujob_api.reading import ReadingReply
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache
-from gpujob_operator.observe.port import Refused
-from gpujob_operator.observe.reading_session import ReadingSession
-from gpujob_operator.observe.readings import AgentAccount, ReadingReceiver
-from gpujob_operator.token_checks import TokenChecks
+from gpujob_operator.port.reading_session import ReadingSession
+from gpujob_operator.port.readings import AgentAccount, ReadingReceiver
+from gpujob_operator.port.requests import Refused
+from gpujob_operator.port.tokens import TokenChecks
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.simulation.clock import Clock
 from tests.simulation.event_loop import VirtualLoop
 

@@ -6,7 +6,7 @@ It reads only what was committed and what the machines really did, never what an
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
+from gpujob_operator.client.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.harness.durable import went_back

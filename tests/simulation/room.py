@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.act.cluster_clock import TOLERANCE_SECONDS
 from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.leadership.cluster_clock import TOLERANCE_SECONDS
 from tests.harness.builders import T0
 from tests.harness.placements import Placements, by_then, held_bytes
 from tests.simulation.api_server import Manifest, Revision

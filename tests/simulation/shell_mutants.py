@@ -11,17 +11,16 @@ from typing import Any, ClassVar
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.meta import ANNOTATION_GPUS, LABEL_JOB_UID
 from gpujob_operator.act.executor import Executor, Submission
-from gpujob_operator.act.kube import (
+from gpujob_operator.client.api_errors import ApiError, Unavailable
+from gpujob_operator.client.kube import (
     GPU_NODES,
     JOBS,
     NODES,
     PODS,
     PROFILES,
     QUEUES,
-    ApiError,
     Manifest,
     ResourceType,
-    Unavailable,
 )
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind

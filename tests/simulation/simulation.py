@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import Reply, Report
-from gpujob_operator.act.kube import NotFound
+from gpujob_operator.client.api_errors import NotFound
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from gpujob_operator.act.kube import WATCH_SILENCE_SECONDS_MAX
+from gpujob_operator.client.kube import WATCH_SILENCE_SECONDS_MAX
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest
 from tests.simulation.clock import Clock
 from tests.simulation.event_loop import VirtualLoop

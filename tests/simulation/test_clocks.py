@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.act.cluster_clock import ClusterClock
+from gpujob_operator.leadership.cluster_clock import ClusterClock
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.operator_shell import Parts
 from tests.simulation.result import Result

@@ -5,8 +5,8 @@ import pytest
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.observe import reports
 from gpujob_operator.observe.cache import Kind
+from gpujob_operator.port import reports
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.pods import worker_ended

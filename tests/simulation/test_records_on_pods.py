@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpujob_operator.act.kube import REQUEST_SECONDS_MAX
+from gpujob_operator.client.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.lifecycle.recorded import RECORDED_SECONDS_MAX
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import Revision

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gpujob_operator.act.kube import Manifest, ResourceType
-from gpujob_operator.observe.port import TokenCheckFailed
-from gpujob_operator.token_checks import TokenChecks
+from gpujob_operator.client.kube import Manifest, ResourceType
+from gpujob_operator.port.requests import TokenCheckFailed
+from gpujob_operator.port.tokens import TokenChecks
 from tests.harness.fake_kube import FakeKube
 from tests.harness.pod_tokens import agent_token, pod_token, reviewed
 from tests.simulation.clock import Clock

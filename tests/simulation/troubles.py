@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gpujob_operator.act.api_errors import ApiError, error_of_status
 from gpujob_operator.act.item_runner import NO_DRY_RUN
+from gpujob_operator.client.api_errors import ApiError, error_of_status
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import AnyKind
 from tests.simulation.clock import Clock

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpujob_api.meta import API_VERSION
-from gpujob_operator.act.kube import AlreadyExists, NotFound
+from gpujob_operator.client.api_errors import AlreadyExists, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer
 from tests.simulation.clock import Clock

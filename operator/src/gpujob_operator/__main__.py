@@ -11,8 +11,8 @@ from gpujob_operator.cycle import cycle_from_text, find_job, replay
 from gpujob_operator.decide.explain.placement_explanation import explain_placement
 from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.logs import configure_logs
 from gpujob_operator.options import RunOptions, parse_arguments, run_options
+from gpujob_operator.telemetry.logs import configure_logs
 
 EXIT_DIFFERENT = 1
 EXIT_USAGE = 2
@@ -33,7 +33,7 @@ def main() -> int:
 def _run(options: RunOptions) -> int:
     configure_logs(options.log_format, options.log_level)
     # Imported here because a replay needs neither kopf nor the Kubernetes client.
-    from gpujob_operator.act.connection import BadConnection
+    from gpujob_operator.client.connection import BadConnection
     from gpujob_operator.run import Operator
 
     async def run() -> None:

@@ -16,10 +16,10 @@ from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.gauges import Gauges
+from gpujob_operator.telemetry.gauges import Gauges
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

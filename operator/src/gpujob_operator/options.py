@@ -11,10 +11,10 @@ import yaml
 
 from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
-from gpujob_operator.act.lease import LEASE_SECONDS
-from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.observe.readings import AgentAccount
+from gpujob_operator.leadership.lease import LEASE_SECONDS
+from gpujob_operator.leadership.report_endpoint import ReportService
+from gpujob_operator.port.readings import AgentAccount
 from gpujob_operator.read.configuration import configuration_from_text
 
 _ACCOUNT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
-from gpujob_operator.act.cluster_clock import ClusterClock
-from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
-from gpujob_operator.act.kube import (
+from gpujob_operator.act.trials import Trials
+from gpujob_operator.act.writer import Feedback, Writer
+from gpujob_operator.client.connection import limit_read_buffers, load_configuration
+from gpujob_operator.client.kube import (
     GPU_NODES,
     JOBS,
     NODES,
@@ -30,36 +31,34 @@ from gpujob_operator.act.kube import (
     Manifest,
     ResourceType,
 )
-from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
-from gpujob_operator.act.report_endpoint import ReportEndpoint
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tls_buffers import limit_read_buffers
-from gpujob_operator.act.trials import Trials
-from gpujob_operator.act.writer import Feedback, Writer
+from gpujob_operator.client.retry import Retry
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
-from gpujob_operator.handlers.cache_sync import CacheSync
 from gpujob_operator.handlers.front import Deliver, FrontEnd
-from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.handlers.watches import FOLLOWED, Watch, restart_of
-from gpujob_operator.logs import Log
+from gpujob_operator.leadership.cache_sync import CacheSync
+from gpujob_operator.leadership.cluster_clock import ClusterClock
+from gpujob_operator.leadership.lease import Leadership, LeaseSettings, Legacy
+from gpujob_operator.leadership.report_endpoint import ReportEndpoint
 from gpujob_operator.loop import Pace, SchedulingLoop
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.health import HealthServer
-from gpujob_operator.observe.life_signs import LifeSigns
-from gpujob_operator.observe.listener import listening
-from gpujob_operator.observe.readings import ReadingReceiver
-from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.observe.scope import Scope
+from gpujob_operator.observe.watch.relist import Relist
+from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.options import RunOptions, with_report_url
+from gpujob_operator.port.listener import listening
+from gpujob_operator.port.readings import ReadingReceiver
+from gpujob_operator.port.reports import REPORT_PATH, ReportReceiver
+from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor, background
-from gpujob_operator.token_checks import TokenChecks
+from gpujob_operator.telemetry.health import HealthServer
+from gpujob_operator.telemetry.life_signs import LifeSigns
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

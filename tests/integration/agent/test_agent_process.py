@@ -11,7 +11,7 @@ import pytest
 
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpunode_from_manifest
-from gpujob_operator.act.kube import GPU_NODES, NODES
+from gpujob_operator.client.kube import GPU_NODES, NODES
 from tests.harness.http_api import HttpApi
 from tests.harness.http_api_objects import Refusal
 from tests.harness.imitated_nvml import (

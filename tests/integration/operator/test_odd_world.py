@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.meta import LABEL_MANAGED
-from gpujob_operator.act.kube import GPU_NODES, JOBS, NODES, PODS, QUEUES
+from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, PODS, QUEUES
 from tests.harness.builders import make_job, placed
 from tests.harness.http_api import HttpApi
 from tests.harness.manifests import job_manifest, node_manifest, pod_manifest

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from gpujob_operator.act.kube import PODS
+from gpujob_operator.client.kube import PODS
 from tests.harness.http_api_objects import status_body
 from tests.harness.http_world import operator_world
 from tests.harness.waiting import wait_until

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gpujob_operator.act.kube import PODS, TOKEN_REVIEWS
+from gpujob_operator.client.kube import PODS, TOKEN_REVIEWS
 from tests.harness.builders import make_report
 from tests.harness.http_world import HttpWorld, operator_world
 from tests.harness.operator_process import Process

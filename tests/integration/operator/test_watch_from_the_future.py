@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 import pytest
 
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import JOBS, Kube, Manifest
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import JOBS, Kube, Manifest
 from tests.harness.builders import make_job
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.manifests import job_manifest

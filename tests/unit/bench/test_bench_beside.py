@@ -18,7 +18,7 @@ from bench.throughput.figures import (
     figure_rows,
 )
 from bench.throughput.load import GPUJOBS, Load, Run, coming_beside
-from gpujob_operator.act.kube import JOBS, PODS, Manifest, ResourceType
+from gpujob_operator.client.kube import JOBS, PODS, Manifest, ResourceType
 from tests.harness.fake_kube import FakeKube
 from tests.harness.waiting import eventually
 

@@ -16,7 +16,7 @@ from bench.throughput.figures import JobTimes, Process, Takeover, difference
 from bench.throughput.load import GPUJOBS, Load, Run
 from bench.throughput.stack import Stack
 from gpujob_local.cluster.cluster import LocalCluster
-from gpujob_operator.act.kube import Kube
+from gpujob_operator.client.kube import Kube
 
 CYCLES = ("gpujob_cycle_seconds_count", ())
 

@@ -31,7 +31,7 @@ from bench.throughput.stack import OPERATOR_SERIES
 from gpujob_api.codec import decode
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
-from gpujob_operator.act.kube import GPU_NODES, JOBS, PODS, Kube
+from gpujob_operator.client.kube import GPU_NODES, JOBS, PODS, Kube
 from gpujob_operator.read.pods import pod_view
 from tests.harness.fake_kube import FakeKube
 

@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, WriteS
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.decide.model.workers import with_pod_uids
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.observe.reports import is_given_up
+from gpujob_operator.port.reports import is_given_up
 from tests.harness.builders import (
     after,
     make_gpu,

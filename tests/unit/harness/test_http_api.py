@@ -6,20 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import (
-    JOBS,
-    LEASES,
-    PODS,
-    TOKEN_REVIEWS,
-    AlreadyExists,
-    ApiError,
-    Conflict,
-    Gone,
-    Kube,
-    Manifest,
-    Unavailable,
-)
+from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Conflict, Gone, Unavailable
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import JOBS, LEASES, PODS, TOKEN_REVIEWS, Kube, Manifest
 from tests.harness.http_api import HttpApi
 
 

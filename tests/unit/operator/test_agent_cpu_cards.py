@@ -12,7 +12,6 @@ from gpujob_api.cpu_cards import cpu_card_uuids
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import Condition, ConditionStatus
-from gpujob_operator.act.kube import GPU_NODES, NODES, PODS, Forbidden
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.cpu.cards import make_cards
 from gpujob_operator.agent.cpu.environment import EnvironmentDevices
@@ -23,6 +22,8 @@ from gpujob_operator.agent.cpu.source import CpuCardSource, nvml_of_cpu_cards
 from gpujob_operator.agent.nvml import DevicesRefused
 from gpujob_operator.agent.owners import owner_by_cgroup
 from gpujob_operator.agent.publish import Publisher
+from gpujob_operator.client.api_errors import Forbidden
+from gpujob_operator.client.kube import GPU_NODES, NODES, PODS
 from gpujob_operator.read.nouns import read_gpus
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

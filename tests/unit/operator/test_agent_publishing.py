@@ -9,13 +9,14 @@ import pytest
 from gpujob_api.gpunode import GPU, GPUProcess
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.act.kube import GPU_NODES, NODES, NotFound, Unavailable
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.publish import (
     Publisher,
     Readiness,
 )
 from gpujob_operator.agent.session import NvmlSession, Reading
+from gpujob_operator.client.api_errors import NotFound, Unavailable
+from gpujob_operator.client.kube import GPU_NODES, NODES
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import make_gpu
 from tests.harness.fake_nvml import FakeGPU, FakeNvml

@@ -8,7 +8,6 @@ import pytest
 
 from gpujob_api.gpunode import GPU, STATUS_SECONDS_MAX, GPUNodeStatus
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.act.kube import NODES
 from gpujob_operator.agent.direct import Connection, ConnectionLost, DirectReadings
 from gpujob_operator.agent.publish import (
     SHOWN_SECONDS_MIN,
@@ -16,6 +15,7 @@ from gpujob_operator.agent.publish import (
     Publisher,
     Readiness,
 )
+from gpujob_operator.client.kube import NODES
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -5,12 +5,12 @@ from typing import Any
 
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.quantities import GIB
-from gpujob_operator.act.kube import GPU_NODES, JOBS, NODES, Listing, ResourceType
+from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, Listing, ResourceType
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.watch.relist import Relist
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_operator.observe.waiting_agents import WAIT_SECONDS_MAX, preferred_wait_seconds
+from gpujob_operator.port.readings import WAIT_SECONDS_MAX, preferred_wait_seconds
 from tests.harness.pod_tokens import agent_token
 from tests.harness.reading_ends import IDLE, PATIENT_SECONDS, USED, Agent, Operator, be_patient
 from tests.harness.waiting import eventually
@@ -30,7 +30,7 @@ async def agents(
 ) -> AsyncGenerator[list[Agent]]:
     be_patient(monkeypatch)
     # No test passes because a wait was over.
-    for name in ("agent.direct.WAIT_SECONDS", "observe.waiting_agents.WAIT_SECONDS_MAX"):
+    for name in ("agent.direct.WAIT_SECONDS", "port.readings.WAIT_SECONDS_MAX"):
         monkeypatch.setattr(f"gpujob_operator.{name}", PATIENT_SECONDS)
     agents = [Agent(tmp_path, operator.url, token=agent_token(node)) for node in ("n0", "n1")]
     yield agents
@@ -85,7 +85,7 @@ async def test_nobody_waits_for_one_that_leads_no_more(
 async def test_the_wait_is_bounded(
     operator: Operator, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpujob_operator.observe.waiting_agents.WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("gpujob_operator.port.readings.WAIT_SECONDS_MAX", 0.05)
     await eventually(lambda: operator.waiting == 2)
     for agent in agents:
         await agent.stop()
@@ -100,7 +100,7 @@ async def test_no_more_wait_than_agents_may_connect(
     operator: Operator, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await eventually(lambda: operator.waiting == 2)
-    monkeypatch.setattr("gpujob_operator.observe.readings.AGENTS_MAX", 2)
+    monkeypatch.setattr("gpujob_operator.port.readings.AGENTS_MAX", 2)
     third = Agent(agents[0].token_file.parent, operator.url)
     try:
         await eventually(lambda: operator.count("not_leader") > 0)

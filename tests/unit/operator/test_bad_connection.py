@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_operator.act.connection import BadConnection, load_configuration
+from gpujob_operator.client.connection import BadConnection, load_configuration
 
 USAGE = 2
 

@@ -9,10 +9,10 @@ from gpujob_api.gpujob import JobPhase
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GONE_SECONDS, REMOVAL_AWAITED_SECONDS
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_gpu, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (

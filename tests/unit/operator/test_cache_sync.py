@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.kube import Unavailable
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.handlers.cache_sync import CacheSync
+from gpujob_operator.client.api_errors import Unavailable
+from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item

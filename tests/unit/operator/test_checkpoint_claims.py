@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.act.kube import CLAIMS, PODS, Forbidden, Manifest, Unavailable
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import Forbidden, Unavailable
+from gpujob_operator.client.kube import CLAIMS, PODS, Manifest
 from gpujob_operator.decide.model.claim_template import AccessMode, ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot

@@ -5,8 +5,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from gpujob_operator.act.cluster_clock import TOLERANCE_SECONDS, ClusterClock
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.leadership.cluster_clock import TOLERANCE_SECONDS, ClusterClock
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from tests.harness.builders import T0

@@ -6,14 +6,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.act.kube import JOBS, NODES, PODS
-from gpujob_operator.handlers.relist import Relist
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.client.kube import JOBS, NODES, PODS
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.store import Store
+from gpujob_operator.observe.watch.relist import Relist
 from gpujob_operator.read.shapes import Identity
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -18,7 +18,7 @@ from gpujob_operator.agent.direct import (
 )
 from gpujob_operator.agent.publish import HEARTBEAT_SECONDS_MAX
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.observe.waiting_agents import WAIT_SECONDS_MAX
+from gpujob_operator.port.readings import WAIT_SECONDS_MAX
 from tests.harness.builders import make_gpu
 from tests.harness.waiting import eventually
 

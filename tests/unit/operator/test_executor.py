@@ -9,20 +9,10 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.meta import Metadata
 from gpujob_operator.act.crash import CRASH_EXIT_CODE, CrashAfterWrites
-from gpujob_operator.act.kube import (
-    EVENTS,
-    JOBS,
-    LEASES,
-    PODS,
-    PROFILES,
-    QUEUES,
-    SERVICES,
-    Forbidden,
-    Throttled,
-    Unavailable,
-)
-from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import Forbidden, Throttled, Unavailable
+from gpujob_operator.client.kube import EVENTS, JOBS, LEASES, PODS, PROFILES, QUEUES, SERVICES
+from gpujob_operator.client.retry import ATTEMPTS_MAX
 from gpujob_operator.decide.model.plan import (
     DeleteJob,
     DeletePod,

@@ -7,20 +7,11 @@ import pytest
 
 from gpujob_api.gpujob import JobPhase
 from gpujob_operator.act.item_runner import LATE_SECONDS
-from gpujob_operator.act.kube import (
-    JOBS,
-    PODS,
-    ApiError,
-    Forbidden,
-    Manifest,
-    Refused,
-    ResourceType,
-    Throttled,
-    Unavailable,
-)
-from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.slots import BURST_PER_SECOND, PATIENT_BURST
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import ApiError, Forbidden, Refused, Throttled, Unavailable
+from gpujob_operator.client.kube import JOBS, PODS, Manifest, ResourceType
+from gpujob_operator.client.retry import ATTEMPTS_MAX
 from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
 from gpujob_operator.decide.model.plan import WriteStatus
 from tests.harness.builders import make_job, make_snapshot, placed, with_status

@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from gpujob_operator.act.review_turns import ReviewTurns, Standing, TooManyReviews
-from gpujob_operator.token_checks import AGENT_REVIEWS_AT_ONCE_MAX
+from gpujob_operator.port.review_turns import ReviewTurns, Standing, TooManyReviews
+from gpujob_operator.port.tokens import AGENT_REVIEWS_AT_ONCE_MAX
 from tests.harness.waiting import eventually
 from tests.simulation.token_port import TokenPort
 

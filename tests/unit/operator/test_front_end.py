@@ -8,7 +8,7 @@ import pytest
 from kubernetes.aio import client
 
 from gpujob_api.manifest import GPUQUEUE
-from gpujob_operator.act.kube import QUEUES
+from gpujob_operator.client.kube import QUEUES
 from gpujob_operator.handlers.front import (
     FRONT_KINDS,
     EndlessBackoffs,
@@ -16,7 +16,7 @@ from gpujob_operator.handlers.front import (
     NothingStored,
     kopf_settings,
 )
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.http_api import HttpApi
 from tests.harness.waiting import eventually
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import JOBS, PODS
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.kube import JOBS, PODS
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, WriteStatus
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.observe.reports import is_given_up
+from gpujob_operator.port.reports import is_given_up
 from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import after, make_job, make_snapshot, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item

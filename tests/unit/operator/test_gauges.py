@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import SpotPool
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.gauges import Gauges
+from gpujob_operator.telemetry.gauges import Gauges
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import (
     after,
     make_gpu,

@@ -11,27 +11,22 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from gpujob_operator.act.api_errors import SLOW_DOWN_SECONDS
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import (
-    CONNECTIONS_KEPT,
-    JOBS,
-    LEASES,
-    PODS,
+from gpujob_operator.client.api_errors import (
+    SLOW_DOWN_SECONDS,
     AlreadyExists,
     ApiError,
     Conflict,
     Forbidden,
     Gone,
-    Kube,
     NotFound,
     Refused,
-    ResourceType,
     Silent,
     Throttled,
     Unavailable,
 )
-from gpujob_operator.act.list_pages import PAGE_REPEATS_MAX
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import CONNECTIONS_KEPT, JOBS, LEASES, PODS, Kube, ResourceType
+from gpujob_operator.client.list_pages import PAGE_REPEATS_MAX
 from tests.harness.clocks import FakeClock
 
 
@@ -296,7 +291,7 @@ async def test_a_watch_that_is_too_old(kube: Kube, server: _Server) -> None:
 async def test_a_watch_in_which_nothing_is_said_any_more(
     kube: Kube, server: _Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpujob_operator.act.kube.WATCH_SILENCE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("gpujob_operator.client.kube.WATCH_SILENCE_SECONDS_MAX", 0.2)
     server.ends.clear()
     with pytest.raises(Silent):
         _ = [event async for event in kube.watch(PODS, "1")]

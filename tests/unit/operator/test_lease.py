@@ -1,7 +1,8 @@
 """At most one process acts, by monotonic time alone; takeover is bounded; release is at once."""
 
-from gpujob_operator.act.kube import LEASES, Unavailable
-from gpujob_operator.act.lease import HOLD_FRACTION
+from gpujob_operator.client.api_errors import Unavailable
+from gpujob_operator.client.kube import LEASES
+from gpujob_operator.leadership.lease import HOLD_FRACTION
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.lease_candidates import SECONDS, Candidate

@@ -5,9 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from gpujob_operator.act.kube import LEASES, Unavailable
-from gpujob_operator.act.lease import RENEWAL_FRACTION
+from gpujob_operator.client.api_errors import Unavailable
+from gpujob_operator.client.kube import LEASES
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.leadership.lease import RENEWAL_FRACTION
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from tests.harness.clocks import FakeClock

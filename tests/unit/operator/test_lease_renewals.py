@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.kube import LEASES, REQUEST_SECONDS_MAX, Manifest, Unavailable
-from gpujob_operator.act.lease import Leadership, LeaseSettings
+from gpujob_operator.client.api_errors import Unavailable
+from gpujob_operator.client.kube import LEASES, REQUEST_SECONDS_MAX, Manifest
+from gpujob_operator.leadership.lease import Leadership, LeaseSettings
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import Call, FakeKube
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpujob_operator.observe.life_signs import (
+from gpujob_operator.telemetry.life_signs import (
     CYCLE_AGE_SECONDS_MAX,
     FAILING_SECONDS_MAX,
     WATCH_AGE_SECONDS_MAX,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.api_errors import Throttled, Unavailable
-from gpujob_operator.act.list_pages import PAGE_REPEATS_MAX, SLICE_OBJECTS, ListPages
+from gpujob_operator.client.api_errors import Throttled, Unavailable
+from gpujob_operator.client.list_pages import PAGE_REPEATS_MAX, SLICE_OBJECTS, ListPages
 from tests.harness.clocks import FakeClock
 
 OBJECTS = 3 * SLICE_OBJECTS + 1

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gpujob_operator.observe.listener import ConnectionLimits, listening
+from gpujob_operator.port.listener import ConnectionLimits, listening
 
 SOON = ConnectionLimits(headers_seconds_max=0.2, idle_seconds_max=0.2)
 HEADER = b"POST /report HTTP/1.1\r\nHost: x\r\n"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import JOBS, Manifest
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.kube import JOBS, Manifest
 from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from tests.harness.builders import after, placed, with_status

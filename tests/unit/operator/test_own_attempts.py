@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import ApiError, Conflict, Unavailable
 from gpujob_operator.act.own_attempts import OwnAttempts
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import ApiError, Conflict, Unavailable
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot

@@ -6,9 +6,9 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, WorkerPlacement
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import Manifest, job_manifest, pod_manifest

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.act.kube import JOBS, PODS, ApiError, Conflict, Forbidden, Unavailable
-from gpujob_operator.act.retry import ATTEMPTS_MAX
+from gpujob_operator.client.api_errors import ApiError, Conflict, Forbidden, Unavailable
+from gpujob_operator.client.kube import JOBS, PODS
+from gpujob_operator.client.retry import ATTEMPTS_MAX
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.workers import with_pod_uids
 from tests.harness.builders import make_job, make_pods, placed, with_status

@@ -7,18 +7,10 @@ from typing import Any
 import pytest
 
 from gpujob_operator.act.item_runner import LATE_SECONDS
-from gpujob_operator.act.kube import (
-    JOBS,
-    PODS,
-    ApiError,
-    Forbidden,
-    Manifest,
-    NotFound,
-    Throttled,
-    Unavailable,
-)
-from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import ApiError, Forbidden, NotFound, Throttled, Unavailable
+from gpujob_operator.client.kube import JOBS, PODS, Manifest
+from gpujob_operator.client.retry import ATTEMPTS_MAX
 from gpujob_operator.decide.model.plan import DeletePod, WriteStatus
 from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot
 from gpujob_operator.read.pods import pod_view

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.observe.pod_tokens import (
+from gpujob_operator.port.pod_tokens import (
     CLOCK_ERROR_SECONDS_MAX,
     TOKEN_CHARACTERS_MAX,
     PodIdentity,

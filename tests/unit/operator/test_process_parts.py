@@ -13,14 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gpujob_api.codec import FieldError
 from gpujob_operator import __main__ as command
-from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.cycle import CycleDumps
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.logs import JsonFormatter, Log, TextFormatter
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.health import HealthServer
+from gpujob_operator.leadership.report_endpoint import ReportService
 from gpujob_operator.options import (
     Listen,
     load_configuration_file,
@@ -28,6 +25,9 @@ from gpujob_operator.options import (
     run_options,
     with_report_url,
 )
+from gpujob_operator.telemetry.health import HealthServer
+from gpujob_operator.telemetry.logs import JsonFormatter, Log, TextFormatter
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import after, make_job, make_snapshot
 
 

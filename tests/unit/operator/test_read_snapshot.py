@@ -9,11 +9,11 @@ import yaml
 from gpujob_api.codec import FieldError
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.read.configuration import configuration_from_text
 from gpujob_operator.read.snapshot import Objects, snapshot_of
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (

@@ -11,8 +11,8 @@ from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpunode import GPU, GPUS_MAX, GPUNodeStatus
 from gpujob_api.quantities import GIB
 from gpujob_api.reading import ReadingHead, reading_text
-from gpujob_operator.observe.port import BURST_MAX
-from gpujob_operator.observe.reading_session import SILENT_SECONDS_MIN, ReadingSession, TakenReading
+from gpujob_operator.port.reading_session import SILENT_SECONDS_MIN, ReadingSession, TakenReading
+from gpujob_operator.port.requests import BURST_MAX
 from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.odd_json import ODD_SCALARS, to_json

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from gpujob_api.reading import READING_BYTES_MAX
-from gpujob_operator.observe import readings
-from gpujob_operator.observe.port import BURST_MAX, Refused
+from gpujob_operator.port import readings
+from gpujob_operator.port.requests import BURST_MAX, Refused
 from tests.harness.builders import make_gpu
 from tests.harness.pod_tokens import agent_token
 from tests.harness.reading_ends import IDLE, Agent, Operator, be_patient
@@ -99,7 +99,7 @@ async def test_a_plain_request_is_refused(operator: Operator) -> None:
 async def test_a_silent_agent_is_given_up(
     operator: Operator, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpujob_operator.observe.reading_session.SILENT_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("gpujob_operator.port.reading_session.SILENT_SECONDS_MIN", 0.05)
     agent = start()
     await eventually(lambda: "n0" in operator.nodes.closed)
     await eventually(lambda: not agent.direct.connected)

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from gpujob_api.reading import ReadingReply
 from gpujob_operator.agent.direct import Connection, ConnectionLost
-from gpujob_operator.observe.pod_tokens import AgentIdentity
-from gpujob_operator.observe.reading_session import ReadingSession
+from gpujob_operator.port.pod_tokens import AgentIdentity
+from gpujob_operator.port.reading_session import ReadingSession
 from tests.harness.pod_tokens import agent_token
 from tests.harness.reading_ends import IDLE, USED, Agent, Operator, be_patient
 from tests.harness.waiting import eventually

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.kube import ApiError, Forbidden, Refused, Throttled, Unavailable
-from gpujob_operator.act.refusals import REFUSALS_MAX, Refusals
+from gpujob_operator.act.trials import REFUSALS_MAX, Refusals
+from gpujob_operator.client.api_errors import ApiError, Forbidden, Refused, Throttled, Unavailable
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.snapshot import RefusedPod, Snapshot
 from gpujob_operator.read.pods import pod_view

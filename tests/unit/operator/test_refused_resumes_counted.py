@@ -1,7 +1,8 @@
 """`gpujob_resumes_refused_total` has every refused resume once, when its event comes true."""
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.act.kube import JOBS, Conflict
+from gpujob_operator.client.api_errors import Conflict
+from gpujob_operator.client.kube import JOBS
 from gpujob_operator.decide.model.plan import EventNote, WriteStatus
 from tests.harness.builders import make_job, running
 from tests.harness.executor_bench import ExecutorBench, at_version

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from gpujob_operator.act import report_endpoint
-from gpujob_operator.act.kube import ENDPOINT_SLICES, Manifest, NotFound, Unavailable
-from gpujob_operator.act.report_endpoint import ReportEndpoint, ReportService
+from gpujob_operator.client.api_errors import NotFound, Unavailable
+from gpujob_operator.client.kube import ENDPOINT_SLICES, Manifest
+from gpujob_operator.leadership import report_endpoint
+from gpujob_operator.leadership.report_endpoint import ReportEndpoint, ReportService
 from tests.harness.fake_kube import FakeKube, Fault
 from tests.harness.waiting import eventually
 

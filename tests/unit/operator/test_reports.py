@@ -14,11 +14,11 @@ from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
-from gpujob_operator.observe.port import BURST_MAX, TokenCheckFailed, sender
-from gpujob_operator.observe.reports import BODY_BYTES_MAX, ReportReceiver
+from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
+from gpujob_operator.port.reports import BODY_BYTES_MAX, ReportReceiver
+from gpujob_operator.port.requests import BURST_MAX, TokenCheckFailed, sender
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.odd_json import ODD_SCALARS, to_json

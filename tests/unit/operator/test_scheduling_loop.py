@@ -16,8 +16,8 @@ from gpujob_operator.cycle import CycleDumps
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.loop import Pace, SchedulingLoop
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job
 from tests.harness.clocks import FakeClock
 from tests.harness.waiting import eventually

@@ -8,11 +8,11 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import DeletePod
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.options import parse_arguments
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.clocks import START, FakeClock
 
 OURS, THEIRS = "team-a", "team-b"

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.read.pods import cached_pod
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job
 from tests.harness.clocks import START, FakeClock
 from tests.harness.manifests import Manifest, pod_manifest

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.observe.store import Store
-from gpujob_operator.observe.tombstones import REMEMBERED_MAX, REMEMBERED_SECONDS, Tombstones
+from gpujob_operator.observe.store import REMEMBERED_MAX, REMEMBERED_SECONDS, Store, Tombstones
 from gpujob_operator.read.shapes import version_number
 from tests.harness.clocks import FakeClock
 

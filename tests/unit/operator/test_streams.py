@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpujob_operator.act import streams
-from gpujob_operator.act.connection import load_configuration
-from gpujob_operator.act.kube import PODS, Kube
-from gpujob_operator.act.streams import DEPTH_MAX, TooLong, lines, parsed, read_event
+from gpujob_operator.client import streams
+from gpujob_operator.client.connection import load_configuration
+from gpujob_operator.client.kube import PODS, Kube
+from gpujob_operator.client.streams import DEPTH_MAX, TooLong, lines, parsed, read_event
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.handlers.watches import PODS_WATCHED, Watch
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.watch.watches import PODS_WATCHED, Watch
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.http_api import HttpApi
 from tests.harness.manifests import pod_manifest

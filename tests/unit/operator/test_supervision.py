@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.supervision import PAUSE_SECONDS_MAX, STEADY_SECONDS, Supervisor
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.waiting import eventually
 
 

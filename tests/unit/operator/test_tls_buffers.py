@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpujob_local.control_plane.credentials import Authority
-from gpujob_operator.act.connection import BadConnection
-from gpujob_operator.act.tls_buffers import READ_BYTES, limit_read_buffers
+from gpujob_operator.client.connection import READ_BYTES, BadConnection, limit_read_buffers
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator

@@ -6,18 +6,10 @@ from typing import Any
 import pytest
 
 from gpujob_operator.act.events import QUEUE_MAX, REPEAT_SECONDS, EventPoster
-from gpujob_operator.act.kube import (
-    EVENTS,
-    TOKEN_REVIEWS,
-    Forbidden,
-    Kube,
-    Manifest,
-    ResourceType,
-    Throttled,
-    Unavailable,
-)
-from gpujob_operator.act.review_turns import TooManyReviews
-from gpujob_operator.act.tokens import (
+from gpujob_operator.client.api_errors import Forbidden, Throttled, Unavailable
+from gpujob_operator.client.kube import EVENTS, TOKEN_REVIEWS, Kube, Manifest, ResourceType
+from gpujob_operator.port.review_turns import TooManyReviews
+from gpujob_operator.port.tokens import (
     INVALID_SECONDS,
     REFUSED_BURST_MAX,
     REFUSED_PER_SECOND_MAX,
@@ -29,8 +21,8 @@ from gpujob_operator.act.tokens import (
     VALID_SECONDS,
     TokenReviewer,
 )
-from gpujob_operator.logs import JsonFormatter
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.logs import JsonFormatter
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.waiting import eventually

@@ -8,13 +8,14 @@ import pytest
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
-from gpujob_operator.act.kube import JOBS, ApiError
+from gpujob_operator.client.api_errors import ApiError
+from gpujob_operator.client.kube import JOBS
 from gpujob_operator.decide.model.plan import EventNote, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, make_template, placed
 from tests.harness.executor_bench import at_version
 from tests.harness.fake_kube import FakeKube

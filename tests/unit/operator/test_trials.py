@@ -9,15 +9,6 @@ import pytest
 
 from gpujob_api.gpujob import Checkpoint, GPUJob
 from gpujob_operator.act.item_runner import NO_DRY_RUN
-from gpujob_operator.act.kube import (
-    CLAIMS,
-    JOBS,
-    AlreadyExists,
-    ApiError,
-    Forbidden,
-    Throttled,
-    Unavailable,
-)
 from gpujob_operator.act.trials import (
     JOBS_MAX,
     UNANSWERED_SECONDS,
@@ -27,6 +18,14 @@ from gpujob_operator.act.trials import (
     key_of,
 )
 from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.client.api_errors import (
+    AlreadyExists,
+    ApiError,
+    Forbidden,
+    Throttled,
+    Unavailable,
+)
+from gpujob_operator.client.kube import CLAIMS, JOBS
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus

@@ -12,9 +12,9 @@ from gpujob_api.gpunode import GPU, GPUNodeStatus
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_gpu, make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (

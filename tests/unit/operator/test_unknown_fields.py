@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import Manifest, job_manifest

@@ -4,9 +4,9 @@ import pytest
 
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import BoundVolume
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import Manifest, volume_manifest
 

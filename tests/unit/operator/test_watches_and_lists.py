@@ -6,26 +6,15 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.act.kube import (
-    GPU_NODES,
-    JOBS,
-    NODES,
-    PODS,
-    ApiError,
-    Gone,
-    Listing,
-    ResourceType,
-    Silent,
-    Throttled,
-    Unavailable,
-)
-from gpujob_operator.act.list_pages import PAGE_OBJECTS
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.handlers.relist import CHECK_PAGE_OBJECTS, OUR_KINDS, Relist
-from gpujob_operator.handlers.watches import GPUJOBS_WATCHED, PODS_WATCHED, Watch, restart_of
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.client.api_errors import ApiError, Gone, Silent, Throttled, Unavailable
+from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, PODS, Listing, ResourceType
+from gpujob_operator.client.list_pages import PAGE_OBJECTS
+from gpujob_operator.client.retry import Retry
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.watch.relist import CHECK_PAGE_OBJECTS, OUR_KINDS, Relist
+from gpujob_operator.observe.watch.watches import GPUJOBS_WATCHED, PODS_WATCHED, Watch, restart_of
+from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import Call, FakeKube

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from gpujob_operator.act.api_errors import SLOW_DOWN_SECONDS
 from gpujob_operator.act.slots import (
     BURST_PER_SECOND,
     BURST_SECONDS,
@@ -19,6 +18,7 @@ from gpujob_operator.act.slots import (
     WithdrawnError,
     WriteSlots,
 )
+from gpujob_operator.client.api_errors import SLOW_DOWN_SECONDS
 from tests.harness.clocks import FakeClock
 
 

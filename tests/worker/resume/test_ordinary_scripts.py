@@ -193,3 +193,46 @@ while True:
     done = stopped(tmp_path / "stopped", source, 30)
     assert done.process.exitcode == 0, done.errors
     assert last_line(done) == last_line(whole)
+
+
+OWN_OPTIMIZERS = """
+class Slow(torch.optim.SGD):
+    '''Every third step goes half of the way back to slow weights.'''
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.calls, self.norms = 0, []
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        self.norms.append(float(params[0].grad.norm()))
+        super().step()
+        self.calls += 1
+        if self.calls % 3 == 0:
+            for p, slow in zip(params, self.slow): p.copy_(slow.lerp_(p, 0.5))
+class Around(torch.optim.Optimizer):
+    '''Shares its groups with the optimizer that makes the steps, as sharpness-aware ones do.'''
+    def __init__(self, params, **options):
+        super().__init__(params, options)
+        self.base = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+    def step(self, closure=None): self.base.step()
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+slow, around = Slow(model[0].parameters(), lr=0.05), Around(model[3].parameters(), lr=0.05)
+schedule = torch.optim.lr_scheduler.ExponentialLR(around, 0.7)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+for epoch in range(3):
+    for a, b in loader:
+        (model(a) - b).square().mean().backward()
+        slow.step(); around.step(); slow.zero_grad(); around.zero_grad()
+        step += 1
+        if step == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGTERM)
+    schedule.step()
+print(slow.calls, sum(slow.norms), around.base.param_groups[0]["lr"], end=" ")
+"""
+
+
+def test_what_optimizers_of_the_script_keep_comes_back(tmp_path: Path) -> None:
+    ends_as_undisturbed(tmp_path, script(OWN_OPTIMIZERS), 14)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from gpujob_operator.act.kube import EVENTS, LEASES, TOKEN_REVIEWS, ResourceType
+from gpujob_operator.client.kube import EVENTS, LEASES, TOKEN_REVIEWS, ResourceType
 
 CRASH_EXIT_CODE = 70
 # Writes that do not change a job's state are not counted.

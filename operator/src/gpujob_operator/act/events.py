@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 from cachetools import TTLCache
 
-from gpujob_operator.act.kube import EVENTS, ApiError, Kube, Manifest, Throttled
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.client.api_errors import ApiError, Throttled
+from gpujob_operator.client.kube import EVENTS, Kube, Manifest
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

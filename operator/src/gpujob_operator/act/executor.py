@@ -39,8 +39,8 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

@@ -9,10 +9,21 @@ server answers. Only the caller waits for that.
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.backoff import Backoff, Target
-from gpujob_operator.act.kube import (
+from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
+from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
+from gpujob_operator.act.targets import namespace_of, service_target, target_of
+from gpujob_operator.act.trials import Answer, MissingClaim, Refusals, Trials
+from gpujob_operator.act.urgency import only_tells
+from gpujob_operator.act.writer import (
+    NotLeader,
+    Writer,
+    WriteResult,
+)
+from gpujob_operator.client.api_errors import (
     AlreadyExists,
     ApiError,
     Conflict,
@@ -20,26 +31,13 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
-from gpujob_operator.act.missing_claims import MissingClaim
-from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
-from gpujob_operator.act.placements import Placements
-from gpujob_operator.act.refusals import Refusals
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
-from gpujob_operator.act.targets import namespace_of, service_target, target_of
-from gpujob_operator.act.trials import Answer, Trials
-from gpujob_operator.act.urgency import only_tells
-from gpujob_operator.act.writer import (
-    NotLeader,
-    Writer,
-    WriteResult,
-)
+from gpujob_operator.client.retry import Retry
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 
@@ -48,6 +46,22 @@ LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
 # The API server's words where a webhook has side effects: it could not be asked.
 NO_DRY_RUN = "does not support dry run"
+
+
+class Placements(Protocol):
+    """Jobs by UID; see `observe.placement_records`."""
+
+    def place(self, job: GPUJob, status: GPUJobStatus) -> None:
+        """The pod that records this status of the job is about to be created."""
+        ...
+
+    def is_placed(self, uid: str) -> bool:
+        """Whether the record still counts: not where this process lost the lead meanwhile."""
+        ...
+
+    def withdraw(self, uid: str, *, in_doubt: bool) -> None:
+        """No status was written, and no pod was created; `in_doubt`: one may be."""
+        ...
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from gpujob_operator.act.api_errors import Throttled
+from gpujob_operator.client.api_errors import Throttled
 from gpujob_operator.rate_limit import RateLimit
 
 SLOTS = 64

@@ -2,7 +2,7 @@
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.backoff import Target
-from gpujob_operator.act.kube import JOBS, PODS, PROFILES, QUEUES, SERVICES
+from gpujob_operator.client.kube import JOBS, PODS, PROFILES, QUEUES, SERVICES
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,

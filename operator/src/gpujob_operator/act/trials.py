@@ -1,8 +1,11 @@
-"""Tries a template's pod by a dry run of the API server, and looks for its claims, before GPUs are
-reserved for its job.
+"""Asks the API server whether a job's pods can be created, before GPUs are reserved for them.
 
-Once for each template in a namespace: what was accepted is remembered, and what was refused is
-tried again after a pause that doubles. A trial without an answer stands in nobody's way.
+- `Trials`: one dry run for each template in a namespace. An accepted template is remembered; a
+  refused one is tried again after a pause that doubles. A trial without an answer delays no job.
+- `look_for_claims`: the claims that the pods mount, which no dry run checks. A pod whose claim does
+  not exist would hold its GPUs and wait for it.
+- `Refusals`: pods that were refused when they were created. Nothing stores a refusal: a process
+  that starts receives it again with its next attempt.
 """
 
 import asyncio
@@ -17,22 +20,82 @@ from weakref import WeakValueDictionary
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.visible import visible
-from gpujob_operator.act.refusals import MESSAGE_CHARACTERS_MAX
+from gpujob_operator.client.api_errors import ApiError, Forbidden, NotFound
+from gpujob_operator.client.kube import CLAIMS, Kube
 from gpujob_operator.decide.model.checkpoint_claim import names_a_place
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
+from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.decide.model.pod_template import claims
+from gpujob_operator.decide.model.snapshot import RefusedPod, RefusedTemplate, Snapshot
 from gpujob_operator.read.shapes import mapping, mappings
+from gpujob_operator.telemetry.logs import Log
+
+log = Log(__name__)
 
 VERDICTS_MAX = 10_000
 JOBS_MAX = 10_000
-# Nobody asks again so soon after a trial without an answer.
+# The shortest time between two trials, if the first one was not answered.
 UNANSWERED_SECONDS = 5.0
-
 # A claim may be created at any moment, and its job waits for nothing else.
 CLAIM_SECONDS_MAX = 30.0
 
+CLAIMS_MAX = 16
+REFUSALS_MAX = 10_000
+MESSAGE_CHARACTERS_MAX = 512
+
 Key = tuple[str, str]
+
+
+class MissingClaim(ApiError):  # noqa: N818 - a state of affairs, not a fault
+    """A claim that a job's pods mount does not exist."""
+
+
+async def look_for_claims(kube: Kube, job: GPUJob) -> None:
+    """Raises `MissingClaim` for the first one that is not there, and `ApiError`. Claims that the
+    operator makes are left out, and all of them if it may not read any.
+    """
+    namespace = job.metadata.namespace
+    for name in claims(job)[:CLAIMS_MAX]:
+        try:
+            await kube.get(CLAIMS, name, namespace)
+        except Forbidden as error:
+            log.info("claims are not looked for", job=job.metadata.key, error=str(error))
+            return
+        except NotFound:
+            text = (
+                f'persistentvolumeclaim "{name}" does not exist in the namespace {namespace}:'
+                " create it, or name another one"
+            )
+            raise MissingClaim(404, "ClaimNotFound", text) from None
+
+
+class Refusals:
+    """The newest refusal of each worker of a job. Bounded."""
+
+    def __init__(self) -> None:
+        self._refused: OrderedDict[tuple[str, int], RefusedPod] = OrderedDict()
+
+    def refused(self, item: CreatePod, message: str) -> None:
+        job, key = item.job, (item.job.metadata.uid, item.rank)
+        self._refused.pop(key, None)
+        text = visible(message[:MESSAGE_CHARACTERS_MAX])
+        self._refused[key] = RefusedPod(job.metadata.uid, job.status.attempt, item.rank, text)
+        if len(self._refused) > REFUSALS_MAX:
+            self._refused.popitem(last=False)
+
+    def created(self, item: CreatePod) -> None:
+        self._refused.pop((item.job.metadata.uid, item.rank), None)
+
+    def tell(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what was refused of the attempts that are in it; forgets the rest."""
+        if not self._refused:
+            return snapshot
+        attempts = {job.metadata.uid: job.status.attempt for job in snapshot.jobs}
+        for key, one in list(self._refused.items()):
+            if attempts.get(one.job_uid) != one.attempt:
+                del self._refused[key]
+        return replace(snapshot, refused_pods=tuple(self._refused.values()))
 
 
 @dataclass(frozen=True, slots=True)

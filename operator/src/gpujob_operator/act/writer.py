@@ -16,24 +16,26 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import Settings
 from gpujob_operator.act.checkpoint_claims import CheckpointClaims
-from gpujob_operator.act.kube import (
+from gpujob_operator.act.targets import pod_name
+from gpujob_operator.act.trials import look_for_claims
+from gpujob_operator.client.api_errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    NotFound,
+    Throttled,
+    Unavailable,
+)
+from gpujob_operator.client.kube import (
     JOBS,
     PODS,
     PROFILES,
     QUEUES,
     SERVICES,
-    AlreadyExists,
-    ApiError,
-    Conflict,
     Kube,
     Manifest,
-    NotFound,
     ResourceType,
-    Throttled,
-    Unavailable,
 )
-from gpujob_operator.act.missing_claims import look_for_claims
-from gpujob_operator.act.targets import pod_name
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
@@ -48,12 +50,12 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.workers import was_created_for
-from gpujob_operator.logs import Log
 from gpujob_operator.read.shapes import version_number
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status
 from gpujob_operator.render.service import gang_service
 from gpujob_operator.render.status import job_status, queue_status, rejection
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

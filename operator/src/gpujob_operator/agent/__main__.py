@@ -15,8 +15,6 @@ from pathlib import Path
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPUS_MAX
 from gpujob_api.quantities import MIB, Memory
-from gpujob_operator.act.connection import BadConnection, load_configuration
-from gpujob_operator.act.kube import Kube
 from gpujob_operator.agent.agent import HANG_SECONDS, Agent, AgentMustEndError, nothing
 from gpujob_operator.agent.cpu.devices import cpu_devices
 from gpujob_operator.agent.cpu.pods import PodDevices
@@ -32,9 +30,11 @@ from gpujob_operator.agent.owners import (
 )
 from gpujob_operator.agent.publish import Publisher
 from gpujob_operator.agent.websocket import WebSocketConnections
-from gpujob_operator.logs import Log, configure_logs
-from gpujob_operator.observe.listener import listening
+from gpujob_operator.client.connection import BadConnection, load_configuration
+from gpujob_operator.client.kube import Kube
 from gpujob_operator.options import listen_address
+from gpujob_operator.port.listener import listening
+from gpujob_operator.telemetry.logs import Log, configure_logs
 
 log = Log(__name__)
 

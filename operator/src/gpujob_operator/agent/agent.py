@@ -10,13 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gpujob_operator.act.kube import ApiError
 from gpujob_operator.agent.advice import needs_new_container, with_advice
 from gpujob_operator.agent.nvml import DevicesRefused, Nvml
 from gpujob_operator.agent.processes import Owner
 from gpujob_operator.agent.publish import Moment, Publisher, Readiness
 from gpujob_operator.agent.session import NvmlSession, Reading
-from gpujob_operator.logs import Log
+from gpujob_operator.client.api_errors import ApiError
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpunode import GPU, GPUNodeStatus
 from gpujob_api.reading import READING_BYTES_MAX, ReadingHead, ReadingReply, reading_text
-from gpujob_operator.logs import Log
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from gpujob_operator.agent.nvml import Nvml, optional, text
 from gpujob_operator.agent.xids import XIDMemory, hardware_problem
-from gpujob_operator.logs import Log
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -15,22 +15,15 @@ from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpunode import GPU, STATUS_SECONDS_MAX, UNREADABLE, GPUNodeStatus, summarize
 from gpujob_api.manifest import GPUNODE, gpunode_from_manifest
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
-from gpujob_operator.act.kube import (
-    GPU_NODES,
-    NODES,
-    AlreadyExists,
-    Forbidden,
-    Kube,
-    Manifest,
-    NotFound,
-)
 from gpujob_operator.agent.changes import (
     differs_for_good,
     differs_for_people,
     materially_different,
 )
 from gpujob_operator.agent.direct import DirectReadings
-from gpujob_operator.logs import Log
+from gpujob_operator.client.api_errors import AlreadyExists, Forbidden, NotFound
+from gpujob_operator.client.kube import GPU_NODES, NODES, Kube, Manifest
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

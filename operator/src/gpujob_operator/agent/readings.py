@@ -14,7 +14,7 @@ from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.links import LinkGroups
 from gpujob_operator.agent.nvml import RESET_REQUIRED, Nvml, code_of, is_lost, optional, text
 from gpujob_operator.agent.processes import Owner, ProcessReader
-from gpujob_operator.logs import Log
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

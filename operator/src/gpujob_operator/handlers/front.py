@@ -22,8 +22,8 @@ from kubernetes.aio import client
 from gpujob_api.manifest import GPUPROFILE, GPUQUEUE
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.handlers.session import kopf_session
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

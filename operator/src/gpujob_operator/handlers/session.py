@@ -14,7 +14,7 @@ import aiohttp
 import kopf
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.act.streams import lines, parsed, read_event
+from gpujob_operator.client.streams import lines, parsed, read_event
 from gpujob_operator.observe.unreadable import BadLine
 from gpujob_operator.read.shapes import identity
 

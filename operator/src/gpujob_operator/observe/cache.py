@@ -20,7 +20,6 @@ from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import InvalidJob, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GonePods
 from gpujob_operator.observe.node_readings import NodeReadings
@@ -30,14 +29,14 @@ from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
-from gpujob_operator.observe.unknown_fields import UnknownFields
-from gpujob_operator.observe.unreadable import Unreadable
+from gpujob_operator.observe.unreadable import UnknownFields, Unreadable
 from gpujob_operator.read.job_specs import JobSpecs
 from gpujob_operator.read.nodes import CachedNode, cached_node
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity, identity_or_none
 from gpujob_operator.read.volumes import bound_volume, limits_nodes
+from gpujob_operator.telemetry.metrics import Metrics
 
 
 class Kind(Enum):

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from gpujob_operator.decide.model.notices import NoticeKind, notice_of
 from gpujob_operator.decide.model.snapshot import NodeView, SpotPool, pool_of
-from gpujob_operator.logs import Log
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.observe.tombstones import Tombstones
 from gpujob_operator.read.shapes import (
     Identity,
     identity,
@@ -32,6 +31,34 @@ ViewT = TypeVar("ViewT")
 UNREADABLE_MAX = 20_000
 # Above every resourceVersion.
 FOR_EVER = 2**64
+
+
+REMEMBERED_MAX = 20_000
+REMEMBERED_SECONDS = 300.0
+
+
+class Tombstones:
+    """Versions at which objects of one kind were deleted, by UID: a list or an event that was sent
+    before may still arrive. Forgotten after `REMEMBERED_SECONDS`, beyond `REMEMBERED_MAX` earlier.
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._versions: TTLCache[str, int] = TTLCache(
+            REMEMBERED_MAX, REMEMBERED_SECONDS, timer=lambda: clock().timestamp()
+        )
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def version(self, uid: str) -> int:
+        """States up to this one are of before the object went; 0 if nothing is known of it."""
+        return self._versions.get(uid, 0)
+
+    def bury(self, uid: str, version: int) -> None:
+        self._versions[uid] = max(version, self.version(uid))
+
+    def forget_all(self) -> None:
+        self._versions.clear()
 
 
 @dataclass(slots=True)

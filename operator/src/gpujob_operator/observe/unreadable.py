@@ -5,12 +5,16 @@ the log is bounded.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any, TypeVar
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_api.unknown_fields import unknown_fields
+from gpujob_operator.decide.model.snapshot import InvalidJob
+from gpujob_operator.read.shapes import identity, mapping
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 
@@ -67,3 +71,44 @@ def _words(error: Exception) -> str:
         return str(error)
     except Exception:
         return ""
+
+
+ViewT = TypeVar("ViewT")
+
+
+class UnknownFields:
+    """The status fields of one kind that this version does not know. A status of our own that
+    replaces the stored one keeps them: a newer version may have written them.
+
+    `status` is the noun of the kind's status. Every field of an unreadable job is unknown.
+    """
+
+    def __init__(self, status: type) -> None:
+        self._status = status
+        # By UID; bounded by the objects that there are.
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def of(self, uid: str) -> dict[str, Any]:
+        return self._found.get(uid, {})
+
+    def noting(
+        self, parse: Callable[[Mapping[str, Any]], ViewT]
+    ) -> Callable[[Mapping[str, Any]], ViewT]:
+        """The parser, which also notes the unknown fields of what it reads."""
+
+        def read(manifest: Mapping[str, Any]) -> ViewT:
+            view = parse(manifest)
+            uid = identity(manifest).uid
+            status = mapping(manifest.get("status"))
+            is_unread = isinstance(view, InvalidJob)
+            found = dict(status) if is_unread else unknown_fields(self._status, status)
+            if found:
+                self._found[uid] = found
+            else:
+                self._found.pop(uid, None)
+            return view
+
+        return read
+
+    def forget(self, uid: str) -> None:
+        self._found.pop(uid, None)

@@ -50,6 +50,7 @@ from gpujob_worker.resume.value_kinds import (
     TENSORS,
     attributes,
     attributes_of_module,
+    attributes_of_optimizer,
     code_key,
     constant_of,
     constant_parts,
@@ -675,6 +676,9 @@ class PutBack:
         for each, described in zip(self._made, saved, strict=True):
             if described is None:
                 continue
+            if isinstance(each, torch.optim.Optimizer):
+                self._put_own(each, attributes_of_optimizer(each), described)
+                continue
             module: torch.nn.Module = each
             self._put_parts(module, described["parts"])
             for name, tensor in module.named_parameters():
@@ -691,12 +695,15 @@ class PutBack:
 
     def _put_part(self, part: torch.nn.Module, training: bool, extra: dict[str, Any]) -> None:
         part.training = training
-        own = vars(part)
-        for key in attributes_of_module(part).keys() - extra.keys():
+        self._put_own(part, attributes_of_module(part), extra)
+
+    def _put_own(self, target: Any, now: dict[str, Any], saved: dict[str, Any]) -> None:
+        own = vars(target)
+        for key in now.keys() - saved.keys():
             del own[key]
-        for key, encoded in extra.items():
+        for key, encoded in saved.items():
             before = own.get(key)
-            value = self.value(encoded, before, f"{type(part).__name__}.{key}")
+            value = self.value(encoded, before, f"{type(target).__name__}.{key}")
             if value is not before or key not in own:
                 own[key] = value
 

@@ -150,13 +150,40 @@ class ScriptObjects:
             of_module = isinstance(found, torch.nn.Module)
             if of_module and _shapes(found.state_dict()) != _shapes(state["state"]):
                 raise MismatchError(f"{_kind(found)} has other parameters than were saved")
+        groups = [_Groups(each) for each in made if isinstance(each, torch.optim.Optimizer)]
         for found, state in zip(made, saved, strict=True):
             try:
                 # An optimizer takes the tensors that it is given, and steps change them.
                 found.load_state_dict(_joined(copy.deepcopy(state["state"]), found))
             except Exception as error:  # whatever a class of the script raises
                 raise MismatchError(f"{_kind(found)}: {error}"[:500]) from None
+        for each in groups:
+            each.keep()
         return made
+
+
+class _Groups:
+    """The groups and the state of an optimizer, into which what it takes is put: another optimizer
+    may have the same ones, and then has to see what a schedule does to them.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups, self._state = optimizer.param_groups, optimizer.state
+        self._each = list(self._groups)
+
+    def keep(self) -> None:
+        made = self._optimizer
+        for group, taken in zip(self._each, list(made.param_groups), strict=True):
+            if taken is not group:
+                group.clear()
+                group.update(taken)
+        self._groups[:] = self._each
+        if made.state is not self._state:
+            taken = dict(made.state)
+            self._state.clear()
+            self._state.update(taken)
+        made.param_groups, made.state = self._groups, self._state
 
 
 # Libraries whose objects have more state than they tell, or tell it only to all processes together.

@@ -60,6 +60,7 @@ from gpujob_worker.resume.value_kinds import (
     TENSORS,
     attributes,
     attributes_of_module,
+    attributes_of_optimizer,
     code_key,
     constant_parts,
     constant_text,
@@ -626,10 +627,15 @@ class ScriptValues:
 
     def modules(self, made: Sequence[Any]) -> list[Any]:
         """What modules have besides parameters and buffers: flags, and attributes of the script's
-        own classes.
+        own classes; also those of optimizers.
         """
         found: list[Any] = []
         for each in made:
+            if isinstance(each, torch.optim.Optimizer):
+                own = self._attributes(attributes_of_optimizer(each), _kind_name(each))
+                self._read()
+                found.append(own)
+                continue
             if not isinstance(each, torch.nn.Module):
                 found.append(None)
                 continue

@@ -58,6 +58,11 @@ _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "tor
 # An `argparse.Namespace` is where scripts keep numbers that they change.
 READ = ("argparse.Namespace", "types.SimpleNamespace")
 MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
+# What torch puts into every optimizer: its state tells it, or the script's code makes it.
+_OPTIMIZER_OWN = frozenset((
+    "defaults", "param_groups", "state", "step", "_opt_called", "_warned_capturable_if_run_uncaptured",
+    "_zero_grad_profile_name",
+))  # fmt: skip
 # Iterators of Python's own containers.
 ITERATORS: dict[str, Any] = {
     kind.__name__: kind
@@ -141,6 +146,17 @@ def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
         # What the worker put there it puts there again.
         and not type(value).__module__.startswith("gpujob_worker.")
         and (own or type(value) in PLAIN)
+    }
+
+
+def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What one of the script's own class keeps beside its state: counters, averages, another one."""
+    if not is_of_script(type(optimizer)):
+        return {}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _OPTIMIZER_OWN and not name.startswith("_optimizer_")
     }
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gpujob_operator.act.kube import PODS, Kube
 from gpujob_operator.agent.cpu.environment import VISIBLE_DEVICES, names_in
 from gpujob_operator.agent.owners import OwnerOf
+from gpujob_operator.client.kube import PODS, Kube
 
 # A kubelet runs 110 pods by default.
 PODS_REMEMBERED_MAX = 2048

@@ -21,20 +21,15 @@ from kubernetes.aio import client
 
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
 from gpujob_api.meta import GROUP, VERSION
-from gpujob_operator.act.api_errors import AlreadyExists as AlreadyExists
-from gpujob_operator.act.api_errors import ApiError as ApiError
-from gpujob_operator.act.api_errors import Conflict as Conflict
-from gpujob_operator.act.api_errors import Forbidden as Forbidden
-from gpujob_operator.act.api_errors import Gone as Gone
-from gpujob_operator.act.api_errors import NotFound as NotFound
-from gpujob_operator.act.api_errors import Refused as Refused
-from gpujob_operator.act.api_errors import Silent as Silent
-from gpujob_operator.act.api_errors import Throttled as Throttled
-from gpujob_operator.act.api_errors import TooLarge as TooLarge
-from gpujob_operator.act.api_errors import Unavailable as Unavailable
-from gpujob_operator.act.api_errors import error_of_status
-from gpujob_operator.act.list_pages import PAGE_OBJECTS, ListPages
-from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
+from gpujob_operator.client.api_errors import (
+    ApiError,
+    Silent,
+    TooLarge,
+    Unavailable,
+    error_of_status,
+)
+from gpujob_operator.client.list_pages import PAGE_OBJECTS, ListPages
+from gpujob_operator.client.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
 Manifest = dict[str, Any]
 

@@ -5,10 +5,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gpujob_operator.act.executor import Executor
-from gpujob_operator.act.lease import Leadership
-from gpujob_operator.logs import Log
+from gpujob_operator.leadership.lease import Leadership
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -1,7 +1,8 @@
 """Finds the API server and the operator's credentials: from a kubeconfig file, or from the pod's
-service account.
+service account. Also bounds the read buffers of TLS connections.
 """
 
+from asyncio import sslproto
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -9,6 +10,9 @@ import yaml
 from kubernetes.aio import client, config
 
 from gpujob_api.codec import FieldError
+
+# Four TLS records, which hold at most 16 KiB each (RFC 8446, 5.1).
+READ_BYTES = 64 * 1024
 
 
 class BadConnection(FieldError):  # noqa: N818 - an answer for who started us
@@ -52,3 +56,12 @@ def _proxy_for(server: str) -> str | None:
     if address.hostname is None or proxy_bypass(address.netloc):
         return None
     return getproxies().get(address.scheme)
+
+
+def limit_read_buffers() -> None:
+    """Limits the read buffer of every TLS connection that this process opens from now on.
+
+    asyncio gives each connection 256 KiB, all resident. The operator keeps a connection for each
+    write that was ever under way at once.
+    """
+    sslproto.SSLProtocol.max_size = READ_BYTES

@@ -10,15 +10,9 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpujob_operator.act.kube import (
-    ENDPOINT_SLICES,
-    AlreadyExists,
-    ApiError,
-    Kube,
-    Manifest,
-    NotFound,
-)
-from gpujob_operator.logs import Log
+from gpujob_operator.client.api_errors import AlreadyExists, ApiError, NotFound
+from gpujob_operator.client.kube import ENDPOINT_SLICES, Kube, Manifest
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

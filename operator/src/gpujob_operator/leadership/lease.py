@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gpujob_operator.act.kube import LEASES, ApiError, Conflict, Kube, Manifest, NotFound
-from gpujob_operator.logs import Log
+from gpujob_operator.client.api_errors import ApiError, Conflict, NotFound
+from gpujob_operator.client.kube import LEASES, Kube, Manifest
 from gpujob_operator.read.shapes import identity
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

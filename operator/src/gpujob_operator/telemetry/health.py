@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from gpujob_operator.metrics import CONTENT_TYPE, Metrics
+from gpujob_operator.telemetry.metrics import CONTENT_TYPE, Metrics
 
 # An age in seconds, and the limit above which it is a failure.
 Ages = Callable[[], Mapping[str, tuple[float, float]]]

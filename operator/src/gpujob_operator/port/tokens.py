@@ -8,16 +8,20 @@ others from being asked about: `review_turns` says who comes first.
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache, TLRUCache
 
 from gpujob_api.settings import TOKEN_AUDIENCE
-from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
-from gpujob_operator.act.review_turns import ReviewTurns, Standing, TooManyReviews
-from gpujob_operator.logs import Log
+from gpujob_operator.client.api_errors import ApiError
+from gpujob_operator.client.kube import TOKEN_REVIEWS, Kube
+from gpujob_operator.port.pod_tokens import AgentIdentity, PodIdentity
+from gpujob_operator.port.readings import AGENTS_MAX
+from gpujob_operator.port.requests import TokenCheckFailed
+from gpujob_operator.port.review_turns import ReviewTurns, Standing, TooManyReviews
 from gpujob_operator.rate_limit import RateLimit
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
@@ -32,6 +36,9 @@ INVALID_SECONDS = 10.0
 ANSWERS_MAX = 20_000
 REVIEWS_AT_ONCE_MAX = 8
 REVIEWS_WAITING_MAX = 512
+# When a leader begins, a thousand agents connect at once and are to be heard within two seconds,
+# which leaves 60 ms for a review. Three quarters of it are theirs; see `review_turns`.
+AGENT_REVIEWS_AT_ONCE_MAX = 48
 # Of one address: questions at once, refused tokens before it must wait, and how many a second then.
 REVIEWS_OF_SOURCE_AT_ONCE_MAX = 2
 REFUSED_BURST_MAX = 4.0
@@ -195,3 +202,34 @@ def _identity(status: dict[str, Any]) -> Identity | None:
 def _only(values: list[str] | None) -> str:
     """The value where there is exactly one."""
     return values[0] if values is not None and len(values) == 1 else ""
+
+
+class TokenChecks:
+    """Agents have questions of their own: all of them come when a leader begins, and those of
+    workers are not to wait for them."""
+
+    def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
+        self._of_workers = TokenReviewer(kube, monotonic)
+        self._of_agents = TokenReviewer(
+            kube, monotonic, at_once_max=AGENT_REVIEWS_AT_ONCE_MAX, waiting_max=AGENTS_MAX
+        )
+
+    async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
+        review = self._of_workers.review(token, source, from_its_pod=from_its_pod)
+        one = await _answered(review)
+        if one is None or not one.pod_name or not one.pod_uid:
+            return None
+        return PodIdentity(one.namespace, one.pod_name, one.pod_uid)
+
+    async def check_agent(self, token: str, source: str) -> AgentIdentity | None:
+        one = await _answered(self._of_agents.review(token, source))
+        if one is None or not one.node:
+            return None
+        return AgentIdentity(one.namespace, one.account, one.node, one.pod_uid)
+
+
+async def _answered(review: Awaitable[Identity | None]) -> Identity | None:
+    try:
+        return await review
+    except (ApiError, TooManyReviews) as error:
+        raise TokenCheckFailed(str(error)) from error

@@ -3,11 +3,13 @@ its own node only.
 
 The bearer token names the service account and the node. What the token claims must be an agent of a
 node that we know before the API server is asked whether the claim is true (TokenReview). A node has
-one connection. Before this process knows the nodes, agents wait (`waiting_agents`).
+one connection. Before this process knows the nodes, agents wait (`WaitingAgents`).
 """
 
 import asyncio
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -17,10 +19,9 @@ from aiohttp import WSMsgType, web
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.reading import READING_BYTES_MAX, READINGS_PATH, ReadingReply
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.pod_tokens import AgentIdentity, claimed_agent
-from gpujob_operator.observe.port import (
+from gpujob_operator.port.pod_tokens import AgentIdentity, claimed_agent
+from gpujob_operator.port.reading_session import ReadingSession
+from gpujob_operator.port.requests import (
     PER_SECOND_MAX,
     Refused,
     TokenCheckFailed,
@@ -28,9 +29,9 @@ from gpujob_operator.observe.port import (
     client_limit,
     sender,
 )
-from gpujob_operator.observe.reading_session import ReadingSession
-from gpujob_operator.observe.waiting_agents import WaitingAgents, preferred_wait_seconds
 from gpujob_operator.rate_limit import RateLimit
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 
@@ -38,6 +39,43 @@ log = Log(__name__)
 CONNECTION_SECONDS_MAX = 600.0
 SEND_SECONDS_MAX = 5.0
 AGENTS_MAX = 6000
+# However long an agent would wait.
+WAIT_SECONDS_MAX = 10.0
+_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
+
+
+def preferred_wait_seconds(header: str) -> float:
+    """Of a header `Prefer`, at most `WAIT_SECONDS_MAX`; 0 without a wait in it."""
+    found = _WAIT.search(header)
+    return min(float(found[1]), WAIT_SECONDS_MAX) if found is not None else 0.0
+
+
+class WaitingAgents:
+    """Agents that wait until this process `may_admit` for the first time. Afterwards none waits: if
+    this process leads no more, another one does, and an agent has to find that one.
+    """
+
+    def __init__(self, may_admit: Callable[[], bool]) -> None:
+        self._may_admit = may_admit
+        self._turned = asyncio.Event()
+        self.waiting = 0
+
+    def look_again(self) -> None:
+        """Call it when this process begins to lead, and when the nodes are listed."""
+        if self._may_admit():
+            self._turned.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Returns once this process admits agents or has done so, and after so many seconds."""
+        if self._turned.is_set() or self._may_admit():
+            return
+        self.waiting += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._turned.wait()
+        finally:
+            self.waiting -= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,27 +19,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from gpujob_operator.act.kube import (
-    GPU_NODES,
-    JOBS,
-    NODES,
-    PODS,
-    VOLUMES,
+from gpujob_operator.client.api_errors import (
     ApiError,
     Gone,
-    Kube,
-    ResourceType,
     Silent,
     Throttled,
     TooLarge,
     Unavailable,
 )
-from gpujob_operator.act.retry import asked_seconds
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, PODS, VOLUMES, Kube, ResourceType
+from gpujob_operator.client.retry import asked_seconds
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.unreadable import BadLine
 from gpujob_operator.read.shapes import mapping, text
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from gpujob_operator.logs import Log
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from gpujob_operator.act.api_errors import Throttled, TooLarge, Unavailable
+from gpujob_operator.client.api_errors import Throttled, TooLarge, Unavailable
 
 PAGE_OBJECTS = 500
 # How often pages are asked for once more where the server asks to slow down.

@@ -7,8 +7,12 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gpujob_operator.act.api_errors import RETRY_AFTER_SECONDS_MAX
-from gpujob_operator.act.kube import ApiError, Throttled, Unavailable
+from gpujob_operator.client.api_errors import (
+    RETRY_AFTER_SECONDS_MAX,
+    ApiError,
+    Throttled,
+    Unavailable,
+)
 
 ResultT = TypeVar("ResultT")
 

@@ -9,8 +9,9 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Metrics:
-    """The series of one operator process, but for those of its snapshot (`observe.gauges`). Labels
-    come from small closed sets."""
+    """The series of one operator process, except those of its snapshot (`telemetry.gauges`).
+    Labels come from small closed sets.
+    """
 
     def __init__(self) -> None:
         registry = CollectorRegistry()

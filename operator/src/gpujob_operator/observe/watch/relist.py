@@ -17,17 +17,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from gpujob_api.meta import GROUP
-from gpujob_operator.act.kube import (
-    PROFILES,
-    QUEUES,
-    ApiError,
-    Kube,
-    Listing,
-    NotFound,
-    ResourceType,
-)
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.handlers.watches import (
+from gpujob_operator.client.api_errors import ApiError, NotFound
+from gpujob_operator.client.kube import PROFILES, QUEUES, Kube, Listing, ResourceType
+from gpujob_operator.client.retry import Retry
+from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.store import Mark
+from gpujob_operator.observe.watch.watches import (
     GPU_NODES_WATCHED,
     GPUJOBS_WATCHED,
     NODES_WATCHED,
@@ -35,9 +30,7 @@ from gpujob_operator.handlers.watches import (
     Watch,
     WatchedKind,
 )
-from gpujob_operator.logs import Log
-from gpujob_operator.observe.cache import Cache, Kind
-from gpujob_operator.observe.store import Mark
+from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 

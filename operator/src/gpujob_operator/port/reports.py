@@ -18,11 +18,9 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, WorkerPhase
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
-from gpujob_operator.logs import Log
-from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
-from gpujob_operator.observe.port import (
+from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
+from gpujob_operator.port.requests import (
     PER_SECOND_MAX,
     Refused,
     TokenCheckFailed,
@@ -31,6 +29,8 @@ from gpujob_operator.observe.port import (
     sender,
 )
 from gpujob_operator.rate_limit import RateLimit
+from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.metrics import Metrics
+from gpujob_operator.telemetry.metrics import Metrics
 
 
 class Gauges(Collector):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPU, GPUS_MAX, GPUNodeStatus
 from gpujob_api.reading import ReadingMessage, ReadingReply, read_reading
-from gpujob_operator.observe.port import PER_SECOND_MAX, client_limit
+from gpujob_operator.port.requests import PER_SECOND_MAX, client_limit
 from gpujob_operator.rate_limit import RateLimit
 from gpujob_operator.read.nouns import Dropped, read_gpus, read_status
 
