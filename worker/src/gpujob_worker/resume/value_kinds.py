@@ -60,8 +60,8 @@ READ = ("argparse.Namespace", "types.SimpleNamespace")
 MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
 # What torch puts into every optimizer: its state tells it, or the script's code makes it.
 _OPTIMIZER_OWN = frozenset((
-    "defaults", "param_groups", "state", "step", "_opt_called", "_warned_capturable_if_run_uncaptured",
-    "_zero_grad_profile_name",
+    "defaults", "param_groups", "state", "step", "_opt_called",
+    "_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name",
 ))  # fmt: skip
 # Iterators of Python's own containers.
 ITERATORS: dict[str, Any] = {
@@ -150,7 +150,7 @@ def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
 
 
 def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What one of the script's own class keeps beside its state: counters, averages, another one."""
+    """What one of the script's own class keeps beside its state: counters, averages."""
     if not is_of_script(type(optimizer)):
         return {}
     return {
