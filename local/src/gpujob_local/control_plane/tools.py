@@ -24,13 +24,12 @@ from gpujob_local.control_plane.go_toolchain import (
     Version,
     cache_directory,
     find_go,
+    go_settings,
     output_of,
     parse_version,
 )
 
 TOOLS_FOLDER = Path(__file__).resolve().parents[4] / "tools"
-# A module is built as its own go.mod says, whatever the user's settings are.
-GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
 PROGRESS_SECONDS = 15.0
 BUILD_ATTEMPTS = 2
 
@@ -219,16 +218,31 @@ def _build_all(todo: Sequence[Binary], pins: Pins, say: Say) -> None:
     names = ", ".join(binary.name for binary in todo)
     say(f"building {names} from Go modules: about {minutes:.0f} min the first time on 2 cores")
     start = time.monotonic()
-    for number, binary in enumerate(todo, start=1):
-        _build(go, binary, pins, _labelled(say, f"[{number}/{len(todo)}] {binary.name}"))
+    with _build_folder(pins.cache) as folder:
+        settings = go_settings(folder)
+        for number, binary in enumerate(todo, start=1):
+            labelled = _labelled(say, f"[{number}/{len(todo)}] {binary.name}")
+            _build(go, binary, pins, settings, labelled)
     say(f"built {len(todo)} in {time.monotonic() - start:.0f} s, kept in {pins.cache}")
+
+
+@contextmanager
+def _build_folder(cache: Path) -> Generator[Path]:
+    """Go's downloads and objects of one build: 3.6 GB for Kubernetes, of no use afterwards."""
+    folder = cache / "build"
+    # A build that was killed left its own.
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _labelled(say: Say, label: str) -> Say:
     return lambda text: say(f"{label}: {text}")
 
 
-def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
+def _build(go: Path, binary: Binary, pins: Pins, settings: dict[str, str], say: Say) -> None:
     target = pins.cache / "bin" / binary.name
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{binary.name}.{os.getpid()}")
@@ -238,7 +252,7 @@ def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
     output = ""
     try:
         for attempt in range(1, BUILD_ATTEMPTS + 1):
-            code, output = _run_with_progress(command, pins.folder, binary, say)
+            code, output = _run_with_progress(command, pins.folder, settings, binary, say)
             if code == 0:
                 temporary.rename(target)
                 return
@@ -249,14 +263,14 @@ def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
 
 
 def _run_with_progress(
-    command: list[str], folder: Path, binary: Binary, say: Say
+    command: list[str], folder: Path, settings: dict[str, str], binary: Binary, say: Say
 ) -> tuple[int, str]:
     start = time.monotonic()
     say(f"started, about {binary.build_seconds} s when nothing is cached")
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | GO_SETTINGS,
+        env=settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

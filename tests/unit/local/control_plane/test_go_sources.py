@@ -37,12 +37,19 @@ def go(machine: Path, body: str) -> None:
 
 
 def test_go_says_where_the_sources_of_the_pinned_version_are(machine: Path) -> None:
-    go(machine, f"echo \"$@\" in $PWD with [$GOFLAGS] >{machine}/asked; echo '{ANSWER}'")
+    go(
+        machine,
+        f"echo \"$@\" in $PWD with [$GOFLAGS] to $GOMODCACHE >{machine}/asked; echo '{ANSWER}'",
+    )
     found = go_sources.source_folder("kueue", "sigs.k8s.io/kueue", print)
     assert found == Path("folder/x@v1.2.3")
     asked = (machine / "asked").read_text()
     assert asked.startswith("mod download -json sigs.k8s.io/kueue in ")
-    assert asked.endswith("tools/kueue with []\n"), "the user's flags must not change the pins"
+    assert "tools/kueue with [-modcacherw] to " in asked, (
+        "the user's flags must not change the pins"
+    )
+    folder = Path(asked.rpartition(" to ")[2].strip())
+    assert folder.is_relative_to(machine / "cache")
 
 
 def test_sources_that_cannot_be_downloaded_are_an_error_with_the_reason(machine: Path) -> None:

@@ -56,7 +56,9 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def fake_go(
     folder: Path, build: str = 'shift; while [ "$1" != -o ]; do shift; done; echo made >"$2"'
 ) -> None:
-    body = f'if [ "$1" = env ]; then echo go1.26.8; exit; fi\nexport PATH={os.defpath}\n{build}'
+    record = 'mkdir -p "${XDG_CONFIG_HOME:-$HOME/.config}/go/telemetry" 2>/dev/null'
+    asked = 'if [ "$1" = env ]; then echo go1.26.8; exit; fi'
+    body = f"export PATH={os.defpath}\n{record}\n{asked}\n{build}"
     program(folder / "go", body)
 
 
@@ -115,6 +117,47 @@ def test_a_failed_build_is_tried_twice_and_leaves_no_binary(
         tools.find_tools("kubernetes", said.append)
     assert sum("failed with exit code 1" in line for line in said) == 2
     assert not list((tmp_path / "cache").rglob("etcd*"))
+
+
+# What Go writes, each into the folder that its settings name, and then the binary.
+WRITES = """
+echo "$GOENV $HOME" >>"$RECORD"
+for folder in "${GOMODCACHE:-$HOME/go}" "${GOCACHE:-$HOME/.cache/go-build}"; do
+  mkdir -p "$folder" && echo large >"$folder/file"
+done
+case "$GOFLAGS" in *-modcacherw*) ;; *) exit 4 ;; esac
+shift; while [ "$1" != -o ]; do shift; done; echo made >"$2"
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_build_leaves_nothing_but_the_binaries(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "GOENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    fake_go(tmp_path / "bin", WRITES + ("exit 1" if fails else ""))
+    try:
+        tools.find_tools("kubernetes", said.append)
+    except ToolError:
+        assert fails
+    assert list(home.iterdir()) == []
+    left = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert left == {"lock"} | (set() if fails else set(VERSIONS))
+    first = (tmp_path / "record").read_text().splitlines()[0]
+    assert first == f"{home}/.config/go/env {home}", "the user's own `go env` counts"
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(said: list[str], tmp_path: Path) -> None:
+    fake_go(tmp_path / "bin")
+    cache = tools.Pins.read("kubernetes").cache
+    (cache / "build" / "objects").mkdir(parents=True)
+    tools.find_tools("kubernetes", said.append)
+    assert not (cache / "build").exists()
 
 
 def test_without_the_modules_it_says_so(
