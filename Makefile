@@ -1,5 +1,5 @@
-# Every target sets up what it needs; `make` alone lists them. Nothing is installed outside the
-# tree except the Kubernetes tools, which are built once into the user's cache (see `make tools`).
+# Every target sets up what it needs; `make` alone lists them. Outside the tree it writes to two cache
+# folders only: uv's packages, and the Kubernetes tools, which are built once (see `make tools`).
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -136,9 +136,10 @@ release-images: ## Build the images of a release: the base by its digest (BASE=p
 	@$(MAKE) images
 
 .PHONY: generate
-generate: ## Copy the CRDs into the chart, and write the reference of reasons
+generate: ## Copy the CRDs into the chart, and write the pages of reasons and promises
 	@cp crds/*.yaml charts/gpujob/files/crds/
 	@$(VENV)/python -m gpujob_operator.reasons_page > docs/reference/reasons.md
+	@$(VENV)/python -m tests.harness.promises > docs/promises.md
 
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree

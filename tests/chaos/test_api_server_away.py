@@ -28,6 +28,7 @@ def scene() -> Generator[Scene]:
         scene.recorder.verify()
 
 
+@pytest.mark.promise("I5", "I8")
 def test_workers_go_on_without_an_api_server(scene: Scene) -> None:
     """I5, I8: one ends during the outage, one after it; neither is started a second time. Streams,
     Lease and kopf recover in the same process, which then takes up new jobs and stops in order.

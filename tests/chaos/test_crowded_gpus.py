@@ -75,6 +75,7 @@ def wait_measured(scene: Scene, name: str) -> None:
     scene.wait(is_measured, f"{name} holds what was measured")
 
 
+@pytest.mark.promise("I1")
 def test_nothing_is_placed_where_an_unmanaged_process_left_too_little(scene: Scene) -> None:
     """I1: it waits with the numbers, a smaller one fits, and it starts when the process ends."""
     gpus = scene.cluster.cards(NODE)
@@ -93,6 +94,7 @@ def test_nothing_is_placed_where_an_unmanaged_process_left_too_little(scene: Sce
     assert scene.status("large")["attempt"] == 1
 
 
+@pytest.mark.promise("I1")
 def test_an_unmanaged_process_on_a_jobs_gpu_is_said_and_moves_nobody(scene: Scene) -> None:
     scene.submit("tenant")
     wait_measured(scene, "tenant")
@@ -112,6 +114,7 @@ def pressure(scene: Scene) -> Json:
     return scene.condition("tenant", "GPUPressure")
 
 
+@pytest.mark.promise("I1")
 def test_a_leak_is_charged_to_who_leaks(scene: Scene) -> None:
     """I1: of two tenants of one GPU the one that uses more than it holds has to go."""
     with unmanaged_process(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
@@ -136,6 +139,7 @@ def stops_of(scene: Scene, name: str) -> list[StopReason]:
     return scene.recorder.fold().stops[scene.uid(name)]
 
 
+@pytest.mark.promise("I1")
 def test_a_leak_that_fits_is_reserved_and_keeps_others_away(scene: Scene) -> None:
     with unmanaged_process(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
         scene.submit("grows")

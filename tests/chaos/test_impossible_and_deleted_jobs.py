@@ -39,6 +39,7 @@ def scene(shared_scene: Scene) -> Generator[Scene]:
     shared_scene.recorder.verify()
 
 
+@pytest.mark.promise("I4", "I8", "I10")
 def test_the_impossible_waits_with_its_numbers_and_writes_little(scene: Scene) -> None:
     """I4, I8, I10: others run on beside it, and its status is not written again and again."""
     for name, (spec, _words) in IMPOSSIBLE.items():
@@ -70,6 +71,7 @@ def writes(scene: Scene) -> dict[str, int]:
     return {name: counted[job["metadata"]["uid"]] for name, job in jobs.items()}
 
 
+@pytest.mark.promise("I7")
 def test_a_job_may_be_deleted_at_every_moment(scene: Scene) -> None:
     """I7: while it waits, starts, runs, stops and when it is finished."""
     scene.submit("waits", gpu={"models": ["H9000"]})
@@ -105,6 +107,7 @@ def test_the_same_name_again_is_another_job(scene: Scene) -> None:
     assert scene.pod_names("phoenix") == ["phoenix-1-0"]
 
 
+@pytest.mark.promise("I7")
 def test_names_that_come_and_go_quickly_leave_nothing(scene: Scene) -> None:
     for _ in range(5):
         scene.submit("flicker")

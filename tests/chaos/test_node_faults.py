@@ -81,6 +81,7 @@ def other(node: str) -> str:
 # Nodes
 
 
+@pytest.mark.promise("I3")
 def test_a_dead_node_is_not_believed_dead_until_it_is_proven(scene: Scene) -> None:
     """I3: its pods may run on behind a broken network; the end of the Node object proves it."""
     scene.submit("survivor", checkpoint={"volumeClaimName": "checkpoints"})
@@ -103,6 +104,7 @@ def test_a_dead_node_is_not_believed_dead_until_it_is_proven(scene: Scene) -> No
     assert scene.counters("survivor") == {"nodeLost": 1}
 
 
+@pytest.mark.promise("I3")
 def test_a_node_that_restarts_has_lost_its_jobs_attempt(scene: Scene) -> None:
     """Nobody saw how its processes ended; it was not the job's fault, and uses no retry."""
     claim = {"volumeClaimName": "checkpoints"}
@@ -117,6 +119,7 @@ def test_a_node_that_restarts_has_lost_its_jobs_attempt(scene: Scene) -> None:
     assert scene.counters("rebooted") == {"nodeLost": 1}
 
 
+@pytest.mark.promise("I13")
 def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:
     """The pod waits for an image, so that the attempt is Starting when the notice comes."""
     scene.submit_command("starting", ["python"], image="registry.example/none:1")
@@ -131,6 +134,7 @@ def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:
     assert scene.counters("starting") == {"interruptions": 1}
 
 
+@pytest.mark.promise("I6")
 def test_a_reclaimed_nodes_running_job_keeps_its_last_step(scene: Scene) -> None:
     scene.submit("mover", checkpoint={"volumeClaimName": "checkpoints"})
     scene.wait_steps("mover")
@@ -146,6 +150,7 @@ def test_a_reclaimed_nodes_running_job_keeps_its_last_step(scene: Scene) -> None
 # Measurements
 
 
+@pytest.mark.promise("I14")
 def test_without_an_agent_nothing_is_placed_and_nothing_is_stopped(scene: Scene) -> None:
     """I14."""
     scene.submit("runs-on")
@@ -244,6 +249,7 @@ def test_an_agent_that_starts_while_a_gpu_is_lost_still_lists_it(
         )
 
 
+@pytest.mark.promise("I1", "I10")
 @pytest.mark.parametrize(
     "reading",
     [

@@ -139,6 +139,7 @@ def ends_soon(child: Child) -> bool:
     return True
 
 
+@pytest.mark.promise("I1", "I3", "I4", "I5", "I9")
 def test_a_crash_after_any_write_of_a_life_changes_nothing(scene: Scene) -> None:
     """I3, I4, I5, I9: placed, pod, running, measured, learned, succeeded."""
     crashes = crash_after_writes(scene, "plain", range(1, WRITES_MAX))
@@ -146,6 +147,7 @@ def test_a_crash_after_any_write_of_a_life_changes_nothing(scene: Scene) -> None
     assert 6 <= len(crashes) < WRITES_MAX - 1
 
 
+@pytest.mark.promise("I3", "I9")
 def test_a_crash_after_any_write_of_a_retried_life_changes_nothing(scene: Scene) -> None:
     """An attempt that fails is counted once, and its successor is started once. The writes before
     its end and after the second start are those of a plain life.
@@ -157,6 +159,7 @@ def test_a_crash_after_any_write_of_a_retried_life_changes_nothing(scene: Scene)
 # Two operators
 
 
+@pytest.mark.promise("I2")
 def test_the_second_operator_goes_on_when_the_first_is_killed(scene: Scene) -> None:
     start(scene, CALM, name="operator", identity="first")
     scene.wait(lambda: lease_holder(scene) == "first", "the first leads")
@@ -177,6 +180,7 @@ def test_the_second_operator_goes_on_when_the_first_is_killed(scene: Scene) -> N
     assert scene.counters("before") == {}
 
 
+@pytest.mark.promise("I3")
 def test_a_frozen_leader_acts_no_more_once_it_wakes(scene: Scene) -> None:
     """Split brain: the process that lost the Lease asleep must find out before it writes."""
     first = start(scene, CALM, name="operator", identity="first")
@@ -210,6 +214,7 @@ def said(child: Child, offset: int = 0) -> list[str]:
 # Deletion
 
 
+@pytest.mark.promise("I7")
 def test_a_job_deleted_while_no_operator_runs_leaves_nothing(scene: Scene) -> None:
     """I7: nothing of ours is needed for it, and nothing of ours is in the way."""
     start(scene)
@@ -237,6 +242,7 @@ AFTER_CONFLICTS = {
 }
 
 
+@pytest.mark.promise("I12")
 def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
     """I12, by the API server's audit log."""
     for name in leases(scene):

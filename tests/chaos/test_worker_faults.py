@@ -30,6 +30,7 @@ def wait_attempt(scene: Scene, name: str, number: int) -> None:
     scene.wait(lambda: scene.status(name).get("attempt") == number, f"{name}: attempt {number}")
 
 
+@pytest.mark.promise("I4")
 @pytest.mark.parametrize("when", ["exit", "late-exit"])
 def test_exit_codes_decide_what_becomes_of_a_job(scene: Scene, when: str) -> None:
     """Before the first step or after it: 143 and 144 are interruptions, the others errors."""
@@ -121,6 +122,7 @@ def test_torchs_out_of_memory_is_recognised_and_repeated(scene: Scene) -> None:
     assert scene.pod_names("hungry") == ["hungry-1-0", "hungry-2-0"]
 
 
+@pytest.mark.promise("I6")
 def test_a_worker_killed_at_any_step_goes_on_behind_its_checkpoint(scene: Scene) -> None:
     scene.submit("victim")
     scene.wait_steps("victim", above=random.randrange(40))
@@ -146,6 +148,7 @@ def test_a_frozen_worker_is_found_hung_and_repeated_once(scene: Scene) -> None:
     assert scene.status("frozen")["attempt"] == 2
 
 
+@pytest.mark.promise("I13")
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(scene: Scene) -> None:
     scene.submit("stubborn", "1=ignore-term")
     scene.wait_steps("stubborn")

@@ -40,6 +40,7 @@ def gpus_of(scene: Scene, name: str) -> list[str]:
     return [uuid for worker in placement["workers"] for uuid in worker["gpus"]]
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_gang_ends_and_begins_again_together(scene: Scene, rank: int) -> None:
     """Whoever is killed: no worker goes on alone, and all go on behind the checkpoint."""
@@ -57,6 +58,7 @@ def test_a_gang_ends_and_begins_again_together(scene: Scene, rank: int) -> None:
     assert scene.counters("gang") == {"errors": 1}
 
 
+@pytest.mark.promise("I2", "I4")
 def test_of_two_gangs_that_each_half_fit_one_runs_at_a_time(scene: Scene) -> None:
     """Three GPUs, twice two workers: neither holds a GPU that it cannot use."""
     for name in ("one", "other"):
@@ -96,6 +98,7 @@ def test_two_workers_of_torch_find_each_other(scene: Scene) -> None:
     scene.wait(lambda: scene.get(f"{SERVICES}/{service}") is None, "its service goes with it")
 
 
+@pytest.mark.promise("I7")
 def test_a_namespace_that_goes_takes_all_with_it(scene: Scene) -> None:
     """I7: its jobs run while it goes; their processes end, and their GPUs are free again."""
     scene.submit("elsewhere")

@@ -88,6 +88,7 @@ def test_every_container_has_a_read_only_root_and_limits(objects: list[Manifest]
             assert container["resources"]["limits"]["memory"]
 
 
+@pytest.mark.promise("I12")
 def test_no_rule_has_a_wildcard_or_a_dangerous_verb(objects: list[Manifest]) -> None:
     dangerous = {"*", "escalate", "bind", "impersonate"}
     for role in of_kind(objects, "ClusterRole", "Role"):

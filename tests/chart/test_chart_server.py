@@ -82,6 +82,7 @@ def test_the_server_takes_the_job_of_helm_test(
     assert code == 0, said
 
 
+@pytest.mark.promise("I12")
 def test_a_restricted_namespace_takes_the_operators_pod(
     control_plane: RunningControlPlane, accounts: str
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_restricted_namespace_refuses_the_agent_for_its_process_namespace_only
     assert dry_run(control_plane, accounts, [as_pod(daemon_set)])[0] == 0
 
 
+@pytest.mark.promise("I12")
 def test_a_restricted_namespace_takes_a_workers_pod(
     control_plane: RunningControlPlane, namespace: str
 ) -> None:
@@ -159,6 +161,7 @@ def create_gpunode(control_plane: RunningControlPlane, token: str, name: str) ->
     return done.returncode, done.stderr
 
 
+@pytest.mark.promise("I12")
 def test_an_agent_writes_the_gpunode_of_its_own_node_only(
     control_plane: RunningControlPlane, agent_token: str
 ) -> None:

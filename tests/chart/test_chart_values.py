@@ -38,6 +38,7 @@ def wrong_for(path: tuple[str, ...]) -> Any:
     return [["wrong"]] if isinstance(value, list | str) else "wrong!"
 
 
+@pytest.mark.promise("I10")
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
 def test_a_value_of_the_wrong_type_is_refused(path: tuple[str, ...]) -> None:
     done = template(nested(path, wrong_for(path)))

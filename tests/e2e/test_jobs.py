@@ -11,6 +11,7 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
+@pytest.mark.promise("I12")
 def test_a_job_is_measured_and_succeeds(team: Team, live: LiveAttempts) -> None:
     team.submit("first")
     team.wait_for_phase("first", "Running")

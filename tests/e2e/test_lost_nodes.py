@@ -89,6 +89,7 @@ def interrupted(
     return Interrupted(release, team, live, getattr(request, "param", 0.3))
 
 
+@pytest.mark.promise("I6", "I13")
 def test_an_evicted_pod_moves(interrupted: Interrupted, undisturbed: str) -> None:
     """By the API's eviction, as a descheduler does: the pod has its grace and saves."""
     team = interrupted.team
@@ -99,6 +100,7 @@ def test_an_evicted_pod_moves(interrupted: Interrupted, undisturbed: str) -> Non
     interrupted.check_the_end(undisturbed)
 
 
+@pytest.mark.promise("I6", "I13")
 def test_a_drained_node_is_left(interrupted: Interrupted, undisturbed: str) -> None:
     team, node = interrupted.team, interrupted.node.plan.name
     with drained(team, node):
@@ -107,6 +109,7 @@ def test_a_drained_node_is_left(interrupted: Interrupted, undisturbed: str) -> N
     interrupted.check_the_end(undisturbed)
 
 
+@pytest.mark.promise("I3")
 def test_a_node_whose_containers_died_with_the_kubelet(
     interrupted: Interrupted, undisturbed: str
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_node_whose_containers_died_with_the_kubelet(
     interrupted.check_the_end(undisturbed)
 
 
+@pytest.mark.promise("I3")
 @pytest.mark.parametrize("interrupted", [1.5], indirect=True)
 def test_a_node_that_is_cut_off_and_comes_back_keeps_its_job(
     interrupted: Interrupted, undisturbed: str
@@ -180,6 +184,7 @@ def fence(team: Team) -> int:
     return json.loads(path.read_text())["attempt"]
 
 
+@pytest.mark.promise("I3")
 def test_a_node_that_is_switched_off_and_given_up(
     interrupted: Interrupted, undisturbed: str
 ) -> None:

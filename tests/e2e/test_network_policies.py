@@ -14,7 +14,7 @@ from tests.harness.repository import ROOT
 from tests.harness.visitors import REACHED, TIMED_OUT, attempts, open_address, visitor
 from tests.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.promise("I12"), pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 

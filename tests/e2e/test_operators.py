@@ -84,6 +84,7 @@ def test_of_two_replicas_the_other_takes_over(
         wait_until(lambda: len(release.operators()) == 1, 60, "one operator again")
 
 
+@pytest.mark.promise("I3")
 def test_the_operators_own_node_is_lost(release: Release, team: Team, live: LiveAttempts) -> None:
     """A new operator is started on another node soon, and goes on with the job that runs there."""
     (operator,) = release.operators()

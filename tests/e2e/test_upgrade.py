@@ -40,6 +40,7 @@ def earlier_release(release: Release, audit: AuditTrail) -> Generator[Release]:
     release.wait_for_readings()
 
 
+@pytest.mark.promise("I3")
 def test_no_running_job_notices_an_upgrade(
     earlier_release: Release, team: Team, live: LiveAttempts
 ) -> None:

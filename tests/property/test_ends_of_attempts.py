@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from tests.harness.builders import (
     running,
     statuses,
 )
+
+pytestmark = pytest.mark.promise("I5")
 
 STEPS = 1000
 # Marks that a pod has before the worker in it is asked to end, by whom.

@@ -67,6 +67,7 @@ def _cache() -> Cache:
     return cache
 
 
+@pytest.mark.promise("I10")
 @given(events=st.lists(odd_events, min_size=1, max_size=4))
 def test_the_cache_takes_any_object_and_decisions_go_on(events: list[Any]) -> None:
     cache = _cache()

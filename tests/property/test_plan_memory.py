@@ -38,6 +38,8 @@ from tests.harness.builders import (
 from tests.harness.world import World
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
 
+pytestmark = pytest.mark.promise("I9")
+
 some = settings(max_examples=60)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,7 @@ def test_a_claim_changes_no_plan(pods: tuple[Manifest, ...], known: bool) -> Non
     assert claimed == plan(picture(jobs, (*own, *silent)), after(6))
 
 
+@pytest.mark.promise("I10")
 @some
 @given(odd_snapshots(), st.lists(many, min_size=2, max_size=4))
 def test_claims_that_come_go_and_change_raise_nothing(

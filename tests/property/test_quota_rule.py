@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from tests.harness.builders import (
 from tests.harness.queues import queues_of
 from tests.harness.world import World
 from tests.property.quota_reference import Reference
+
+pytestmark = pytest.mark.promise("I11")
 
 NAMES = ("a", "b", "c", "d", "e")
 # Enough for all jobs of these worlds: only quota is in the way.

@@ -27,6 +27,8 @@ from kubectl_gpujob import report, screen, why
 from tests.harness.builders import T0, make_job, make_snapshot, placed
 from tests.harness.cli_jobs import NOW, manifest
 
+pytestmark = pytest.mark.promise("I15")
+
 # The clipboard, a cleared screen, a line that is written over, reversed letters, a C1 introducer.
 ATTACK = "x\x1b]52;c;Y3VybA==\x07\x1b[2J\rSucceeded\u202egnirts\x9b31m"
 TEXTS = st.one_of(st.just(ATTACK), st.text(max_size=60), st.text("\x1b\r\x9b\u202ea\n", max_size=9))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from tests.simulation.api_server import Revision
@@ -17,6 +19,8 @@ from tests.simulation.workloads import (
     Workload,
     make_spec,
 )
+
+pytestmark = pytest.mark.promise("I15")
 
 NODES = tuple(NodePlan(f"n{number}", 2) for number in range(4))
 EXCLUSIVE: dict[str, Any] = {"sharing": {"mode": "Exclusive"}}

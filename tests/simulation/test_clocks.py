@@ -14,6 +14,8 @@ from tests.simulation.result import Result
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I9")
+
 HOUR = 3600.0
 # Clocks of nodes may cost a reading or two, in which nothing new is placed.
 LATER_SECONDS_MAX = 90.0

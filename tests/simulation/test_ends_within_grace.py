@@ -9,6 +9,8 @@ from tests.simulation.result import Result
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I5")
+
 STEPS = 40
 # It is done this long after it is asked to go, by and large.
 LEFT_SECONDS = 8.0

@@ -13,6 +13,8 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
+pytestmark = pytest.mark.promise("I5")
+
 # A node that is cut off is noticed, and its pods are deleted, while it still computes.
 STEPS = 100
 ENDS = ("pod-evicted-softly", "pod-drained", "pod-deleted", "reclaim", "partition")

@@ -50,6 +50,7 @@ def said(violations: list[Violation]) -> str:
     return "\n".join(map(str, violations[:5]))
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize("event", events(), ids=lambda event: event.value)
 def test_another_namespace_notices_nothing(event: Event) -> None:
     """Its jobs get their pods and ends as without the trouble, and no list more is made."""
@@ -58,6 +59,7 @@ def test_another_namespace_notices_nothing(event: Event) -> None:
         assert not found, f"seed {seed}: {said(found)}"
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_odd_jobs_end_as_they_should_and_stop_nobody(scene: Callable[[], Scenario]) -> None:
     """I5, I7, I13, I15: sidecars that stay, kept objects, graces of their own, odd last words."""
@@ -119,6 +121,7 @@ CAUGHT = (
 )
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize(
     ("invariant", "parts", "ground"),
     [pytest.param(*one, id=f"{number}-{one[0]}") for number, one in enumerate(CAUGHT)],

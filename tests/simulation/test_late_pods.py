@@ -14,6 +14,8 @@ from tests.simulation.result import Result
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I3")
+
 LATE_SECONDS = 40.0
 # A request is given up after 5 s.
 SECOND_GIVEN_UP_SECONDS = 10.3

@@ -8,6 +8,8 @@ from tests.simulation.lies import WorkerLie
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I11")
+
 NODES = (NodePlan("n0", 1), NodePlan("n1", 1))
 
 

@@ -13,6 +13,8 @@ from tests.simulation.api_server import ApiServer, Manifest
 from tests.simulation.clock import Clock
 from tests.simulation.orphans import ORPHAN_SECONDS_MAX, Orphans
 
+pytestmark = pytest.mark.promise("I7")
+
 LONG = ORPHAN_SECONDS_MAX + 1.0
 
 

@@ -26,6 +26,8 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
+pytestmark = pytest.mark.promise("I11", "I15")
+
 TEAM, OTHER = NAMESPACES
 Change = Callable[[GPUQueueSpec], GPUQueueSpec]
 

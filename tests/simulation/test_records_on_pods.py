@@ -14,6 +14,8 @@ from tests.simulation.result import Result
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I3")
+
 # Long enough for the next operator to find the pod as it starts.
 PULL_SECONDS = 40.0
 CALM: tuple[Incident, ...] = ()

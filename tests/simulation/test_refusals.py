@@ -107,6 +107,7 @@ def test_a_job_whose_pods_a_dry_run_refuses_takes_no_gpu(kind: TroubleKind, work
     assert 3 <= seen.result.refused["try Pod refused-1-0"] <= 6, "the pauses between tries grow"
 
 
+@pytest.mark.promise("I4")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_whose_pods_are_refused_after_all_gives_its_gpus_back(workers: int) -> None:
     """A webhook with side effects cannot be asked by a dry run."""
@@ -213,6 +214,7 @@ def test_a_job_that_no_node_takes_waits_and_says_why() -> None:
     assert any("volume node affinity conflict" in text for text in texts)
 
 
+@pytest.mark.promise("I10")
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "ImagePullBackOff"])
 def test_a_pod_that_cannot_start_gives_its_gpus_back(reason: str) -> None:
     broken = Workload(steps=10, cannot_start=reason, cannot_start_until=MENDED)

@@ -17,6 +17,8 @@ from tests.simulation.simulation import CONFIGURATION, Simulation
 from tests.simulation.troubles import Trouble, TroubleKind
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I4")
+
 HOUR = 3600.0
 REFUSED_SECONDS = 120.0
 # Nobody waits longer than the pause that was under way, which is as long as all before it.

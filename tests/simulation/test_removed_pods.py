@@ -13,6 +13,8 @@ from tests.simulation.result import Result
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I3")
+
 # The image comes so slowly that no pod runs when it is taken away.
 PULL_SECONDS = 20.0
 

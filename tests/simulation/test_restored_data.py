@@ -18,6 +18,8 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
+pytestmark = pytest.mark.promise("I3", "I5", "I7", "I9")
+
 NODES = (NodePlan("n0", 1), NodePlan("n1", 2))
 # All is done after 160 s without a restore, and the periodic full list comes after 300.
 END_SECONDS = 600.0

@@ -18,6 +18,8 @@ from tests.simulation.scenes import EXCLUSIVE, OTHER, TEAM
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
+pytestmark = pytest.mark.promise("I15")
+
 
 def calm(nodes: list[NodePlan], submissions: list[Submission]) -> Simulation:
     scenario = Scenario(tuple(nodes), tuple(submissions))

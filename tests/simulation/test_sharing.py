@@ -24,6 +24,8 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
+pytestmark = pytest.mark.promise("I15")
+
 LAB = {"sharingGroup": "lab"}
 # A job of which less is known starts alone on a GPU.
 SHARED: dict[str, Any] = {

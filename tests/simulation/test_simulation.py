@@ -29,6 +29,8 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
+pytestmark = pytest.mark.promise("I4")
+
 SEEDS = 64
 SEEDS_A_TEST = 8
 CRASHES_MAX = 60

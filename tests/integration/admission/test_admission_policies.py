@@ -23,7 +23,7 @@ from tests.harness.tenants import (
     rendered_pod,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.promise("I12"), pytest.mark.cluster]
 
 POD = "template.spec"
 WORKER = "template.spec.containers.0"

@@ -126,6 +126,7 @@ def test_where_no_gpu_can_be_read_it_is_not_ready(stage: Stage) -> None:
     assert stage.wait_for("NothingReadable") == "not read: GPU 0: Unknown Error"
 
 
+@pytest.mark.promise("I14")
 @pytest.mark.parametrize(
     "hang",
     [{"nvmlInitWithFlags"}, {"nvmlDeviceGetUtilizationRates"}, {"nvmlEventSetWait_v2"}],

@@ -163,6 +163,7 @@ def test_more_processes_than_there_was_room_for(node: Node) -> None:
     assert [one.pid for one in node.read_gpu().processes] == [11, 12]
 
 
+@pytest.mark.promise("I14")
 def test_a_list_that_cannot_be_had_is_no_empty_list(node: Node) -> None:
     """Else all that its jobs use would seem to be somebody else's."""
     node.gpu.memory_used_bytes = GIB

@@ -25,7 +25,7 @@ from tests.harness.crds import Schema, schema_of
 from tests.harness.jobs import job_manifest
 from tests.harness.schema_values import accepted_values
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.promise("I10"), pytest.mark.cluster]
 
 JOBS = "/apis/gpujob.dev/v1alpha1/namespaces/default/gpujobs?dryRun=All&fieldValidation=Strict"
 PODS = "/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict"

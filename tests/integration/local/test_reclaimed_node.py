@@ -9,6 +9,7 @@ from tests.harness.pods import IGNORE_TERM, Pods, pod, state, wait_log
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
+@pytest.mark.promise("I13")
 def test_a_reclaimed_node_gives_notice_grace_and_is_gone(local_cluster: StartCluster) -> None:
     nodes = (NodeOptions("spot-1", spot=True),)
     cluster = local_cluster(ClusterOptions(nodes=nodes, agents=False, operator=False))

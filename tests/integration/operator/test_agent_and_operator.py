@@ -13,6 +13,8 @@ from tests.harness.operator_process import Process, account_kubeconfig, start_ag
 from tests.harness.stage import OURS, Stage
 from tests.harness.waiting import wait_until
 
+pytestmark = pytest.mark.promise("I14")
+
 ACCOUNT = "gpu-agents"
 STALE_SECONDS = 5
 

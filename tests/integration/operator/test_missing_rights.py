@@ -143,6 +143,7 @@ def test_without_our_kinds_it_says_what_to_install_and_goes_on_once_they_are_the
             operator.kill()
 
 
+@pytest.mark.promise("I12")
 @pytest.mark.parametrize(("group", "resource"), KINDS)
 def test_a_kind_that_it_may_not_list(stage: Stage, group: str, resource: str) -> None:
     right = (group, resource, "list")
@@ -150,6 +151,7 @@ def test_a_kind_that_it_may_not_list(stage: Stage, group: str, resource: str) ->
         wait_for_line(stage.operator(), words_of(right))
 
 
+@pytest.mark.promise("I12")
 def test_kinds_that_it_may_not_watch(stage: Stage) -> None:
     rights = [(group, resource, "watch") for group, resource in KINDS]
     with without(stage.plane, *rights):
@@ -158,6 +160,7 @@ def test_kinds_that_it_may_not_watch(stage: Stage) -> None:
             wait_for_line(operator, words_of(right))
 
 
+@pytest.mark.promise("I12")
 def test_what_it_may_not_write(stage: Stage) -> None:
     """One right after the other is taken from an operator that runs."""
     operator = stage.operator(*POD)
@@ -188,6 +191,7 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     assert taken.rights == WRITES - WRITES_OF_A_LIFE
 
 
+@pytest.mark.promise("I12")
 def test_what_it_may_not_write_of_a_jobs_life(stage: Stage) -> None:
     """What is learned of a job, its Service, whose a report is, and what goes at the end."""
     operator = stage.operator(*POD)
@@ -230,6 +234,7 @@ def test_what_it_may_not_write_of_a_jobs_life(stage: Stage) -> None:
     assert taken.rights == WRITES_OF_A_LIFE
 
 
+@pytest.mark.promise("I12")
 @pytest.mark.parametrize("verb", sorted(verb for _, kind, verb in RIGHTS if kind == SLICES))
 def test_where_it_may_not_say_that_it_takes_reports(stage: Stage, verb: str) -> None:
     """It says so until it may."""
@@ -241,6 +246,7 @@ def test_where_it_may_not_say_that_it_takes_reports(stage: Stage, verb: str) -> 
     stage.wait(lambda: f"reports-{stage.node}-ipv4" in names(stage, path), "the slice", SECONDS)
 
 
+@pytest.mark.promise("I12")
 def test_what_it_may_not_read_again(stage: Stage) -> None:
     """An object is read where another writer was first: these rights are used then."""
     operator = stage.operator(*POD)
@@ -310,6 +316,7 @@ def has_entries(stage: Stage, profiles_path: str) -> bool:
     return any(item.get("status", {}).get("entries") for item in items)
 
 
+@pytest.mark.promise("I12")
 @pytest.mark.parametrize("right", sorted(granted("agent")), ids=" ".join)
 def test_what_an_agent_may_not(stage: Stage, right: Right) -> None:
     """It says so, and goes on by itself."""

@@ -116,6 +116,7 @@ async def test_a_user_without_name_home_or_folder_is_user_enough(world: _World) 
     assert operator.stop() == 0
 
 
+@pytest.mark.promise("I10")
 async def test_pods_that_nobody_can_read_stop_nobody(world: _World) -> None:
     world.api.put(NODES, node_manifest("n0", labels={LABEL_MANAGED: "true"}))
     world.start()
@@ -143,6 +144,7 @@ async def test_pods_that_nobody_can_read_stop_nobody(world: _World) -> None:
     await world.decided("after")
 
 
+@pytest.mark.promise("I10")
 async def test_objects_of_ours_that_nobody_can_read_stop_nobody(world: _World) -> None:
     """Also not kopf, which would end over them."""
     world.start()

@@ -27,6 +27,7 @@ def _is_unhindered(well: list[float], beside: list[float]) -> None:
     assert max(beside) <= max(WORST_SECONDS_MAX, 3 * max(well)), (well, beside)
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.slow
 def test_a_webhook_that_is_down_is_felt_in_its_own_namespace_only(tmp_path: Path) -> None:
     with operator_world(tmp_path) as world:
@@ -51,6 +52,7 @@ def test_a_webhook_that_is_down_is_felt_in_its_own_namespace_only(tmp_path: Path
         assert world.lists_of_pods() == lists
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.slow
 def test_answers_that_are_lost_in_one_namespace_affect_no_other(tmp_path: Path) -> None:
     """Nobody can say whether these pods were created: their names are asked after."""
@@ -67,6 +69,7 @@ def test_answers_that_are_lost_in_one_namespace_affect_no_other(tmp_path: Path) 
         assert world.lists_of_pods() == lists
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.slow
 def test_a_gang_whose_pods_are_slow_to_create_delays_nobody(tmp_path: Path) -> None:
     with operator_world(tmp_path) as world:

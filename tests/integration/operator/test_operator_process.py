@@ -37,6 +37,7 @@ def _get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.promise("I5", "I12")
 def test_a_job_lives_its_life_and_the_operator_leaves_in_order(stage: Stage) -> None:
     """I12 (the rules suffice), I5, and a graceful stop that gives the Lease back."""
     operator = stage.operator()
@@ -93,6 +94,7 @@ def test_kopf_leaves_no_trace_on_objects(stage: Stage) -> None:
     assert not any("kopf" in manager for manager in managers), managers
 
 
+@pytest.mark.promise("I7")
 def test_deleting_a_job_is_not_held_up_and_its_pod_goes(stage: Stage) -> None:
     """I7, also while no operator runs: nothing of ours blocks a deletion."""
     operator = stage.operator()
@@ -109,6 +111,7 @@ def test_deleting_a_job_is_not_held_up_and_its_pod_goes(stage: Stage) -> None:
     )
 
 
+@pytest.mark.promise("I3")
 def test_only_one_of_two_acts_and_the_other_takes_over(stage: Stage) -> None:
     """I3 through a hard end of the leader."""
     first = stage.operator("--identity=first")
@@ -172,6 +175,7 @@ def test_what_was_seen_of_spot_nodes_outlives_the_operator(stage: Stage) -> None
     stage.wait(lambda: _interruptions(stage) == [1], "and knows what happened before it")
 
 
+@pytest.mark.promise("I3")
 def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
     """Split brain: the Lease is taken from a stopped process, which then goes on."""
     first = stage.operator("--identity=first")
@@ -190,6 +194,7 @@ def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
     assert first.stop() == 0
 
 
+@pytest.mark.promise("I12")
 def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> None:
     operator = stage.operator()
     url = operator.wait_for("started")["reports"]
@@ -212,6 +217,7 @@ def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> N
     stage.wait(lambda: "stop" in post_report(url, token, finished)[1], "the reply says stop")
 
 
+@pytest.mark.promise("I10")
 def test_bad_input_harms_nobody(stage: Stage) -> None:
     """I10, I15: pods that say they are workers, of this and of another namespace, one of them with
     the very name of the worker; they close no GPU, end no attempt and are not deleted."""
@@ -296,6 +302,7 @@ def test_dump_on_a_signal_and_replay(stage: Stage) -> None:
     assert changed.wait(60) == 1
 
 
+@pytest.mark.promise("I12")
 def test_the_agents_rules_suffice(stage: Stage) -> None:
     """Without NVML here the agent has nothing to read, and says so in its own node's status."""
     kubeconfig = account_kubeconfig(stage.plane, "agent", stage.folder)

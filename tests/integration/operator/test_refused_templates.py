@@ -30,6 +30,7 @@ def template(**pod: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "worker", "image": "trainer"}], **pod}}
 
 
+@pytest.mark.promise("I4")
 def test_the_servers_words_are_the_condition_and_no_gpu_is_reserved(stage: Stage) -> None:
     stage.operator()
     stage.measure()

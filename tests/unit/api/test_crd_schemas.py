@@ -23,6 +23,8 @@ from gpujob_api.settings import Precision, TunedSettings
 from tests.harness.crds import KINDS, Schema, crd_of, schema_of, version_of, walk
 from tests.harness.repository import ROOT
 
+pytestmark = pytest.mark.promise("I10")
+
 # What Python cannot say: texts for people, rules across fields (tested against a real API
 # server), and how server-side apply merges lists, of which `Items.keys` says the essence.
 _PROSE = {"description", "x-kubernetes-validations"}

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, SharingMode
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.quantities import GIB
@@ -25,6 +27,8 @@ from tests.harness.builders import (
     with_status,
 )
 from tests.harness.world import World
+
+pytestmark = pytest.mark.promise("I11")
 
 OTHER_MODEL = "NVIDIA L4"
 
@@ -82,6 +86,7 @@ def test_gpus_cleared_for_a_higher_priority_are_those_of_their_node() -> None:
     assert (world.phase("high"), world.phase("low")) == (JobPhase.RUNNING, JobPhase.PENDING)
 
 
+@pytest.mark.promise("I15")
 def test_equal_gpus_of_two_models_can_be_compared() -> None:
     """I15: the earliest of two that are ready at the same time, with as much free memory."""
     models = (MODEL, OTHER_MODEL)

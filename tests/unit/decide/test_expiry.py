@@ -10,6 +10,8 @@ from gpujob_operator.decide.model.plan import DeleteJob, Plan
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import after, make_job, make_snapshot, running, with_status
 
+pytestmark = pytest.mark.promise("I5")
+
 
 def finished(seconds: int | None, phase: JobPhase = JobPhase.SUCCEEDED, **status: Any) -> GPUJob:
     job = make_job(ttl_seconds_after_finished=seconds)

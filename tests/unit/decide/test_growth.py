@@ -28,6 +28,8 @@ from tests.harness.builders import (
     used,
 )
 
+pytestmark = pytest.mark.promise("I1")
+
 QUIET = make_report(current=Timing(0.1, 0))
 
 
@@ -83,6 +85,7 @@ def test_what_a_job_grows_by_is_given_to_nobody_else_in_the_same_cycle() -> None
     assert held_gib(found["waiting"]) == 14
 
 
+@pytest.mark.promise("I11")
 @pytest.mark.parametrize(("quota_gib", "fits"), [(23, False), (24, True)])
 def test_what_a_job_grows_by_counts_in_its_queue_in_the_same_cycle(
     quota_gib: int, fits: bool

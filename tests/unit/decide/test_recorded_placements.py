@@ -108,6 +108,7 @@ def test_what_has_a_pod_already_is_not_recorded_by_another() -> None:
     assert item.pod is None
 
 
+@pytest.mark.promise("I3")
 @pytest.mark.parametrize("owner", ["uid-job", ""], ids=["with its owner", "without"])
 def test_a_job_waits_for_the_pod_that_recorded_an_attempt_which_does_not_count(owner: str) -> None:
     """I3: the pod was being deleted as this process began to lead, and its worker may still run,
@@ -232,6 +233,7 @@ def test_a_later_pod_without_a_record_is_left_alone() -> None:
     assert not is_given_up(PENDING, pod)
 
 
+@pytest.mark.promise("I3")
 @pytest.mark.parametrize(("age_seconds", "goes"), [(119.0, False), (120.0, True)])
 def test_a_pod_of_an_attempt_that_no_status_will_know_goes(age_seconds: float, goes: bool) -> None:
     """The status was lost when data were restored: by then a view of the job would be new."""

@@ -133,6 +133,7 @@ def test_a_measured_leak_is_no_decision() -> None:
     assert broken(*before, job(leak)) == ["I1"], "no agent saw it"
 
 
+@pytest.mark.promise("I1")
 def test_a_margin_above_what_was_measured_is_a_decision() -> None:
     """Whoever of the two is written first."""
     first, beside = hold("a", 8), hold("b", 15)

@@ -105,6 +105,7 @@ async def test_changes_of_use_are_told_at_once_and_written_now_and_then(
     assert len(directly.kube.writes()) == 1
 
 
+@pytest.mark.promise("I14")
 async def test_without_the_operator_the_status_is_the_way(
     directly: PublisherBench, direct: _Direct
 ) -> None:
@@ -165,6 +166,7 @@ async def test_a_change_of_the_leader_makes_few_agents_write() -> None:
     assert len(wrote) <= 24
 
 
+@pytest.mark.promise("I14")
 async def test_no_reading_gets_stale_while_the_operator_is_away() -> None:
     """I14: 30 s is stale. They do not write at the same time."""
     wrote, ages = await fleet(40)

@@ -14,6 +14,8 @@ from gpujob_operator.observe.cache import Cache
 from gpujob_operator.observe.dirty import Dirty
 from tests.harness.executor_bench import ExecutorBench, create_item, status_item
 
+pytestmark = pytest.mark.promise("I3")
+
 
 class _Bench(ExecutorBench):
     """An executor whose permission is the cache's state, and lists that the test lets end."""

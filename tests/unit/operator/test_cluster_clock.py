@@ -11,6 +11,8 @@ from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from tests.harness.builders import T0
 
+pytestmark = pytest.mark.promise("I9")
+
 HOUR = timedelta(hours=1)
 
 

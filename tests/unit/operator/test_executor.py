@@ -90,6 +90,7 @@ async def test_a_lost_answer_to_create_is_success(bench: ExecutorBench) -> None:
     assert bench.written == [("pods", "job-1-0")]
 
 
+@pytest.mark.promise("I3")
 async def test_a_pod_that_itself_fills_the_quota_was_not_refused(bench: ExecutorBench) -> None:
     """I3: a quota is asked before the name. The repetition of a creation whose answer was lost is
     refused because of the very pod that it asks for.

@@ -12,6 +12,8 @@ from gpujob_operator.port.tokens import AGENT_REVIEWS_AT_ONCE_MAX
 from tests.harness.waiting import eventually
 from tests.simulation.token_port import TokenPort
 
+pytestmark = pytest.mark.promise("I15")
+
 REVIEW_SECONDS = 3.0
 WAIT_SECONDS_MAX = REVIEW_SECONDS + 2.0
 NEW_LEADER_SECONDS_MAX = 2.0

@@ -18,6 +18,8 @@ from tests.harness.executor_bench import ExecutorBench, create_item, status_item
 from tests.harness.fake_kube import Call
 from tests.harness.manifests import job_manifest
 
+pytestmark = pytest.mark.promise("I3")
+
 GIVEN_UP = {"phase": JobPhase.PENDING, "placement": None, "reservation": None}
 RETRIED = {"attempt": 2}
 

@@ -11,6 +11,8 @@ from gpujob_operator.observe.gone_pods import GonePods
 from tests.harness.builders import make_job, make_pod, placed, with_status
 from tests.harness.clocks import FakeClock
 
+pytestmark = pytest.mark.promise("I5")
+
 JOB = placed(make_job())
 DONE = replace(make_pod(JOB), phase=PodPhase.SUCCEEDED, exit_code=0)
 

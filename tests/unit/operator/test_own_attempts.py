@@ -15,6 +15,8 @@ from gpujob_operator.decide.model.workers import with_pod_uids
 from tests.harness.builders import make_job, make_pods, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, create_item
 
+pytestmark = pytest.mark.promise("I3")
+
 BY_ANOTHER = PerhapsCreated("uid-job", 1, (0,), by_another=True)
 
 

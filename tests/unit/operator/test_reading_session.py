@@ -69,6 +69,7 @@ def test_nothing_is_read_in_the_future(bench: _Bench) -> None:
     assert bench.taken(*GPUS, since=3600.0).taken_at == bench.clock.monotonic()
 
 
+@pytest.mark.promise("I14")
 @given(
     st.lists(
         st.tuples(st.floats(0, 100), st.floats(0, 5), st.floats(0, 100), st.floats(0, 5)),

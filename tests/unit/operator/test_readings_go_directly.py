@@ -16,6 +16,8 @@ from tests.harness.pod_tokens import agent_token
 from tests.harness.reading_ends import IDLE, USED, Agent, Operator, be_patient
 from tests.harness.waiting import eventually
 
+pytestmark = pytest.mark.promise("I14")
+
 Start = Callable[..., Agent]
 
 

@@ -18,6 +18,8 @@ from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_p
 from tests.harness.clocks import START
 from tests.harness.manifests import gpu_node_manifest, job_manifest
 
+pytestmark = pytest.mark.promise("I14")
+
 JOB = placed(make_job())
 POD = make_pod(JOB)
 KEY = ("uid-job", 1)

@@ -305,6 +305,7 @@ async def test_a_worker_of_an_attempt_that_is_over_is_told_so(
     assert answer.get("stop") == (expected if is_over else None)
 
 
+@pytest.mark.promise("I3")
 @pytest.mark.parametrize("resumed_from", [None, 7])
 @pytest.mark.parametrize("status", [{"placement": None}, {}], ids=["waits", "of before"])
 async def test_a_worker_that_no_status_placed_does_not_begin(

@@ -106,6 +106,7 @@ def test_an_older_list_brings_nothing_back() -> None:
     assert store.views == ()
 
 
+@pytest.mark.promise("I9")
 def test_a_list_from_before_everything_that_was_seen_replaces_it() -> None:
     """The API server's data was restored from a backup: versions go back."""
     store = _store()

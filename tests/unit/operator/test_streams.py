@@ -215,6 +215,7 @@ async def test_an_object_without_a_name_is_counted_and_passed_over(watching: _Wa
     assert watching.unreadable("metadata") == 4
 
 
+@pytest.mark.promise("I10")
 @settings(max_examples=25)
 @given(odd=odd_objects({**pod_manifest(JOB), "metadata": {"name": "odd", "uid": "uid-odd"}}))
 async def test_any_object_in_a_stream_costs_no_other_one(watching: _Watching, odd: object) -> None:

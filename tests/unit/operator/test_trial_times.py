@@ -21,6 +21,8 @@ from tests.harness.executor_bench import at_version
 from tests.harness.fake_kube import FakeKube
 from tests.harness.manifests import job_manifest
 
+pytestmark = pytest.mark.promise("I4")
+
 HOUR = 3600.0
 PAUSE_SECONDS = 10.0
 DRAIN_SECONDS = 5.0

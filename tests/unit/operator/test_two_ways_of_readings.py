@@ -24,6 +24,8 @@ from tests.harness.manifests import (
     pod_manifest,
 )
 
+pytestmark = pytest.mark.promise("I14")
+
 IDLE = make_gpu()
 USED = make_gpu(ours=[("pod-a", 2 * GIB)])
 SICK = replace(IDLE, healthy=False, health_message="XID 79")

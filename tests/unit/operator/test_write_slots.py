@@ -21,6 +21,8 @@ from gpujob_operator.act.slots import (
 from gpujob_operator.client.api_errors import SLOW_DOWN_SECONDS
 from tests.harness.clocks import FakeClock
 
+pytestmark = pytest.mark.promise("I15")
+
 
 class _Bench:
     """Writers that hold their slot until they are told to let go."""

@@ -144,14 +144,6 @@ def test_tests_named_in_documents_exist(document: Path) -> None:
     assert missing == []
 
 
-def test_every_promise_is_answered_for() -> None:
-    """docs/promises.md has one row a promise, with its tests or with why there are none yet."""
-    rows = re.findall(r"^\| (I\d+) [^|]*\|([^|]+)\|([^|]*)\|", read("docs/promises.md"), re.M)
-    assert [name for name, *_ in rows] == [f"I{n}" for n in range(1, 16)]
-    for name, tests, missing in rows:
-        assert TEST_NAME.search(tests) or missing.strip(), f"{name} names no test and no reason"
-
-
 def test_the_readme_stays_readable() -> None:
     assert len(read("README.md").splitlines()) <= 150
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 POINTS = ["started", "piece-1", "piece-2", "tensors", "rank manifest", "manifest", "committed"]
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("point", POINTS)
 def test_sigkill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, point: str) -> None:
     process = forkserver.Process(target=dies_while_writing, args=(tmp_path, point))

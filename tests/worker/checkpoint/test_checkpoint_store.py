@@ -253,6 +253,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     assert sprung.exists(), "the trap itself must work, or the test proves nothing"
 
 
+@pytest.mark.promise("I3")
 def test_an_older_attempt_is_fenced_out(tmp_path: Path) -> None:
     old = Store(tmp_path, attempt=1)
     old.save(1, state_of(1))
@@ -266,6 +267,7 @@ def test_an_older_attempt_is_fenced_out(tmp_path: Path) -> None:
     assert new.steps() == [3, 1]
 
 
+@pytest.mark.promise("I3")
 def test_the_fence_falls_between_writing_and_committing(tmp_path: Path) -> None:
     def newer_attempt(point: str) -> None:
         if point == "manifest":
@@ -291,6 +293,7 @@ class _Crash(BaseException):
 POINTS = ["started", "tensors", "rank manifest", "manifest", "committed"]
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_crash_at_any_point_leaves_a_checkpoint(tmp_path: Path, point: str) -> None:
     def crash(reached: str) -> None:

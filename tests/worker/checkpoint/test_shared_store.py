@@ -87,6 +87,7 @@ def test_each_gets_its_own_part_back(tmp_path: Path) -> None:
         assert torch.equal(found.state["weights"], state_of(9, rank)["weights"])
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("damage", ["missing file", "missing rank", "flipped", "exchanged"])
 def test_what_is_not_whole_in_every_process_is_loaded_in_none(tmp_path: Path, damage: str) -> None:
     stores = opened(tmp_path)
@@ -235,6 +236,7 @@ def dies_at(directory: Path, rank: int, stage: str, file: Path) -> None:
         (directory / f"said-{rank}").write_text(str(error))
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("stage", STAGES)
 def test_sigkill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, stage: str) -> None:
     """Of the second process where it has a part in the stage, else of the first."""

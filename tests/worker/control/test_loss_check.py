@@ -31,6 +31,8 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.tuner import Tuner
 
+pytestmark = pytest.mark.promise("I16")
+
 HALF = RootPlan(autocast=torch.bfloat16)
 Loss = Callable[[torch.Tensor], torch.Tensor]
 

@@ -75,6 +75,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
     return Launcher(monkeypatch)
 
 
+@pytest.mark.promise("I13")
 def test_ranks_that_are_asked_to_stop_have_the_grace_period(launcher: Launcher) -> None:
     context = launcher.context([143])
     context.close(signal.SIGTERM)

@@ -11,7 +11,12 @@ import pytest
 
 from tests.harness.unmodified_scripts import PLAIN
 
-pytestmark = [pytest.mark.slow, pytest.mark.trainers, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.promise("I6"),
+    pytest.mark.slow,
+    pytest.mark.trainers,
+    pytest.mark.timeout(900),
+]
 # To what a stop of the container reaches, whichever process that is.
 SOURCE = PLAIN.replace("os.getpid()", 'int(os.environ["GPUJOB_FIRST_PROCESS"])')
 LAUNCH = ["accelerate", "launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]

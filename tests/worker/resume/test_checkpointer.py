@@ -183,6 +183,7 @@ def test_a_stop_waits_for_the_write_under_way_and_saves_what_came_after(
     assert slow.steps() == [1, 0]
 
 
+@pytest.mark.promise("I13")
 def test_a_stop_gives_an_older_write_up_when_both_do_not_fit(
     slow: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

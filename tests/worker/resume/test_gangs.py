@@ -23,6 +23,7 @@ from tests.harness.worker_process import WorkerRun
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.promise("I6")
 def test_a_stop_of_one_stops_all_at_the_same_step(tmp_path: Path) -> None:
     whole = start_gang(tmp_path / "whole", 1, REPLICAS, 0, 1, 0, 0).results()
     asked = random.Random(3).randrange(2, 6)
@@ -90,6 +91,7 @@ def test_replicas_that_lightning_starts_resume_bit_for_bit(tmp_path: Path) -> No
     assert errors.count("resume lightning trainer: from step 9") == 2
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.trainers
 def test_replicas_of_a_trainer_resume_bit_for_bit(tmp_path: Path) -> None:
@@ -103,6 +105,7 @@ def test_replicas_of_a_trainer_resume_bit_for_bit(tmp_path: Path) -> None:
     assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.trainers
 @pytest.mark.parametrize("workers", [0, 2])
@@ -118,6 +121,7 @@ def test_replicas_of_accelerate_resume_bit_for_bit(tmp_path: Path, workers: int)
     assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
 
 
+@pytest.mark.promise("I6")
 def test_shards_stop_at_the_same_step_and_resume_bit_for_bit(tmp_path: Path) -> None:
     """FSDP2: each process saves its own part of weights and optimizer, of one manifest."""
     whole = start_gang(tmp_path / "whole", 1, SHARDS, 0, 1, 0, 0, mode="Off").results()
@@ -137,6 +141,7 @@ def step_of(run: WorkerRun) -> int:
     return int(steps[-1]) if steps and steps[-1].isdigit() else 0
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [REPLICAS, SHARDS], ids=["replicas", "shards"])
 def test_sigkill_of_all_at_random_moments(tmp_path: Path, source: str) -> None:

@@ -71,6 +71,7 @@ def test_a_stop_follows_a_checkpoint_at_once() -> None:
     assert [gang.passes(1, STOP), gang.passes(0)] == [Order.STOP] * 2
 
 
+@pytest.mark.promise("I13")
 @given(st.data(), st.integers(2, 4), st.integers(0, 3))
 def test_all_do_the_same_in_any_order(data: st.DataObject, size: int, ahead: int) -> None:
     gang = Gang(size, ahead)

@@ -86,6 +86,7 @@ def saved_step(done: Launched, folder: Path, asked: int) -> int:
     return step
 
 
+@pytest.mark.promise("I6")
 def test_a_stop_of_the_launcher_saves_in_all_ranks_and_the_next_attempt_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -113,6 +114,7 @@ EARLY = REPLICAS_OF_LAUNCHER.replace(
 )
 
 
+@pytest.mark.promise("I13")
 @pytest.mark.parametrize(("mode", "exit_code"), [("Auto", 144), ("Off", 1)])
 def test_a_stop_before_the_first_step_is_no_failure(
     tmp_path: Path, mode: str, exit_code: int

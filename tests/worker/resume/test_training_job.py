@@ -87,6 +87,7 @@ def step_of(run: WorkerRun) -> int:
     return int(lines[-1].split()[1]) if lines and lines[-1][-1:].isdigit() else 0
 
 
+@pytest.mark.promise("I6", "I13")
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("0", "plain"), ("2", "persistent")])
 def test_sigterm_at_random_steps(tmp_path: Path, arguments: tuple[str, ...]) -> None:
@@ -110,6 +111,7 @@ def test_sigterm_at_random_steps(tmp_path: Path, arguments: tuple[str, ...]) -> 
     assert json.loads((folder / "result.json").read_text()) == expected
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
     expected = uninterrupted(tmp_path / "whole", "0", "plain")
@@ -145,6 +147,7 @@ def test_the_kernel_in_force_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert json.loads((folder / "result.json").read_text()) == expected
 
 
+@pytest.mark.promise("I6")
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
     expected = uninterrupted(tmp_path / "whole", "0", "plain")
     folder = tmp_path / "damaged"
@@ -270,6 +273,7 @@ def test_an_unmodified_script_stops_without_a_checkpoint(tmp_path: Path) -> None
     assert run.report["phase"] == "draining"
 
 
+@pytest.mark.promise("I13")
 def test_without_a_safe_point_it_leaves_before_the_deadline(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

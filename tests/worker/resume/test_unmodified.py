@@ -75,6 +75,7 @@ def resumes_exactly(folder: Path, source: str, workers: int, accumulated: int) -
     return [*attempts[1:], end]
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.trainers
 @pytest.mark.parametrize(("workers", "accumulated"), [(0, 1), (2, 2)])
@@ -85,6 +86,7 @@ def test_trainers_resume_bit_for_bit(
     resumes_exactly(tmp_path, source, workers, accumulated)
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.trainers
 @pytest.mark.parametrize("workers", [0, 2])
@@ -92,6 +94,7 @@ def test_a_loop_of_accelerate_resumes_bit_for_bit(tmp_path: Path, workers: int) 
     resumes_exactly(tmp_path, ACCELERATE, workers, 1)
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "accumulated"), [(0, 1), (2, 2)])
 def test_a_plain_loop_resumes_bit_for_bit(tmp_path: Path, workers: int, accumulated: int) -> None:

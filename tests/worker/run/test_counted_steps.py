@@ -118,6 +118,7 @@ def test_two_calls_under_one_loss_are_of_the_same_samples(tmp_path: Path) -> Non
     assert pairs["efficiency"]["stepFlop"] == pytest.approx(once["efficiency"]["stepFlop"])
 
 
+@pytest.mark.promise("I16")
 def test_a_loss_that_the_script_scales_is_reported_and_judged_unscaled(tmp_path: Path) -> None:
     """Its scale doubles every ten steps: four thousand times the first one at the end."""
     report = report_of(tmp_path / "run", SCALES)

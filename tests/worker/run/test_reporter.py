@@ -149,6 +149,7 @@ def test_a_search_for_a_name_that_does_not_end_costs_the_training_no_more(
     session.finish(None)
 
 
+@pytest.mark.promise("I3")
 def test_an_attempt_that_was_given_up_never_begins(operator: Operator, tmp_path: Path) -> None:
     """I3: its pod came to life after another leader had gone on without it."""
     over = Reply(stop=StopRequest(STOP_ATTEMPT_OVER, 0.0)).to_text()

@@ -15,7 +15,7 @@ from gpujob_worker.run.graceful_stop import Interrupted
 from gpujob_worker.run.session import Session
 from tests.harness.worker_process import start_worker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.promise("I13"), pytest.mark.timeout(240)]
 
 # As pods that are launched without a launcher: nobody else comes, and torch waits for them outside
 # of Python, where a handler of a signal does not run. Another thread sees when the wait has begun.

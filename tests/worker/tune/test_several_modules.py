@@ -9,7 +9,7 @@ import pytest
 from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.promise("I16"), pytest.mark.timeout(240)]
 HEAD = """
 import collections, json, sys, torch; from torch import nn; from torch.nn import functional as F
 torch.manual_seed(0); at = sys.argv[1]

@@ -26,6 +26,8 @@ from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
+pytestmark = pytest.mark.promise("I16")
+
 Seen = set[tuple[torch.dtype, bool]]
 
 

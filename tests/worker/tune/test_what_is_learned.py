@@ -14,7 +14,7 @@ from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from tests.harness.imitated_gpu import CostModel, GpuModel
 from tests.harness.worker_process import run_alone, run_worker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.promise("I16"), pytest.mark.timeout(240)]
 
 # Targets that are far from zero, as prices or temperatures are.
 REGRESSION = """

@@ -56,6 +56,7 @@ def test_an_empty_gpu_is_free_less_what_the_driver_keeps() -> None:
     assert free(gpus=[make_gpu(driver=450 << 20)]) == CARD_BYTES - (450 << 20)
 
 
+@pytest.mark.promise("I1")
 def test_unmanaged_processes_are_respected() -> None:
     """I1: memory of nobody's job is not free, whoever uses it."""
     assert free(gpus=[make_gpu(unmanaged=5 * GIB)]) == CARD_BYTES - 5 * GIB
@@ -70,6 +71,7 @@ def test_reservations_count_instead_of_measured_use() -> None:
     assert free(job, pods=[pod], gpus=[gpu]) == CARD_BYTES - 12 * GIB
 
 
+@pytest.mark.promise("I1")
 def test_use_above_the_reservation_is_not_free() -> None:
     """I1: a leak fills the GPU although the reservation stays."""
     job = running(make_job(), held=reserve(10 * GIB, ReservationSource.HINT))
@@ -80,6 +82,7 @@ def test_use_above_the_reservation_is_not_free() -> None:
     assert found.free_bytes == CARD_BYTES - 13 * GIB
 
 
+@pytest.mark.promise("I1")
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING])
 def test_an_attempt_holds_its_gpus_until_it_is_proven_finished(phase: JobPhase) -> None:
     """I1: also before its pods exist and while they are being stopped."""
@@ -114,6 +117,7 @@ def live_pods_without_a_claim() -> list[Any]:
     ]
 
 
+@pytest.mark.promise("I7")
 @pytest.mark.parametrize(("jobs", "pod"), live_pods_without_a_claim())
 def test_a_live_pod_that_no_attempt_owns_blocks_its_gpu(jobs: Any, pod: Any) -> None:
     """I1, I7: how much it will use is unknown until it is gone."""
@@ -151,6 +155,7 @@ def test_lost_gpus_and_nodes_are_not_there() -> None:
     assert score_cache(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].gpus == ()
 
 
+@pytest.mark.promise("I14")
 @pytest.mark.parametrize(
     ("node", "spec", "seconds", "reason"),
     [
@@ -174,6 +179,7 @@ def test_why_a_node_takes_nothing_new(
         assert closed.text == "readings are 31 s old (limit 30 s)"
 
 
+@pytest.mark.promise("I14")
 def test_a_node_that_was_never_measured_is_closed() -> None:
     """I14."""
     blank = make_gpu_node()
@@ -208,6 +214,7 @@ def test_prices_come_from_the_node_then_from_the_table() -> None:
     assert price({"spot": True}, None) == 0.4
 
 
+@pytest.mark.promise("I9")
 def test_the_order_of_the_snapshot_does_not_matter() -> None:
     """I9."""
     jobs = [

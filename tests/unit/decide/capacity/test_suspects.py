@@ -1,5 +1,7 @@
 """Errors of programs close a GPU only where they are seen to follow the GPU."""
 
+import pytest
+
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.model.snapshot import ProgramFault
@@ -23,6 +25,7 @@ def test_two_jobs_are_believed_with_the_numbers() -> None:
     assert found == {("n0", "GPU-0"): message}
 
 
+@pytest.mark.promise("I15")
 def test_errors_that_follow_a_namespace_are_its_own() -> None:
     """A sweep of one bad program over all GPUs closes none of them."""
     swept = [fault(f"GPU-{gpu}", f"point-{gpu}-{n}") for gpu in range(8) for n in range(2)]

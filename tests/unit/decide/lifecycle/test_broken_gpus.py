@@ -19,6 +19,7 @@ JOB = with_status(
 )
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize(("seconds", "gpus"), [(60, 3), (3700, 64)])
 def test_a_job_under_which_gpus_break_gives_up_before_it_has_taken_them_all(
     seconds: float, gpus: int
@@ -46,6 +47,7 @@ def test_a_job_that_runs_for_long_without_breaking_a_gpu_is_none_that_breaks_the
     assert decision.counters.unhealthy_gpus == counted
 
 
+@pytest.mark.promise("I15")
 def test_a_job_under_which_two_gpus_broke_gets_the_next_one_for_itself() -> None:
     """Or else jobs that were beside it each time would be given up with it."""
     job = JOB

@@ -45,6 +45,7 @@ def next_is(found: Plan) -> JobPhase:
     return statuses(found.items)["next"].phase
 
 
+@pytest.mark.promise("I1")
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING])
 def test_its_pods_are_stopped_and_hold_their_gpus_until_they_are_gone(phase: JobPhase) -> None:
     """I1, I7."""

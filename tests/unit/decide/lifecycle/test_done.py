@@ -30,6 +30,8 @@ from tests.harness.builders import (
     with_status,
 )
 
+pytestmark = pytest.mark.promise("I5")
+
 JOB = running(make_job())
 STOP = StopReason("Preempted", "stopped for team/other", after(30))
 

@@ -63,6 +63,7 @@ def test_no_trouble() -> None:
     assert found(A, A, B) is None
 
 
+@pytest.mark.promise("I13")
 def test_a_reclaimed_node_is_left_before_its_deadline() -> None:
     """I13: the grace ends when the node does, and not before a second from now."""
     noticed = found(A, **reclaimed(str(int(after(12).timestamp()))))
@@ -105,6 +106,7 @@ def test_a_gpu_that_programs_failed_on_is_kept_by_the_job_that_runs_there() -> N
     assert seen.blocked.reason is BlockedReason.SUSPECT
 
 
+@pytest.mark.promise("I14")
 def test_stale_or_missing_readings_never_stop_a_job() -> None:
     """I14."""
     overfull = make_gpu(healthy=False, unmanaged=20 * GIB)
@@ -141,6 +143,7 @@ def test_an_unmanaged_process_alone_never_moves_a_job() -> None:
     assert "> 24 GiB" in message
 
 
+@pytest.mark.promise("I1")
 def test_of_an_overfull_gpu_the_largest_job_moves() -> None:
     """I1: the stated policy, and exactly one of them."""
     leak = running(make_job("leak"), held=reserve(15 * GIB))
@@ -162,6 +165,7 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
     assert "11 GiB used above that" in stop.message
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize(
     ("used_bytes", "reason"),
     [(2 * GIB + CONTEXT_BYTES, "GPUOverfull"), (13 * GIB, "MemoryCapExceeded")],

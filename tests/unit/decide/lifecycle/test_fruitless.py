@@ -22,6 +22,7 @@ def test_fruitless_interruptions_end() -> None:
     assert decision.message == "interrupted 51 times in a row without progress (no checkpoint)"
 
 
+@pytest.mark.promise("I4")
 @pytest.mark.parametrize(
     ("status", "fruitless"),
     [

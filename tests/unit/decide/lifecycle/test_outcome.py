@@ -126,6 +126,7 @@ def test_exit_zero_without_a_word_is_no_end_of_an_attempt_that_is_stopped(reason
     assert ended(0).end is AttemptEnd.SUCCEEDED
 
 
+@pytest.mark.promise("I13")
 @pytest.mark.parametrize(
     ("words", "end"),
     [
@@ -218,6 +219,7 @@ def decide(kind: FailureClass, job: GPUJob, step: int = 0) -> Any:
     return retry_decision(job, outcome, CONFIGURATION, T0)
 
 
+@pytest.mark.promise("I4")
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_class_is_counted_and_bounded(kind: FailureClass) -> None:
     """I4: no class of failure is repeated for ever; the limit's number is in the message."""

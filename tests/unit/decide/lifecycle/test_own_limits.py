@@ -38,6 +38,7 @@ def test_an_eviction_for_the_nodes_sake_is_an_interruption() -> None:
     assert ended(137, reason="Evicted", message=message).end is AttemptEnd.INTERRUPTED
 
 
+@pytest.mark.promise("I4")
 @pytest.mark.parametrize("exit_code", [143, 137, None])
 def test_a_deadline_of_the_template_is_a_failure(exit_code: int | None) -> None:
     """I4: it ends the job in the end."""

@@ -58,6 +58,7 @@ def value(job: GPUJob, kind: str) -> ConditionStatus | None:
     return found.status if found is not None else None
 
 
+@pytest.mark.promise("I5")
 def test_a_worker_that_is_done_is_done_and_its_pod_goes() -> None:
     """I5. First the end is durable, then the pod that tells of it is deleted."""
     job = running(make_job(hang_seconds=600))
@@ -80,6 +81,7 @@ def test_it_is_done_whatever_the_pod_says(phase: PodPhase) -> None:
     assert said(job, decided(job, pods=(pod,))).status.phase is JobPhase.SUCCEEDED
 
 
+@pytest.mark.promise("I1")
 def test_its_gpus_are_held_until_the_pod_is_gone() -> None:
     """I1."""
     job = running(make_job(), ("n0", ("GPU-0",)))

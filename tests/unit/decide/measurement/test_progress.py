@@ -69,6 +69,7 @@ def test_reports_of_another_attempt_are_ignored() -> None:
     assert with_report(JOB, JOB.status, None, Configuration()) == JOB.status
 
 
+@pytest.mark.promise("I6")
 def test_the_durable_step_never_goes_back() -> None:
     """I6."""
     job = with_status(JOB, checkpoint=CheckpointReport(50))
@@ -240,6 +241,7 @@ def test_the_worker_sees_peaks_that_the_agent_misses() -> None:
     assert joined_usage(used(1), None, None) == used(1)
 
 
+@pytest.mark.promise("I1")
 def test_a_worker_is_believed_up_to_a_bound_above_the_agent() -> None:
     """I1: what a worker says takes no memory from its neighbours."""
     lie = 16 * 1024 * GIB

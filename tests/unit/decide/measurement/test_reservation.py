@@ -63,6 +63,7 @@ def test_without_knowledge_the_whole_gpu() -> None:
     assert wanted(make_job(memory_bytes=2 * GIB)) is None
 
 
+@pytest.mark.promise("I2")
 def test_exclusive_is_always_the_whole_gpu() -> None:
     """I2."""
     job = with_status(make_job(sharing=SharingMode.EXCLUSIVE), measurement=measured(GIB))
@@ -237,6 +238,7 @@ def test_growth_is_recorded_when_the_job_uses_more_than_it_holds() -> None:
     assert grown.memory_bytes > 11 * GIB - 1
 
 
+@pytest.mark.promise("I1")
 def test_growth_ends_where_the_gpu_does() -> None:
     """I1: the margin takes nothing that is not free, and without free memory nothing changes."""
     held = reserve(10 * GIB)
@@ -286,6 +288,7 @@ def test_exclusive_and_unreserved_stay() -> None:
     assert measured_reservation(make_job(), used(GIB), CONFIGURATION, lambda: CARD_BYTES) is None
 
 
+@pytest.mark.promise("I8")
 def test_a_measured_reservation_settles() -> None:
     """I8: the same measurement again changes nothing."""
     held = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)

@@ -1,5 +1,7 @@
 """Conditions change their transition time only when their status changes."""
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.meta import MESSAGE_CHARACTERS_MAX, ConditionStatus
 from gpujob_operator.decide.model import conditions
@@ -21,6 +23,7 @@ def with_condition(
     return writer.status()
 
 
+@pytest.mark.promise("I8")
 def test_transition_time_stays_while_the_status_stays() -> None:
     """I8: a condition that says the same again is the same."""
     job = make_job()

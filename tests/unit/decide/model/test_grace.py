@@ -52,6 +52,7 @@ def pods_of(job: GPUJob) -> tuple[PodView, ...]:
     return tuple(pod_view(manifest) for manifest in manifests)
 
 
+@pytest.mark.promise("I13")
 @pytest.mark.parametrize(
     ("asked", "grace"),
     [(None, 30), (600, 600), (5, 5), (1000, 900), (0, 1), (-3, 1), ("x", 30), (True, 30)],
@@ -96,6 +97,7 @@ def test_an_orphan_gets_its_own_grace() -> None:
     assert [item.grace_seconds for item in found.items if isinstance(item, DeletePod)] == [600]
 
 
+@pytest.mark.promise("I13")
 def test_a_gang_is_asked_first_and_has_its_grace_afterwards() -> None:
     """I13: who did not hear the question gets all that it was told."""
     places = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))

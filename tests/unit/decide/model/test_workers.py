@@ -68,6 +68,7 @@ def test_a_worker_has_owner_namespace_and_name() -> None:
     assert not any(is_worker_of(pod, job) for pod in impostors(job))
 
 
+@pytest.mark.promise("I3")
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_an_impostor_ends_no_attempt_and_is_not_deleted(number: int, exit_code: int) -> None:
@@ -129,6 +130,7 @@ def test_a_job_that_runs_already_learns_the_uids_of_its_pods() -> None:
     assert [worker.pod_uid for worker in placement.workers] == ["uid-job-1-0"]
 
 
+@pytest.mark.promise("I3")
 def test_a_stripped_owner_reference_changes_nothing() -> None:
     """I1, I3: the status knows the pod."""
     job = running(make_job())
@@ -152,6 +154,7 @@ def test_who_comes_in_place_of_a_known_pod_is_no_worker() -> None:
     assert deleted(decided(job, pods=(make_pod(job), live))) == ["another"]
 
 
+@pytest.mark.promise("I3")
 def test_a_known_pod_that_is_gone_is_not_created_again() -> None:
     """I3: what it ran may be there still; the next attempt is fenced off by its number."""
     job = placed(make_job(workers=2), *TWO)
@@ -174,6 +177,7 @@ def decided_with(created: PerhapsCreated, job: GPUJob, *pods: PodView) -> Plan:
     return plan(replace(snapshot, perhaps_created=(created,)), after(1))
 
 
+@pytest.mark.promise("I3")
 def test_a_pod_that_was_created_and_is_gone_is_not_created_again() -> None:
     """I3: the status does not know it yet, but the process that created it does."""
     job = placed(make_job(workers=2), *TWO)
@@ -189,6 +193,7 @@ def test_a_pod_that_was_created_and_is_gone_is_not_created_again() -> None:
     assert [item.rank for item in others.items if isinstance(item, CreatePod)] == [0]
 
 
+@pytest.mark.promise("I3")
 def test_an_attempt_of_another_process_without_a_pod_gets_the_next_number() -> None:
     """I3: nobody knows which pods it had. It keeps its GPUs, and is no interruption."""
     job = placed(make_job(workers=2), *TWO)
@@ -292,6 +297,7 @@ def blocked(*jobs: GPUJob, pods: tuple[PodView, ...]) -> bool:
     return statuses(plan(snapshot, after(1)).items)["waiting"].phase is JobPhase.PENDING
 
 
+@pytest.mark.promise("I1")
 def test_a_pod_of_an_ended_attempt_holds_its_gpu_until_it_is_gone() -> None:
     """I1."""
     ended = replace(running(make_job()), status=running(make_job()).status)
@@ -313,6 +319,7 @@ def test_a_pod_of_an_attempt_to_come_holds_gpus_of_its_own_node_alone() -> None:
     assert blocked(job, pods=(replace(pod, node="n0"),))
 
 
+@pytest.mark.promise("I7")
 def test_an_orphan_that_still_names_its_owner_is_deleted_and_holds_its_gpu_till_then() -> None:
     """I7, I1."""
     gone = running(make_job("gone"))

@@ -71,6 +71,7 @@ def gpus(count: int) -> list[Any]:
     return [make_gpu(f"GPU-{n}", index=n) for n in range(count)]
 
 
+@pytest.mark.promise("I1")
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_n_jobs_of_exactly_m_bytes_on_a_gpu_one_byte_short(count: int) -> None:
     """I1: exactly one of them does not run, and it is told how much is missing."""
@@ -120,6 +121,7 @@ def test_an_unknown_job_does_not_start_where_unmanaged_processes_left_next_to_no
     assert gpus_of(make_job(), make_snapshot(gpus=[room])) == ["GPU-0"]
 
 
+@pytest.mark.promise("I2")
 def test_exclusive_jobs_share_with_nobody() -> None:
     """I2: neither with jobs nor with unmanaged processes, and nobody joins them."""
     alone = make_job(sharing=SharingMode.EXCLUSIVE)
@@ -276,6 +278,7 @@ def test_the_limit_of_summed_utilization_follows_the_law() -> None:
     assert rounded == {0: 50, 3: 50, 4: 80, 10: 80, 12: 95, 26: 95, 27: 127, 100: 200}
 
 
+@pytest.mark.promise("I11")
 def test_claimed_gpus_are_not_for_later_jobs() -> None:
     """I11."""
     assert gpus_of(make_job(), make_snapshot(gpus=gpus(2)), ("GPU-0",)) == ["GPU-1"]
@@ -295,6 +298,7 @@ def test_the_cheaper_node_then_the_node_with_fewer_free_gpus() -> None:
     assert gpus_of(make_job(), make_snapshot(gpu_nodes=[roomy, tight])) == ["GPU-b"]
 
 
+@pytest.mark.promise("I4")
 def test_messages_carry_the_numbers() -> None:
     """I4: what is asked, what there is, and the nearest fit."""
     jobs = [of("a", 20 * GIB, "GPU-0"), of("b", 22 * GIB, "GPU-1")]

@@ -20,6 +20,8 @@ from tests.harness.builders import (
     statuses,
 )
 
+pytestmark = pytest.mark.promise("I11")
+
 JOB = make_job("job")
 
 

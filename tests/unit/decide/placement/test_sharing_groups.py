@@ -24,6 +24,8 @@ from tests.harness.builders import (
 )
 from tests.harness.world import World
 
+pytestmark = pytest.mark.promise("I15")
+
 APART = [make_queue("a"), make_queue("b")]
 TOGETHER = [make_queue("a", sharing_group="lab"), make_queue("b", sharing_group="lab")]
 REASON = "shared by jobs of another namespace and sharing group"

@@ -149,6 +149,7 @@ def test_a_gang_gets_all_its_gpus_or_interrupts_nobody() -> None:
     assert len(world.running()) == 2
 
 
+@pytest.mark.promise("I11")
 def test_a_job_is_interrupted_only_so_often() -> None:
     world = World(whole("low"), gpu_nodes=nodes(1))
     world.tick()
@@ -191,6 +192,7 @@ def queue(name: str, gpus: int | None, borrow: int | None = None, parent: str = 
     return make_queue(name, borrow=borrow, parent=parent, **fields)
 
 
+@pytest.mark.promise("I11")
 def test_what_was_lent_is_given_back() -> None:
     """Whoever is within its quota gets its GPUs back, from those who borrowed."""
     queues = [queue("a", 2, borrow=2), queue("b", 2)]
@@ -325,6 +327,7 @@ def test_nobody_moves_when_there_is_no_other_place() -> None:
 # -- backfill
 
 
+@pytest.mark.promise("I11")
 def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     """I11: it is gone before the large one could start; one of unknown length has to wait."""
     world = World(whole("busy"), gpu_nodes=nodes(2))

@@ -11,6 +11,8 @@ from gpujob_api.gpuqueue import GPUQueue, PriorityRange
 from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
 from tests.harness.world import World
 
+pytestmark = pytest.mark.promise("I15")
+
 
 def restricted(
     name: str = "default",

@@ -1,5 +1,7 @@
 """Order, quota of queues and their parents, borrowing."""
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
@@ -35,6 +37,7 @@ def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, arrays: ClusterSize = F
     return [entry.job.metadata.name for entry in line]
 
 
+@pytest.mark.promise("I11")
 def test_order_is_priority_then_arrival_then_uid() -> None:
     """I11."""
     jobs = [
@@ -151,6 +154,7 @@ def test_children_of_one_parent_count_together() -> None:
     assert names_in_line(jobs, *queues) == ["of-alone", "of-y", "of-x"]
 
 
+@pytest.mark.promise("I11")
 def test_a_job_of_the_parent_itself_counts_beside_those_of_its_children() -> None:
     """I11: the parent's quota bounds it and its children together."""
     parent, child = make_queue("lab", gpus=3), make_queue("north", gpus=3, parent="lab")
@@ -162,6 +166,7 @@ def test_a_job_of_the_parent_itself_counts_beside_those_of_its_children() -> Non
     assert queues.quota_shortfall(too_many, GIB) == "queue lab uses 2 of 3 GPUs, needs 2 more"
 
 
+@pytest.mark.promise("I11")
 def test_jobs_within_their_quota_come_before_borrowers_of_any_priority() -> None:
     queues = [make_queue("a", gpus=0, borrow=5), make_queue("b", gpus=1)]
     jobs = [

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
 from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
 from tests.harness.world import World
+
+pytestmark = pytest.mark.promise("I11")
 
 ORG = (
     make_queue("org", gpus=2),

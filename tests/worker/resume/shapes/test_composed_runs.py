@@ -68,6 +68,7 @@ def test_what_does_not_end_is_ended(
     assert run_of(zygote, tmp_path, "print('next')").output == "next\n"
 
 
+@pytest.mark.promise("I6")
 @pytest.mark.parametrize("seed", range(25))
 def test_a_composed_script_comes_back_exactly_or_is_refused_beforehand(
     zygote: Zygote, tmp_path: Path, seed: int
