@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gpujob_api.settings import Settings
-from gpujob_worker.launch.resume_flags import adapt_resume, known_arguments, newest_checkpoint
+from gpujob_worker.checkpoint.own_files import newest_checkpoint
+from gpujob_worker.launch.resume_flags import adapt_resume, known_arguments
 from gpujob_worker.run.decision_log import DecisionLog
 from tests.harness.worker_process import run_worker
 
@@ -66,6 +67,7 @@ def test_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
         else:
             assert "own checkpoint none at" in said
         assert "resume skipped: the script keeps checkpoints of its own" in said
+        assert done.report["protection"] == "BestEffort"
     assert results["stopped-2"].startswith("from 10\n")
     last = [results[name].splitlines()[-1] for name in ("whole-1", "stopped-2")]
     assert last[0] == last[1]

@@ -1,5 +1,6 @@
 """The condition `Unprotected`, and what the end of an attempt announces of the next one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,10 +33,18 @@ AT = 70.0
 REFUSED = ResumeRefused(190, "step 191 differs: loss 2.25 instead of 1.5")
 
 
-def attempt(claim: str | None = "ckpt", number: int = 1, step: int = 190, **status: Any) -> GPUJob:
-    return running(
-        make_job(claim=claim), attempt=number, measurement=measured(GIB, step=step), **status
-    )
+def attempt(
+    claim: str | None = "ckpt",
+    number: int = 1,
+    step: int = 190,
+    path: str | None = None,
+    suspend: bool = False,
+    **status: Any,
+) -> GPUJob:
+    job = make_job(claim=claim)
+    checkpoint = replace(job.spec.checkpoint, path=path)
+    job = replace(job, spec=replace(job.spec, checkpoint=checkpoint, suspend=suspend))
+    return running(job, attempt=number, measurement=measured(GIB, step=step), **status)
 
 
 def decided(
@@ -137,6 +146,12 @@ def test_a_job_that_has_ended_has_nothing_to_lose() -> None:
             attempt(protection=Protection.FROM_BEGINNING),
             "not resumable: the next attempt starts from the beginning; 190 steps are lost",
         ),
+        (attempt(path="own/*.pt"), "the script has its own checkpoints (own/*.pt)"),
+        (
+            attempt(path="own/*.pt", protection=Protection.FROM_BEGINNING),
+            "nothing matched checkpoint.path (own/*.pt): the next attempt starts from the "
+            "beginning; 190 steps are lost",
+        ),
         # The steps are those of the attempt before, which announced their loss.
         (attempt(None, number=2), "no claim: the next attempt starts from the beginning"),
         (
@@ -153,6 +168,12 @@ def test_the_end_of_an_attempt_announces_what_is_lost(job: GPUJob, text: str) ->
     running_condition = conditions.find(status, conditions.RUNNING)
     assert running_condition is not None
     assert running_condition.message == f"{announced}rescheduling"
+
+
+def test_a_suspended_job_is_not_rescheduled() -> None:
+    stop = StopReason("Suspended", "spec.suspend is true", after(AT + 30))
+    _, [note] = decided(attempt(suspend=True, stop=stop), exit_code=144)
+    assert note.message.endswith("; waits until spec.suspend is false")
 
 
 def test_the_last_attempt_of_all_announces_no_next_one() -> None:

@@ -139,6 +139,11 @@ def test_a_job_that_requires_spot_nodes_is_placed_on_them_and_warned() -> None:
     )
 
 
+def test_a_path_that_nothing_matches_refers_to_the_page_on_paths() -> None:
+    text = unprotected_message(job("ckpt", path="own/*.pt"), NOT_RESUMABLE, "nothing matches")
+    assert text.endswith("nothing matches; docs/guides/checkpoints.md names what helps")
+
+
 def test_the_next_step() -> None:
     assert unprotected_message(job(), NO_PLACE).endswith("set checkpoint.volumeClaimName")
     elsewhere = unprotected_message(job(path="/tmp/x.pt"), NO_PLACE)

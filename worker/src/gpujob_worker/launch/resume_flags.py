@@ -5,21 +5,16 @@ The job says where they lie (`spec.checkpoint.path`) and with which arguments
 """
 
 import ast
-import glob
-import itertools
-import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpujob_api.settings import Settings
+from gpujob_worker.checkpoint.own_files import absolute, newest_checkpoint
 from gpujob_worker.launch.batch_flags import SOURCE_BYTES_MAX
 from gpujob_worker.run.decision_log import DecisionLog
 
 PLACEHOLDER = "{path}"
-# Of what the pattern matches, looked at.
-FILES_MAX = 10_000
 _ITEM = "own checkpoint"
 # Flags that take the file, or nothing where they are switches, in the order of preference.
 FLAGS = (
@@ -42,10 +37,10 @@ def adapt_resume(
     pattern = settings.script_checkpoint
     if pattern is None:
         return given
-    where = _absolute(pattern, directory)
+    where = absolute(pattern, directory)
     newest = newest_checkpoint(where)
     if newest is None:
-        explanation.note(_ITEM, f"none at {where} yet: the script starts anew")
+        explanation.note(_ITEM, f"none at {where} at its start: the script starts anew")
         return given
     arguments = settings.resume_arguments or known_arguments(script)
     if not arguments:
@@ -62,16 +57,6 @@ def adapt_resume(
     return [*given, *filled]
 
 
-def newest_checkpoint(pattern: str) -> Path | None:
-    """The newest file or folder that matches and is whole, as far as that can be seen."""
-    found = itertools.islice(glob.iglob(pattern, recursive=True), FILES_MAX)
-    dated = [(_changed(Path(path)), Path(path)) for path in found]
-    for _, path in sorted(dated, reverse=True):
-        if _is_whole(path):
-            return path
-    return None
-
-
 def known_arguments(script: str) -> tuple[str, ...]:
     """By the script's source; empty where it has no flag of the table."""
     tree = _parsed(Path(script))
@@ -85,30 +70,6 @@ def known_arguments(script: str) -> tuple[str, ...]:
         if name in GLOBALS and isinstance(value, str):
             return (f"--{name}={GLOBALS[name]}",)
     return ()
-
-
-def _absolute(pattern: str, directory: Path | None) -> str:
-    expanded = os.path.expandvars(pattern)
-    return expanded if directory is None else str(directory / expanded)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _is_whole(path: Path) -> bool:
-    """`torch.save` writes a zip file, whose directory comes last: half of one has none."""
-    if path.is_dir() or path.suffix not in (".pt", ".pth", ".ckpt", ".tar"):
-        return path.exists()
-    try:
-        with path.open("rb") as stream:
-            begins_as_zip = stream.read(2) == b"PK"
-    except OSError:
-        return False
-    return not begins_as_zip or zipfile.is_zipfile(path)
 
 
 def _parsed(script: Path) -> ast.Module | None:

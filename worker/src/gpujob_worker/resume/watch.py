@@ -9,6 +9,7 @@ from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.resume import huggingface, lightning
 from gpujob_worker.resume.loader_processes import keep_from_group_signals
+from gpujob_worker.resume.own_checkpoints import OwnCheckpoints
 from gpujob_worker.resume.plain_script import PlainScript, adapt_accelerate
 from gpujob_worker.resume.unmodified import Unmodified
 from gpujob_worker.run.session import Session
@@ -21,8 +22,10 @@ def watch(session: Session) -> None:
     """Once torch was imported, with a checkpoint directory: trainers that come are adapted."""
     if not session.features.allows("resume"):
         return
-    if session.environment.settings.script_checkpoint is not None:
+    pattern = session.environment.settings.script_checkpoint
+    if pattern is not None:
         session.explanation.skipped("resume", "the script keeps checkpoints of its own")
+        session.before_report(OwnCheckpoints(session, pattern).look)
         return
     unmodified = Unmodified(session)
     unmodified.install()

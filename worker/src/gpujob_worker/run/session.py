@@ -68,6 +68,7 @@ class Session:
         self.profiler = profiler
         self._release: Callable[[], None] = lambda: None
         self._ending: Callable[[], None] = lambda: None
+        self._before_report: Callable[[], None] = lambda: None
         self._on_end: Callable[[bool], None] = lambda _: None
         # The script came to its end without having learned: its exit code is not the run's.
         self.is_unfinished = False
@@ -171,6 +172,7 @@ class Session:
 
     def report(self) -> Report:
         """The newest report, also written as the termination message in case it is the last."""
+        self._before_report()
         with self._lock:
             self._sequence += 1
             report = self._build()
@@ -266,6 +268,10 @@ class Session:
         script's objects.
         """
         self._ending, self._release = ending, release
+
+    def before_report(self, call: Callable[[], None]) -> None:
+        """`call` may add to each report."""
+        self._before_report = call
 
     def on_end(self, call: Callable[[bool], None]) -> None:
         """Called when the script ends and was not stopped, with whether it ended well."""

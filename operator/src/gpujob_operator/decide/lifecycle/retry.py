@@ -99,6 +99,8 @@ def interrupted(
         return RetryDecision(counters, False, None, message)
     delay = _delay_seconds(job, counters.fruitless, configuration, now)
     message = "rescheduling"
+    if job.spec.suspend:
+        message = "waits until spec.suspend is false"
     if counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX:
         message += (
             f" on GPUs of its own, because {counters.unhealthy_gpus} GPUs in a row became "

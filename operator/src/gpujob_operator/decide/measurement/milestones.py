@@ -72,9 +72,13 @@ def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:
     why, path = why_unprotected(job, configuration), job.spec.checkpoint.path
     if why is None and path is not None:
         return f"the script has its own checkpoints ({path[:128]})"
-    cause = {None: "no checkpoint", Unprotected.NO_DURABLE_PLACE: _no_place(job)}.get(
-        why, "not resumable"
-    )
+    cause = "not resumable"
+    if why is None:
+        cause = "no checkpoint"
+    elif why is Unprotected.NO_DURABLE_PLACE:
+        cause = _no_place(job)
+    elif path is not None:
+        cause = f"nothing matched checkpoint.path ({path[:128]})"
     text = f"{cause}: the next attempt starts from the beginning"
     # Before its first report the figures are those of the attempt before.
     moved = job.status.attempt == 1 or job.status.resumed_from_step is not None

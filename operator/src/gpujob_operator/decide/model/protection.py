@@ -50,7 +50,8 @@ def unprotected_message(job: GPUJob, why: Unprotected, reason: str = "") -> str:
     lost = "an interruption starts the job again from the beginning"
     if why is Unprotected.NOT_RESUMABLE:
         reason = reason or "the worker found that no checkpoint brings its run back exactly"
-        text = f"{lost}: {reason}; docs/guides/worker.md names what helps"
+        page = "worker" if job.spec.checkpoint.path is None else "checkpoints"
+        text = f"{lost}: {reason}; docs/guides/{page}.md names what helps"
     elif (path := _absolute_path(job)) is not None:
         text = (
             f"{lost}: checkpoint.path ({path[:128]}) is on no persistent volume; mount a "

@@ -120,7 +120,8 @@ CONDITIONS: Mapping[str, Meanings] = {
         Unprotected.NO_DURABLE_PLACE.value: "no persistent volume keeps the job's checkpoints: set "
         "`checkpoint.volumeClaimName`",
         Unprotected.NOT_RESUMABLE.value: "the worker reports that no checkpoint brings the run "
-        "back exactly; the message has its reason",
+        "back exactly, or that nothing matches `checkpoint.path` 5 minutes after the first step; "
+        "the message has its reason",
     },
     conditions.EDIT_REFUSED: {
         PendingReason.QUEUE_NOT_FOUND.value: "there is no GPUQueue of the name in `spec.queue`",
