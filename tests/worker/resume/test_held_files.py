@@ -258,7 +258,7 @@ def test_what_was_there_is_neither_removed_nor_moved_on_the_way(tmp_path: Path) 
         (tmp_path / "new").write_text("new")
         os.replace(tmp_path / "new", old["d"])
         assert len(files.held()) == 6
-        assert files.release({"saves": 0, "files": {}}) == []
+        assert files.release({"saves": 0, "files": {}, "folders": []}) == []
         old["b"].unlink()
     assert not old.pop("b").exists()
     assert {path.read_text() for path in old.values()} == {"old"}

@@ -236,3 +236,31 @@ print(slow.calls, sum(slow.norms), around.base.param_groups[0]["lr"], end=" ")
 
 def test_what_optimizers_of_the_script_keep_comes_back(tmp_path: Path) -> None:
     ends_as_undisturbed(tmp_path, script(OWN_OPTIMIZERS), 14)
+
+
+ROTATING = """
+import json, shutil
+os.chdir(os.path.dirname(__file__))
+kept = []
+loader = DataLoader(data, batch_size=4, shuffle=True)
+for epoch in range(3):
+    for a, b in loader:
+        LEARN
+        folder = f"checkpoint-{step}"
+        os.mkdir(folder)
+        torch.save(model.state_dict(), f"{folder}/model.pt")
+        torch.save(model.state_dict(), f"{step}.pt")
+        history = json.load(open("history.json")) if os.path.exists("history.json") else []
+        with open("history.json", "w") as file: json.dump([*history, step], file)
+        kept.append(step)
+        if len(kept) > 2:
+            old = kept.pop(0)
+            shutil.rmtree(f"checkpoint-{old}")
+            os.remove(f"{old}.pt")
+print(history, kept, sorted(name for name in os.listdir() if name[0] in "123456789c"), end=" ")
+"""
+
+
+def test_what_is_written_and_removed_in_each_step_is_done_once_more(tmp_path: Path) -> None:
+    """A stopped run makes two more steps after its save."""
+    ends_as_undisturbed(tmp_path, script(ROTATING), 14)

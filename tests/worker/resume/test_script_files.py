@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from gpujob_worker.resume.written_files import mark_of
 from tests.harness.script_attempts import append, attempt, saved
 
 
@@ -28,7 +29,10 @@ def test_a_snapshot_has_what_is_written(tmp_path: Path, log: Path) -> None:
         stream.write("seven b")
         append(tmp_path / "more.txt", 12)
         (tmp_path / "closed").write_bytes(b"12")
-        found = saved(files)["files"]
+        found: dict[str, dict[str, Any]] = saved(files)["files"]
+    closed = found[str(tmp_path / "closed")]
+    assert closed.pop("mark") == mark_of(str(tmp_path / "closed"))
+    assert closed.pop("content") == b"12"
     assert found == {
         str(log): {"mode": "write", "size": 7, "open": True, "position": 7},
         str(tmp_path / "more.txt"): {"mode": "append", "size": 3, "open": False, "position": None},

@@ -29,6 +29,29 @@ class _Handle:
     reference: weakref.ref[Any]
 
 
+def wrap(
+    module: Any, name: str, around: Callable[..., Any], is_asked: Callable[[], bool]
+) -> tuple[Any, Any]:
+    """Lets `around` do what a function of files does, with that function first among its arguments,
+    where it `is_asked`. Returns both.
+    """
+    plain = getattr(module, name)
+
+    @functools.wraps(plain)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        # With the descriptor of a folder, it is a step of what is looked at as a whole.
+        relative = any(keywords.get(each) is not None for each in _DIRECTORIES)
+        if relative or not is_asked():
+            return plain(*arguments, **keywords)
+        return around(plain, *arguments, **keywords)
+
+    for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if plain in known:
+            known.add(wrapped)
+    setattr(module, name, wrapped)
+    return plain, wrapped
+
+
 class HeldFiles:
     """From the start of a process that resumes until `release`.
 
@@ -64,20 +87,7 @@ class HeldFiles:
         self._wrap(os, "open", self._opens)
 
     def _wrap(self, module: Any, name: str, around: Callable[..., Any]) -> None:
-        plain = getattr(module, name)
-
-        @functools.wraps(plain)
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            # With the descriptor of a folder, it is a step of what is looked at as a whole.
-            relative = any(keywords.get(each) is not None for each in _DIRECTORIES)
-            if not self.active or relative or not self._is_script():
-                return plain(*arguments, **keywords)
-            return around(plain, *arguments, **keywords)
-
-        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-            if plain in known:
-                known.add(wrapped)
-        setattr(module, name, wrapped)
+        plain, wrapped = wrap(module, name, around, lambda: self.active and self._is_script())
         self._plain.append((module, name, plain, wrapped))
 
     def uninstall(self) -> None:
@@ -155,7 +165,8 @@ class HeldFiles:
 
     def _makes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
         known = self._absolute(path)
-        if known in self._removed and os.path.isdir(known):
+        if known is not None and os.path.isdir(known) and self.holds(known):
+            # The script made it the first time; a folder that it removed stays, too.
             return
         plain(path, *arguments, **keywords)
         if known is not None:

@@ -78,6 +78,7 @@ class PlainScript:
         state.variables.accepts_less = environment.settings.resume is ResumeMode.BEST_EFFORT
         state.objects.install(self._made)
         state.gradients.install()
+        state.files.leaves = self._leave_for_beginning
         state.files.install()
         replace_cycle()
         directory = environment.checkpoint_directory

@@ -11,7 +11,9 @@ import importlib
 import inspect
 import io
 import os
+import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import safetensors.torch
 import torch
 
 from gpujob_worker.resume.append_journal import AppendJournal
-from gpujob_worker.resume.held_files import HeldFiles
+from gpujob_worker.resume.held_files import HeldFiles, wrap
+from gpujob_worker.resume.redone_files import RedoneFiles
 from gpujob_worker.resume.written_files import (
     APPEND,
     UPDATE,
@@ -37,6 +40,8 @@ _OWN = ("gpujob_worker.", "gpujob_api.")
 _COMPRESSED = {"bz2", "gzip", "lzma"}
 # Its place among the further arguments of `open`.
 _OPENER = 5
+# Folders that the script made; more are not kept track of.
+_FOLDERS_MAX = 10_000
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
@@ -45,6 +50,10 @@ class ScriptFiles:
 
     def __init__(self) -> None:
         self.journal = AppendJournal()
+        # Called with why the script that came back cannot go on.
+        self.leaves: Callable[[str], Any] = _goes_on
+        self._redone: RedoneFiles | None = None
+        self._folders: set[str] = set()
         self._open_plainly: Any = builtins.open
         self._written = WrittenFiles()
         self._held: HeldFiles | None = None
@@ -59,6 +68,8 @@ class ScriptFiles:
         @functools.wraps(plain)
         def opens(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
             if not self._active or type(file) is int or ("r" in mode and "+" not in mode):
+                if self._redone is not None and self._active:
+                    self._reads(file)
                 return plain(file, mode, *arguments, **keywords)
             return self._open(file, mode, *arguments, **keywords)
 
@@ -69,7 +80,45 @@ class ScriptFiles:
                 setattr(module, attribute, opens)
         self._wrap_saving(torch, "save")
         self._wrap_saving(safetensors.torch, "save_file")
+        wrap(os, "mkdir", self._makes, self._looks)
+        for name in ("rename", "replace"):
+            wrap(os, name, self._moves, self._looks)
         os.register_at_fork(after_in_child=self._stop)
+
+    def _looks(self) -> bool:
+        """Whether files are where the script's calls leave them."""
+        return self._held is None and self._called_by_script()
+
+    def _reads(self, file: Any) -> None:
+        path = self._script_path(file, _caller())
+        if path is not None and self._redone is not None:
+            self._redone.reads(path)
+
+    def _makes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
+        known = self._held_path(path)
+        if known is None or self._redone is None or not self._redone.is_made(known):
+            plain(path, *arguments, **keywords)
+        if known is not None and len(self._folders) < _FOLDERS_MAX:
+            self._folders.add(known)
+
+    def _moves(self, plain: Any, src: Any, dst: Any, **keywords: Any) -> Any:
+        old, new = self._held_path(src), self._held_path(dst)
+        if self._redone is not None and old is not None:
+            self._redone.reads(old)
+        plain(src, dst, **keywords)
+        if new is not None and size_of(new) is not None:
+            self._notes_write(new)
+
+    def _removes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
+        known = self._held_path(path)
+        if known is not None and self._redone is not None and self._redone.is_removed(known):
+            return
+        plain(path, *arguments, **keywords)
+
+    def _notes_write(self, path: str) -> None:
+        if self._redone is not None:
+            self._redone.writes(path)
+        self._written.note(path, WRITE)
 
     def exclude(self, directory: Path) -> None:
         """What lies in the directory (that of the checkpoints) is not the script's."""
@@ -91,6 +140,8 @@ class ScriptFiles:
         if held is not None and kind != UPDATE and size_of(path) is not None and held.holds(path):
             handle = held.open(path, kind, stateful, file, mode, *arguments, **keywords)
         else:
+            if self._redone is not None:
+                mode = self._again(path, kind, mode)
             known = self._written.get(path)
             begins = kind == APPEND and (known is None or known.mode != APPEND)
             size = size_of(path) if begins or held is not None else None
@@ -103,6 +154,16 @@ class ScriptFiles:
                 held.created(path)
         self._written.note(path, kind, handle, stateful=stateful)
         return handle
+
+    def _again(self, path: str, kind: str, mode: str) -> str:
+        """The mode by which a file is opened that the script may have made after the save."""
+        assert self._redone is not None
+        if kind == WRITE:
+            self._redone.writes(path)
+            return mode.replace("x", "w") if self._written.get(path) is None else mode
+        if kind == UPDATE:
+            self._redone.reads(path)
+        return mode
 
     def _script_path(self, file: Any, caller: str) -> str | None:
         """The absolute path of a file that is the script's."""
@@ -129,7 +190,7 @@ class ScriptFiles:
             if held is not None:
                 held.created(path)
             result = plain(what, *arguments, **keywords)
-            self._written.note(path, WRITE)
+            self._notes_write(path)
             return result
 
         setattr(module, name, saves)
@@ -137,7 +198,8 @@ class ScriptFiles:
     def snapshot(self) -> dict[str, Any]:
         """What `release` needs, in plain values."""
         self._saves += 1
-        return {"saves": self._saves, "files": self._written.saved()}
+        folders = sorted(filter(os.path.isdir, self._folders))
+        return {"saves": self._saves, "files": self._written.saved(), "folders": folders}
 
     def hold(self) -> None:
         """What is there now stays as it is until `release`."""
@@ -165,10 +227,19 @@ class ScriptFiles:
             return reasons
         self._held = None
         self._saves = saved["saves"]
+        self._go_on(saved)
         for path, entry in saved["files"].items():
             if entry["mode"] == APPEND or self._written.get(path) is None:
                 self._written.note(path, entry["mode"])
         return []
+
+    def _go_on(self, saved: dict[str, Any]) -> None:
+        """What was done after the save is done once more."""
+        self._folders = set(saved["folders"])
+        self._redone = RedoneFiles(saved["files"], saved["folders"], self.leaves)
+        for name in ("remove", "unlink", "rmdir"):
+            wrap(os, name, self._removes, self._looks)
+        wrap(shutil, "rmtree", self._removes, self._looks)
 
     def conflicts(self) -> list[str]:
         """Why a resume would not find the files as they are, known without one."""
@@ -185,6 +256,10 @@ class ScriptFiles:
     def held(self) -> dict[str, str]:
         """What was held, by path, with what that means; the first hundred."""
         return self._notes
+
+
+def _goes_on(why: str) -> None:
+    del why
 
 
 def _kind(mode: str, caller: str) -> str:

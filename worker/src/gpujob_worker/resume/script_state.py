@@ -24,7 +24,7 @@ from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.value_kinds import is_of_script
 
-FORMAT = 3
+FORMAT = 4
 
 
 class ScriptState:
@@ -170,8 +170,9 @@ def _key(described: dict[str, Any]) -> tuple[str, str, int]:
 
 def _moved(files: dict[str, Any], before: str, now: str) -> dict[str, Any]:
     """Paths in the folder in which the script ran lie in the one in which it runs."""
-    found = {
-        now + path.removeprefix(before) if path.startswith(before + "/") else path: entry
-        for path, entry in files["files"].items()
-    }
-    return {**files, "files": found}
+
+    def moved(path: str) -> str:
+        return now + path.removeprefix(before) if path.startswith(before + "/") else path
+
+    found = {moved(path): entry for path, entry in files["files"].items()}
+    return {**files, "files": found, "folders": [moved(path) for path in files["folders"]]}

@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
+
+# The content of the latest is marked at a save; of each its beginning and its end, where writers of
+# weights keep the checksums.
+_MARKED_MAX = 100
+_MARKED_BYTES = 1 << 16
+# Of small files, such as a history that is read and written anew, all is kept, up to so much.
+_KEPT_BYTES = 1 << 20
 PATHS_MAX = 10_000
 # Of files that are written at once and closed, only the latest are remembered.
 CLOSED_MAX = 1000
@@ -36,6 +44,14 @@ class WrittenFile:
     handles: list[weakref.ref[Any]] = field(default_factory=list[weakref.ref[Any]])
     # Size and time at the opening: who opens for updates may only read.
     before: tuple[int, int] | None = None
+    _marked: tuple[tuple[int, int] | None, str | None] = (None, None)
+
+    def mark(self, path: str) -> str | None:
+        """Tells its content from what it may become; read only where it was written to."""
+        now = stamp(path)
+        if now != self._marked[0]:
+            self._marked = now, mark_of(path)
+        return self._marked[1]
 
     def opened(self) -> list[Any]:
         """The handles that are open now."""
@@ -57,6 +73,49 @@ def stamp(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+def mark_of(path: str) -> str | None:
+    """None for what cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(descriptor).st_size
+        found = xxhash.xxh3_128(os.pread(descriptor, _MARKED_BYTES, 0))
+        found.update(os.pread(descriptor, _MARKED_BYTES, max(0, size - _MARKED_BYTES)))
+        return f"{size} {found.hexdigest()}"
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _content_of(path: str) -> bytes | None:
+    """All of a file whose mark has all of it, too."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.pread(descriptor, _MARKED_BYTES, 0)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def put_content(path: str, content: bytes) -> bool:
+    """Whether the file has the content now; a folder that is gone is not made."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            return os.write(descriptor, content) == len(content)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
 
 
 class WrittenFiles:
@@ -105,6 +164,8 @@ class WrittenFiles:
     def saved(self) -> dict[str, Any]:
         """Plain values by path; what handles still hold back is written first."""
         found: dict[str, Any] = {}
+        marked = set(list(self._closed)[-_MARKED_MAX:])
+        left = _KEPT_BYTES
         for path, file in self:
             position = None
             for handle in file.opened():
@@ -115,5 +176,10 @@ class WrittenFiles:
             if size is not None:
                 opened = position is not None
                 entry = {"mode": file.mode, "size": size, "open": opened, "position": position}
+                if path in marked and not opened:
+                    entry["mark"] = file.mark(path)
+                    if size <= min(left, _MARKED_BYTES):
+                        entry["content"] = _content_of(path)
+                        left -= size
                 found[path] = entry
         return found
