@@ -175,7 +175,12 @@ class WrittenFiles:
             size = size_of(path)
             if size is not None:
                 opened = position is not None
-                entry = {"mode": file.mode, "size": size, "open": opened, "position": position}
+                entry: dict[str, Any] = {
+                    "mode": file.mode,
+                    "size": size,
+                    "open": opened,
+                    "position": position,
+                }
                 if path in marked and not opened:
                     entry["mark"] = file.mark(path)
                     if size <= min(left, _MARKED_BYTES):
