@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import encode
-from gpujob_api.gpujob import GPUJobSpec
+from gpujob_api.gpujob import GPUJobSpec, JobPhase
 from gpujob_api.manifest import RESOURCES, gpujob_from_manifest
 from gpujob_api.quantities import GIB
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
-from tests.harness.builders import make_job, measured, running, with_status
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from tests.harness.builders import T0, make_job, measured, running, with_status
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.crds import KINDS, schema_of, walk
 from tests.harness.jobs import job_manifest
@@ -72,12 +74,14 @@ def test_columns_say_whether_how_far_and_where(
     assert cells[5:] == ["node-a GPU-0", "12 steps/s", "0.12", "default", "2", "Placed"]
 
 
-# What the columns hold at their longest, in practice: name, phase, step, steps, GPU memory.
+# What the columns hold at their longest, in practice: name, phase, why it does not run, step, steps
+# in all, GPU memory.
 PRACTICE = [
-    ("llama-3-8b-finetune-lr3e-5-seed42", "Running", 1_234_567, 2_500_000, 72.4),
-    ("resnet50-imagenet-baseline", "Succeeded", 450_360, 450_360, 19.8),
-    ("sweep-007-batch256-cosine", "Pending", 0, None, 80.0),
-    ("recommender", "Starting", 12, None, 0.9),
+    ("llama-3-8b-finetune-lr3e-5-seed42", "Running", "", 1_234_567, 2_500_000, 72.4),
+    ("resnet50-imagenet-baseline", "Succeeded", "", 450_360, 450_360, 19.8),
+    ("sweep-007-batch256-cosine", "Pending", "RefusedByQueue", 0, None, 80.0),
+    ("sweep-008-batch512-cosine", "Failed", "OutOfMemory", 8_841, 2_500_000, 80.0),
+    ("recommender", "Starting", "", 12, None, 0.9),
 ]
 
 
@@ -87,14 +91,20 @@ def test_the_columns_fit_into_a_terminal(
     """Filled by the operator's own words. Figures of 189 columns wrap, and nobody can read them."""
     client = control_plane.client()
     collection = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs"
-    for name, phase, step, total, memory_gib in PRACTICE:
+    for name, phase, why, step, total, memory_gib in PRACTICE:
         manifest = job_manifest()
         manifest["metadata"]["name"] = name
         client.create(collection, manifest)
         made = running(make_job())
         seen = replace(measured(int(memory_gib * GIB), step=step), steps_total=total)
-        status = with_status(made, measurement=seen).status
-        summary = encode(summarize(made, status, status, ()))
+        job = with_status(made, phase=JobPhase(phase), measurement=seen)
+        if why:
+            job = with_status(job, placement=None, reservation=None)
+        writer = ConditionWriter(job, job.status, T0)
+        kind = conditions.SCHEDULED if phase == "Pending" else conditions.SUCCEEDED
+        if why:
+            writer.set(kind, False, why)
+        summary = encode(summarize(job, job.status, writer, ()))
         wide = {"reason": "NoRoom: " + "of 64 GPUs 40 are too full; " * 6}
         body = {"phase": phase, "attempt": 3, "summary": {**summary, **wide}}
         client.merge(f"{collection}/{name}/status", {"status": body})
@@ -102,6 +112,8 @@ def test_the_columns_fit_into_a_terminal(
     assert lines[0].split() == COLUMNS
     assert len(lines) == 1 + len(PRACTICE)
     assert "1234567/2500000 49%" in str(lines)
+    assert "  Pending     RefusedByQueue  " in str(lines)
+    assert "  Failed      step 8841, OutOfMemory  " in str(lines)
     # The column for the age grows by three characters within months (118d).
     assert max(len(line.rstrip()) for line in lines) <= TERMINAL_COLUMNS - 3, lines
 

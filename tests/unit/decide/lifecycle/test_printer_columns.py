@@ -1,14 +1,18 @@
-"""Printer columns: progress in steps; a speed-up only where one was measured, and is in force."""
+"""Printer columns: progress in steps, and what is in its way; a speed-up only where one was
+measured, and is in force.
+"""
 
 from dataclasses import replace
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.snapshot import ReceivedReport
 from tests.harness.builders import T0, make_job, make_report, measured, running, with_status
 
@@ -74,6 +78,34 @@ def test_it_is_said_that_training_stands_still_for_trials(
         job.metadata.uid, 0, T0, make_report(step=7, phase=phase, attempt=attempt)
     )
     assert summarize(job, job.status, job.status, (), report).progress == text
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "value", "reason", "text"),
+    [
+        (JobPhase.PENDING, conditions.SCHEDULED, False, "NoRoom", "NoRoom"),
+        (JobPhase.PENDING, conditions.SCHEDULED, False, "Suspended", "Suspended"),
+        (JobPhase.STARTING, conditions.RUNNING, False, "Starting", ""),
+        (JobPhase.STARTING, conditions.RUNNING, False, "ImagePullBackOff", "ImagePullBackOff"),
+        (JobPhase.RUNNING, conditions.RUNNING, True, "WorkersRunning", ""),
+        (JobPhase.RUNNING, conditions.RUNNING, None, "NodeUnreachable", "NodeUnreachable"),
+        (JobPhase.RUNNING, conditions.UNTUNED, True, "NoReports", "untuned"),
+        (JobPhase.STOPPING, conditions.RUNNING, False, "Preempted", "Preempted"),
+        (JobPhase.SUCCEEDED, conditions.SUCCEEDED, True, "Completed", ""),
+        (JobPhase.SUCCEEDED, conditions.UNTUNED, True, "Skipped", "untuned"),
+        (JobPhase.FAILED, conditions.SUCCEEDED, False, "UserError", "UserError"),
+    ],
+)
+def test_the_progress_column_says_what_is_in_the_way(
+    phase: JobPhase, kind: str, value: bool | None, reason: str, text: str
+) -> None:
+    """The table that everybody sees first has no other column for it."""
+    job = with_status(running(make_job()), phase=phase)
+    stated = ConditionWriter(job, replace(job.status, conditions=()), T0)
+    stated.set(kind, value, reason, "in words")
+    assert summarize(job, job.status, stated, ()).progress == text
+    far = with_status(job, measurement=measured(GIB, step=7)).status
+    assert summarize(job, far, stated, ()).progress == (f"step 7, {text}" if text else "step 7")
 
 
 def test_a_job_that_was_not_measured_has_no_progress() -> None:

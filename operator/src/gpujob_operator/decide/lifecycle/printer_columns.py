@@ -1,6 +1,9 @@
 """The printer columns of a job: placement, speed, memory, cost and reason."""
 
+from collections.abc import Iterator
+
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode
@@ -12,6 +15,8 @@ from gpujob_operator.decide.model.conditions import HasConditions
 from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 REASON_CHARACTERS_MAX = 200
+# Of a job whose pods start: nothing to be said.
+_ORDINARY = "Starting"
 # The condition whose reason is shown, in phases in which that is not `Running`.
 _SHOWN_CONDITION = {
     JobPhase.PENDING: conditions.SCHEDULED,
@@ -30,7 +35,7 @@ def summarize(
     """The columns of a job with this status and these conditions. `received`: the newest report."""
     return Summary(
         where=_where(status),
-        progress=_progress(status, stated) + _standstill(status, received),
+        progress=", ".join(filter(None, _progress_parts(status, stated, received))),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
@@ -53,14 +58,40 @@ def _where(status: GPUJobStatus) -> str:
     return f"{first.node}/{gpus}{more}"
 
 
-def _progress(status: GPUJobStatus, stated: HasConditions) -> str:
-    """Of the newest attempt, as rank 0 reported it: 12300/100000 12%."""
+def _progress_parts(
+    status: GPUJobStatus, stated: HasConditions, received: ReceivedReport | None
+) -> Iterator[str]:
+    hindrance = _hindrance(status.phase, stated)
+    yield _progress(status, stated, with_total=not hindrance or status.phase is JobPhase.RUNNING)
+    yield hindrance
+    yield _standstill(status, received)
+
+
+def _hindrance(phase: JobPhase, stated: HasConditions) -> str:
+    """Why the job does not run, in one word, or that it runs untuned: the table that is seen first
+    has no other column for it.
+    """
+    found = conditions.find(stated, _SHOWN_CONDITION.get(phase, conditions.RUNNING))
+    holds = found is None or found.status is ConditionStatus.TRUE
+    if found is not None and not holds and found.reason != _ORDINARY:
+        return found.reason
+    return "untuned" if _is_true(stated, conditions.UNTUNED) else ""
+
+
+def _is_true(stated: HasConditions, kind: str) -> bool:
+    found = conditions.find(stated, kind)
+    return found is not None and found.status is ConditionStatus.TRUE
+
+
+def _progress(status: GPUJobStatus, stated: HasConditions, *, with_total: bool) -> str:
+    """Of the newest attempt, as rank 0 reported it: 12300/100000 12%. Not with the total where the
+    line has to have room for why the job does not run."""
     measured = status.measurement
     if measured is None or not measured.step:
         return ""
     lost = " unprotected" if conditions.find(stated, conditions.UNPROTECTED) is not None else ""
     total = measured.steps_total
-    if not total:
+    if not total or not with_total:
         return f"step {measured.step}{lost}"
     return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%{lost}"
 
@@ -70,7 +101,7 @@ def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
     if received is None or received.report.attempt != status.attempt:
         return ""
     tuning = received.report.phase is WorkerPhase.TUNING and received.report.step > 0
-    return ", tuning" if tuning and status.phase is JobPhase.RUNNING else ""
+    return "tuning" if tuning and status.phase is JobPhase.RUNNING else ""
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:
