@@ -9,10 +9,13 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
+from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Protection, Speedup
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
+from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
+from gpujob_operator.decide.model.placement_record import ignored_hint
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -79,7 +82,10 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
     if status.reservation is not None:
         held = status.reservation
         share = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
-        found.append(("Reserved", f"{share} ({held.source.value})"))
+        hint = ignored_hint(job, held, status.profile or "")
+        source = f"({held.source.value})" + (f"; {hint}" if hint else "")
+        found.append(("Reserved", f"{share} {source}"))
+    found += _stated(job, UNTUNED)
     found += _protection(job)
     if status.checkpoint is not None:
         saved = status.checkpoint
@@ -147,11 +153,17 @@ def _measurement(measured: Measurement) -> list[Row]:
     return [*found, ("Device", device)] if device else found
 
 
+def _stated(job: GPUJob, kind: str) -> list[Row]:
+    """The row of a condition that says what is amiss, while it is so."""
+    found = find(job.status, kind)
+    is_so = found is not None and found.status is ConditionStatus.TRUE
+    return [(kind, found.message)] if found is not None and is_so else []
+
+
 def _protection(job: GPUJob) -> list[Row]:
     """What an interruption loses; nothing while that is not known."""
-    unprotected = next((one for one in job.status.conditions if one.type == "Unprotected"), None)
-    if unprotected is not None:
-        return [("Unprotected", unprotected.message)]
+    if unprotected := _stated(job, UNPROTECTED):
+        return unprotected
     words = {
         Protection.EXACT: "resumes exactly",
         Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",

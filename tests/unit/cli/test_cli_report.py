@@ -114,6 +114,33 @@ def test_a_whole_gpu_is_called_so() -> None:
     assert rows["Reserved"] == "a whole GPU (WholeGPU)"
 
 
+def test_a_hint_that_does_not_count_is_named() -> None:
+    status = succeeded_status()
+    status["reservation"] |= {"source": "Profile"}
+    status["profile"] = "workload-1a2b"
+    found = job(spec={"gpu": {"memory": "900Gi"}}, status=status)
+    assert dict(report.rows(found, NOW))["Reserved"] == (
+        "5.9 GiB (Profile); gpu.memory (900 GiB) is a hint and does not count: earlier runs used "
+        "less; delete GPUProfile workload-1a2b to measure again"
+    )
+
+
+@pytest.mark.parametrize(("said", "rows"), [("True", ["it does not report"]), ("False", [])])
+def test_a_job_that_is_not_tuned_says_so(said: str, rows: list[str]) -> None:
+    status = succeeded_status()
+    status["conditions"] = [
+        {
+            "type": "Untuned",
+            "status": said,
+            "reason": "NoReports",
+            "message": "it does not report",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ]
+    found = report.rows(job(status=status), NOW)
+    assert [text for name, text in found if name == "Untuned"] == rows
+
+
 def test_json_carries_the_measured_figures() -> None:
     found = report.as_json(job(status=succeeded_status()))
     assert found["speedup"] == {"ratio": 1.84, "low": 1.79, "high": 1.9, "pairs": 10}

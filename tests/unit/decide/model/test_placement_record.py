@@ -15,6 +15,7 @@ from gpujob_operator.decide.model.placement_record import (
     PlacementRecord,
     came_late,
     is_recorded,
+    placement_message,
     record_of,
     recorded_status,
     with_records,
@@ -201,3 +202,26 @@ def test_only_a_record_of_a_later_attempt_came_late(status_attempt: int, records
     job = with_status(PENDING, attempt=status_attempt)
     pod = POD if records else replace(POD, record=None)
     assert came_late(job, pod) is (records and status_attempt == 0)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "source", "text"),
+    [
+        (900, ReservationSource.PROFILE, "GPUProfile of-the-workload to measure again"),
+        (900, ReservationSource.MEASURED, "the job was measured to use less"),
+        # It is what is reserved, or less than that.
+        (900, ReservationSource.HINT, ""),
+        (900, ReservationSource.WHOLE_GPU, ""),
+        (1, ReservationSource.PROFILE, ""),
+        (None, ReservationSource.PROFILE, ""),
+    ],
+)
+def test_a_hint_that_does_not_count_is_named(
+    memory_gib: int | None, source: ReservationSource, text: str
+) -> None:
+    job = make_job(memory_bytes=memory_gib * GIB if memory_gib is not None else None)
+    record = record_of(placed(job, profile="of-the-workload"))
+    record = replace(record, reservation=replace(record.reservation, source=source))
+    message = placement_message(job, record, 1)
+    assert ("gpu.memory (900 GiB) is a hint and does not count" in message) is bool(text)
+    assert message.endswith(text)

@@ -106,7 +106,7 @@ def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextS
     record = PlacementRecord(
         job.metadata.uid, found.placement, found.reservation, profile_name(job), now, job.spec.queue
     )
-    note = EventNote("Placed", placement_message(record, attempt))
+    note = EventNote("Placed", placement_message(job, record, attempt))
     return NextStep(placed_status(job, record, attempt), events=(note,), next_seconds=0.0)
 
 

@@ -10,7 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Placement, Reservation
+from gpujob_api.gpujob import (
+    GPUJob,
+    GPUJobStatus,
+    JobPhase,
+    Placement,
+    Reservation,
+    ReservationSource,
+)
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
@@ -58,7 +65,7 @@ def record_of(job: GPUJob) -> PlacementRecord:
 def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobStatus:
     """The status of a pending job that was placed by this record for this attempt."""
     writer = ConditionWriter(job, job.status, record.placed_at)
-    writer.set(conditions.SCHEDULED, True, "Placed", placement_message(record, attempt))
+    writer.set(conditions.SCHEDULED, True, "Placed", placement_message(job, record, attempt))
     # The same condition as while the pods are created and start, which saves a write.
     writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     waiting = let_go(job, record.placed_at) | {"next_attempt_at": None}
@@ -77,16 +84,32 @@ def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobS
     )
 
 
-def placement_message(record: PlacementRecord, attempt: int) -> str:
+def placement_message(job: GPUJob, record: PlacementRecord, attempt: int) -> str:
     workers, held = record.placement.workers, record.reservation
     where = ", ".join(sorted({worker.node for worker in workers}))
     gpus = ", ".join(uuid for worker in workers for uuid in worker.gpus[:4])
     spot = ", spot" if record.placement.spot else ""
     memory = format_memory(held.memory_bytes)
-    return (
+    text = (
         f"attempt {attempt} on {where} ({gpus}), reserves {memory} on each GPU "
         f"({held.source.value}{spot})"
     )
+    hint = ignored_hint(job, held, record.profile)
+    return f"{text}; {hint}" if hint else text
+
+
+def ignored_hint(job: GPUJob, held: Reservation, profile: str) -> str:
+    """That the user asks for more memory than was ever measured, and does not get it; "" if not so.
+    `profile`: the name of the workload's GPUProfile."""
+    hint = job.spec.gpu.memory
+    if hint is None or hint.bytes <= held.memory_bytes:
+        return ""
+    asked = f"gpu.memory ({format_memory(hint.bytes)}) is a hint and does not count"
+    if held.source is ReservationSource.PROFILE:
+        return f"{asked}: earlier runs used less; delete GPUProfile {profile} to measure again"
+    if held.source is ReservationSource.MEASURED:
+        return f"{asked}: the job was measured to use less"
+    return ""
 
 
 def records(pod: "PodView", job: GPUJob) -> bool:
