@@ -118,6 +118,12 @@ class HttpApi:
             self._compacted = self._objects.version if compact else self._compacted
             self._send(self._open(kind), None)
 
+    @property
+    def version(self) -> int:
+        """The newest resourceVersion."""
+        with self._lock:
+            return self._objects.version
+
     def watches(self, kind: ResourceType) -> int:
         """How many streams of the kind are open."""
         with self._lock:

@@ -45,7 +45,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
-from tests.simulation.front_watches import FrontWatches
+from tests.simulation.kopf_watches import KopfWatches
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
 from tests.simulation.quotas import PodQuotas
@@ -127,7 +127,7 @@ class OperatorShell:
             self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
         )
         self._poster = EventPoster(self.kube, METRICS, self._now)
-        self._front = FrontWatches(
+        self._kopf = KopfWatches(
             self._clock, world.api, self._loop, self._faults, self._cache, self._failed
         )
         self._loop.call_soon(self._start)
@@ -153,7 +153,7 @@ class OperatorShell:
         self.readings.cut()
         self._loop.kill()
         self.kube.cut()
-        self._front.cut()
+        self._kopf.cut()
 
     def close(self) -> None:
         """At the end of a simulation, so that nothing of it is left."""
@@ -164,13 +164,13 @@ class OperatorShell:
         self._loop.pause(seconds)
 
     def _start(self) -> None:
-        self._front.start()
+        self._kopf.start()
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
         watches = self._watches = [
             Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in FOLLOWED
         ]
-        silent = restart_of(watches, self._front.restart)
+        silent = restart_of(watches, self._kopf.restart)
         relist = Relist(
             *(self.kube, self._cache),
             silent=silent,
@@ -324,7 +324,7 @@ class OperatorShell:
         self._sync.restored()
         for one in self._watches:
             one.restart()
-        self._front.restart()
+        self._kopf.restart()
 
     def _gone(self, resource: ResourceType, uid: str) -> None:
         kind = KINDS[resource]

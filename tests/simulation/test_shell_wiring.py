@@ -11,7 +11,7 @@ from tests.simulation import operator_shell, reading_port
 from tests.simulation.operator_shell import Parts
 
 # `docs/promises.md` says so: kopf and the connection are modelled, the others have no part in it.
-MODELLED = {"FrontEnd", "Kube"}
+MODELLED = {"KopfThread", "Kube", "Memo"}
 ABSENT = {
     "CrashAfterWrites",
     "CycleDumps",

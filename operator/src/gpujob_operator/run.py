@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
@@ -37,7 +36,8 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
-from gpujob_operator.handlers.front import Deliver, FrontEnd
+from gpujob_operator.handlers.kopf_thread import KopfThread
+from gpujob_operator.handlers.memo import Memo
 from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import Leadership, LeaseSettings, Legacy
@@ -134,14 +134,15 @@ class Operator:
         # Every attempt to lead is answered with the API server's time.
         lease = Kube(connection, heard=self._clock.heard)
         clients = _Clients(Kube(connection, after_write), lease, Kube(connection))
-        front = FrontEnd(connection, self._deliver(), self._metrics, self._refused())
+        memo = Memo(connection, self._cache, self._metrics)
+        kopf = KopfThread(memo, self._metrics)
         try:
-            await self._run_with(clients, front)
+            await self._run_with(clients, memo, kopf)
         finally:
-            await asyncio.to_thread(front.stop)
+            await asyncio.to_thread(kopf.stop)
             await clients.close()
 
-    async def _run_with(self, clients: "_Clients", front: FrontEnd) -> None:
+    async def _run_with(self, clients: "_Clients", memo: Memo, kopf: KopfThread) -> None:
         kube = clients.objects
         reports, metrics = self._options.report_listen, self._options.metrics_listen
         leadership = self._leadership(clients.lease)
@@ -161,15 +162,15 @@ class Operator:
             def restart_watches() -> None:
                 for one in watches:
                     one.restart()
-                front.restart()
+                kopf.restart()
 
             self._restart_watches = restart_watches
-            health = self._health(loop, watches, front, leadership)
+            health = self._health(loop, watches, memo, leadership)
             async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
-                front.start()
+                kopf.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
-                silent = restart_of(watches, front.restart)
+                silent = restart_of(watches, kopf.restart)
                 relist = Relist(
                     kube, self._cache, silent=silent, watches=watches, listed=self._admit_agents
                 )
@@ -323,35 +324,17 @@ class Operator:
 
         return Feedback(written, gone, noted, self._restored)
 
-    def _deliver(self) -> Deliver:
-        """Passes an event from kopf's thread to the operator's loop."""
-        loop = asyncio.get_running_loop()
-
-        def deliver(kind: str, event_type: str | None, manifest: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(self._cache.apply, Kind(kind), event_type, manifest)
-
-        return deliver
-
-    def _refused(self) -> Callable[[str, Exception], None]:
-        """Passes a problem from kopf's thread to the operator's loop."""
-        loop = asyncio.get_running_loop()
-
-        def refused(kind: str, error: Exception) -> None:
-            loop.call_soon_threadsafe(self._cache.unreadable.note, kind, "", error)
-
-        return refused
-
     def _health(
         self,
         loop: SchedulingLoop,
         watches: list[Watch],
-        front: FrontEnd,
+        memo: Memo,
         leadership: Leadership,
     ) -> HealthServer:
         signs = LifeSigns(
             cycle_at=lambda: loop.last_cycle_at,
             watches=watches,
-            front=front,
+            kopf=memo,
             failing=self._supervisor.failing_seconds,
         )
 

@@ -23,7 +23,7 @@ class FakeWatch:
 
 
 @dataclass
-class FakeFront:
+class FakeKopf:
     silent: dict[str, float] = field(default_factory=dict[str, float])
     missing: list[str] = field(default_factory=list[str])
 
@@ -36,14 +36,14 @@ class FakeFront:
 
 def signs(
     *watches: FakeWatch,
-    front: FakeFront | None = None,
+    kopf: FakeKopf | None = None,
     failing: Mapping[str, float] | None = None,
     cycle_at: float = NOW,
 ) -> LifeSigns:
     return LifeSigns(
         cycle_at=lambda: cycle_at,
         watches=watches,
-        front=front or FakeFront(),
+        kopf=kopf or FakeKopf(),
         failing=lambda: failing or {},
         monotonic=lambda: NOW,
     )
@@ -54,7 +54,7 @@ def late(found: LifeSigns) -> list[str]:
 
 
 def test_all_is_well() -> None:
-    found = signs(FakeWatch("pods"), front=FakeFront({"gpuqueues": 1.0}))
+    found = signs(FakeWatch("pods"), kopf=FakeKopf({"gpuqueues": 1.0}))
     assert found.ages() == {
         "cycle": (0.0, CYCLE_AGE_SECONDS_MAX),
         "watch of pods": (0.0, WATCH_AGE_SECONDS_MAX),
@@ -67,21 +67,21 @@ def test_a_loop_that_ends_no_cycle_is_late() -> None:
     assert late(signs(cycle_at=NOW - CYCLE_AGE_SECONDS_MAX - 1)) == ["cycle"]
 
 
-@pytest.mark.parametrize("front", [False, True])
-def test_a_silent_watch_is_late_whoever_keeps_it(front: bool) -> None:
+@pytest.mark.parametrize("of_kopf", [False, True])
+def test_a_silent_watch_is_late_whoever_keeps_it(of_kopf: bool) -> None:
     age = WATCH_AGE_SECONDS_MAX + 1
-    kept = FakeFront({"gpuqueues": age}) if front else FakeFront()
-    own = [] if front else [FakeWatch("gpuqueues", NOW - age)]
-    found = signs(*own, FakeWatch("pods"), front=kept)
+    kept = FakeKopf({"gpuqueues": age}) if of_kopf else FakeKopf()
+    own = [] if of_kopf else [FakeWatch("gpuqueues", NOW - age)]
+    found = signs(*own, FakeWatch("pods"), kopf=kept)
     assert late(found) == ["watch of gpuqueues"]
     assert found.unheard() == ["a sign of life from gpuqueues"]
 
 
-@pytest.mark.parametrize("front", [False, True])
-def test_a_kind_that_was_never_listed_is_waited_for(front: bool) -> None:
-    kept = FakeFront(missing=["gpuqueues"]) if front else FakeFront()
-    own = [] if front else [FakeWatch("gpuqueues", listed=False)]
-    found = signs(*own, FakeWatch("pods"), front=kept)
+@pytest.mark.parametrize("of_kopf", [False, True])
+def test_a_kind_that_was_never_listed_is_waited_for(of_kopf: bool) -> None:
+    kept = FakeKopf(missing=["gpuqueues"]) if of_kopf else FakeKopf()
+    own = [] if of_kopf else [FakeWatch("gpuqueues", listed=False)]
+    found = signs(*own, FakeWatch("pods"), kopf=kept)
     assert found.unheard() == ["a list of gpuqueues"]
     assert late(found) == []
 

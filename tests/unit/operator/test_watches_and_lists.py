@@ -13,7 +13,7 @@ from gpujob_operator.client.retry import Retry
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.watch.relist import CHECK_PAGE_OBJECTS, OUR_KINDS, Relist
-from gpujob_operator.observe.watch.watches import GPUJOBS_WATCHED, PODS_WATCHED, Watch, restart_of
+from gpujob_operator.observe.watch.watches import NODES_WATCHED, PODS_WATCHED, Watch, restart_of
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed
 from tests.harness.clocks import FakeClock
@@ -297,18 +297,18 @@ async def test_a_watch_lists_itself_where_the_leaders_list_was_begun_before(
 async def test_a_watch_that_had_its_list_lists_itself_however_long_the_others_take(
     bench: _Bench,
 ) -> None:
-    jobs = Watch(bench.kube, bench.cache, bench.metrics, GPUJOBS_WATCHED, sleep=bench.pause)
+    nodes = Watch(bench.kube, bench.cache, bench.metrics, NODES_WATCHED, sleep=bench.pause)
     retry = Retry(sleep=bench.pause)
-    relist = Relist(bench.kube, bench.cache, silent=bench._silent, watches=[jobs], retry=retry)
+    relist = Relist(bench.kube, bench.cache, silent=bench._silent, watches=[nodes], retry=retry)
     bench.kube.fail("list", "gpuqueues", times=10**9)
-    bench.tasks.append(asyncio.create_task(jobs.run()))
+    bench.tasks.append(asyncio.create_task(nodes.run()))
     await bench.following()
     bench.tasks.append(asyncio.create_task(relist.refresh()))
     queues = [call for call in bench.kube.calls if call.plural == "gpuqueues"]
     await eventually(lambda: len(bench.kube.calls) > len(queues) + 10)
-    listed = [call.plural for call in bench.kube.calls].count("gpujobs")
-    jobs.restart()
-    await eventually(lambda: [call.plural for call in bench.kube.calls].count("gpujobs") > listed)
+    listed = [call.plural for call in bench.kube.calls].count("nodes")
+    nodes.restart()
+    await eventually(lambda: [call.plural for call in bench.kube.calls].count("nodes") > listed)
 
 
 async def test_a_watch_lists_itself_where_the_leader_gave_up(bench: _Bench) -> None:

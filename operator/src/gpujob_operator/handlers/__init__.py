@@ -1,1 +1,8 @@
-"""kopf handlers: put the event into the cache and mark it dirty, nothing else."""
+"""The operator's door: kopf follows the project's own kinds.
+
+- `objects`: the handlers, which put each event into the cache and do nothing else.
+- `memo`: what the handlers share; crosses from kopf's thread to the operator's event loop.
+- `settings`: kopf without writes, finalizers, annotations or events of its own.
+- `session`: kopf's HTTP session, which filters input that would stop kopf.
+- `kopf_thread`: starts kopf, restarts it when it ends, and stops it.
+"""

@@ -1,13 +1,14 @@
-"""kopf's HTTP session. It records when the API server was last heard, and filters input that would
-stop kopf.
+"""kopf's HTTP session, as kopf accepts one (`kopf.AiohttpSession`). It does what kopf does not:
 
-kopf does not report bookmarks, which are a watch's only sign of life in a quiet cluster. kopf also
-ends for good on an object without a UID or one nested too deeply for Python. kopf accepts a custom
-session for such purposes (`kopf.AiohttpSession`).
+- records signs of life: bookmarks are the only ones of a quiet watch, and kopf reports none;
+- reports whole lists, because kopf reports no object that vanished while a watch was interrupted;
+- drops what would end kopf for good: an object without a UID, one nested too deeply for Python;
+- drops listed objects that the cache already has.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import aiohttp
@@ -15,64 +16,102 @@ import kopf
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.client.streams import lines, parsed, read_event
+from gpujob_operator.handlers.memo import KINDS, Memo
+from gpujob_operator.observe.cache import Kind
+from gpujob_operator.observe.store import Mark
 from gpujob_operator.observe.unreadable import BadLine
-from gpujob_operator.read.shapes import identity
-
-# The plural of a kind, and whether a whole list arrived.
-Heard = Callable[[str, bool], None]
-# The plural of a kind, and the problem of an object or event.
-Refused = Callable[[str, Exception], None]
+from gpujob_operator.read.shapes import Identity, identity
 
 
-def kopf_session(
-    connection: kopf.ConnectionInfo, heard: Heard, refused: Refused
-) -> aiohttp.ClientSession:
+@dataclass(slots=True)
+class _List:
+    """A list of one kind, page by page. `mark` is what the cache had seen before it was
+    requested."""
+
+    mark: Mark
+    found: list[Identity] = field(default_factory=list[Identity])
+
+
+def kopf_session(connection: kopf.ConnectionInfo, memo: Memo) -> aiohttp.ClientSession:
     """A session with the connection's credentials. Call it in kopf's event loop."""
+    lists: dict[Kind, _List] = {}
 
     class Response(_Response):
-        tell = staticmethod(heard)
-        refuse = staticmethod(refused)
+        shared = memo
+        pages = lists
 
+    async def request_starts(
+        _session: aiohttp.ClientSession, _context: Any, started: aiohttp.TraceRequestStartParams
+    ) -> None:
+        kind, query = KINDS.get(started.url.name), started.url.query
+        if kind is not None and "watch" not in query and "continue" not in query:
+            lists[kind] = _List(memo.mark(kind))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(request_starts)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
         headers=connection.as_http_headers(),
         proxy=connection.proxy_url,
         response_class=Response,
+        trace_configs=[trace],
     )
 
 
 class _Response(aiohttp.ClientResponse):
-    tell: Heard
-    refuse: Refused
+    shared: Memo
+    pages: dict[Kind, _List]
 
     @property
-    def plural(self) -> str:
-        return self.url.path.rpartition("/")[2]
+    def kind(self) -> Kind | None:
+        return KINDS.get(self.url.name)
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         await super().start(connection)
-        if self.status == 200:
-            self.tell(self.plural, False)
-        # kopf reads watches through this attribute, and whole answers through `json`.
-        self.content = cast("aiohttp.StreamReader", _Events(self.content, self))
+        if self.status == 200 and self.kind is not None:
+            self.shared.heard(self.kind)
+            # kopf reads watches through this attribute, and whole answers through `json`.
+            self.content = cast(
+                "aiohttp.StreamReader", _Events(self.content, self.shared, self.kind)
+            )
         return self
 
     async def json(self, **_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        answer = parsed(await self.read())
+        answer, kind = parsed(await self.read()), self.kind
         if self.status != 200 or not isinstance(answer, dict) or "items" not in answer:
             return answer
         page = cast("dict[str, Any]", answer)
-        page["items"] = [one for one in page["items"] or () if self.is_object(one)]
-        self.tell(self.plural, not (page.get("metadata") or {}).get("continue"))
+        if kind is not None:
+            page["items"] = self._news(kind, page)
         return page
 
-    def is_object(self, manifest: object) -> bool:
-        try:
-            identity(manifest)
-        except FieldError as error:
-            self.refuse(self.plural, error)
-            return False
-        return True
+    def _news(self, kind: Kind, page: Mapping[str, Any]) -> list[Any]:
+        """The page's objects that the cache does not know in this state. kopf takes a millisecond
+        of processor time for each, and a leader has just listed them all.
+        """
+        whole = self.pages.setdefault(kind, _List(self.shared.mark(kind)))
+        news: list[Any] = []
+        for manifest in page["items"] or ():
+            found = _identity(manifest, kind, self.shared)
+            if found is not None:
+                whole.found.append(found)
+                if not self.shared.knows(kind, found):
+                    news.append(manifest)
+        metadata = page.get("metadata") or {}
+        if not metadata.get("continue"):
+            del self.pages[kind]
+            version = str(metadata.get("resourceVersion") or "")
+            self.shared.listed(kind, whole.found, version, whole.mark)
+        return news
+
+
+def _identity(manifest: object, kind: Kind, memo: Memo) -> Identity | None:
+    """None, and counted as refused, if the object has no readable UID or name."""
+    try:
+        return identity(manifest)
+    except FieldError as error:
+        memo.refused(kind, error)
+        return None
 
 
 class _Events:
@@ -80,16 +119,17 @@ class _Events:
     body.
     """
 
-    def __init__(self, content: aiohttp.StreamReader, response: _Response) -> None:
+    def __init__(self, content: aiohttp.StreamReader, memo: Memo, kind: Kind) -> None:
         self._content = content
-        self._response = response
+        self._memo = memo
+        self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         async for line in lines(self._content.iter_chunked(size)):
-            self._response.tell(self._response.plural, False)
+            self._memo.heard(self._kind)
             if passed := self._passed(line):
                 yield passed + b"\n"
 
@@ -99,11 +139,10 @@ class _Events:
         if event["type"] in ("BOOKMARK", "ERROR"):
             return line
         if event["type"] not in ("ADDED", "MODIFIED", "DELETED"):
-            self._response.refuse(
-                self._response.plural, BadLine(str(event.get("problem", "an unknown type")))
-            )
+            problem = BadLine(str(event.get("problem", "an unknown type")))
+            self._memo.refused(self._kind, problem)
             return b""
-        if not self._response.is_object(event["object"]):
+        if _identity(event["object"], self._kind, self._memo) is None:
             return b""
         try:
             json.loads(line)

@@ -34,7 +34,7 @@ from gpujob_operator.read.job_specs import JobSpecs
 from gpujob_operator.read.nodes import CachedNode, cached_node
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
-from gpujob_operator.read.shapes import identity, identity_or_none
+from gpujob_operator.read.shapes import Identity, identity, identity_or_none
 from gpujob_operator.read.volumes import bound_volume, limits_nodes
 from gpujob_operator.telemetry.metrics import Metrics
 
@@ -221,6 +221,20 @@ class Cache:
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:
+            self._dirty.mark()
+        return changed
+
+    def retain(
+        self, kind: Kind, listed: Iterable[Identity], resource_version: str, mark: Mark
+    ) -> bool:
+        """Removes the objects that a full list lacks (`Store.retain`). Returns True if it changed
+        anything. Never raises.
+        """
+        history = self._stores[kind].mark.history
+        changed = self._stores[kind].retain(listed, resource_version, mark)
+        if self._stores[kind].mark.history != history:
+            self._restored()
+        if changed:
             self._dirty.mark()
         return changed
 

@@ -261,17 +261,30 @@ class Store(Generic[ViewT]):
         manifests = list(manifests)
         if self._is_of_another_history(manifests, resource_version, mark):
             self.begin_another_history()
-        listed: set[str] = set()
         changed = False
         for manifest in manifests:
-            found = identity_or_none(manifest)
-            listed |= {found.uid} if found is not None else set()
             changed |= self.upsert(manifest)
+        changed |= self._remove_unlisted(manifests, resource_version)
+        self._listed = True
+        return changed
+
+    def retain(self, listed: Iterable[Identity], resource_version: str, mark: Mark) -> bool:
+        """Applies what a whole list lacks: an object that is missing from it and was not written
+        since is gone. The states that it has arrive otherwise. `mark` as for `resync`.
+        """
+        listed = list(listed)
+        if self._is_of_another_history(listed, resource_version, mark):
+            self.begin_another_history()
+        return self._remove_unlisted(listed, resource_version)
+
+    def _remove_unlisted(self, manifests: Iterable[object], resource_version: str) -> bool:
+        found = (identity_or_none(one) for one in manifests)
+        listed = {one.uid for one in found if one is not None}
         limit = version_number(resource_version)
         self._see(limit)
+        changed = False
         for uid in [uid for uid in self._entries if uid not in listed]:
             changed |= self.remove(uid, limit)
-        self._listed = True
         return changed
 
     def _is_of_another_history(

@@ -21,8 +21,8 @@ class Watched(Protocol):
     def name(self) -> str: ...
 
 
-class Front(Protocol):
-    """The kinds that kopf watches."""
+class KopfWatches(Protocol):
+    """The kinds that kopf follows."""
 
     def silent_seconds(self) -> Mapping[str, float]: ...
 
@@ -36,7 +36,7 @@ class LifeSigns:
 
     cycle_at: Callable[[], float]
     watches: Sequence[Watched]
-    front: Front
+    kopf: KopfWatches
     failing: Callable[[], Mapping[str, float]]
     monotonic: Callable[[], float] = time.monotonic
 
@@ -55,7 +55,7 @@ class LifeSigns:
 
     def unheard(self) -> list[str]:
         """What readiness waits for, in words."""
-        unlisted = {one.name for one in self.watches if not one.listed} | set(self.front.unlisted())
+        unlisted = {one.name for one in self.watches if not one.listed} | set(self.kopf.unlisted())
         silent = self._silent_seconds().items()
         late = (kind for kind, age in silent if age > WATCH_AGE_SECONDS_MAX)
         return [f"a list of {kind}" for kind in sorted(unlisted)] + [
@@ -66,4 +66,4 @@ class LifeSigns:
         """By kind, kopf's included. Bookmarks are the sign of life of a quiet watch."""
         now = self.monotonic()
         own = {one.name: now - one.alive_at for one in self.watches}
-        return own | dict(self.front.silent_seconds())
+        return own | dict(self.kopf.silent_seconds())

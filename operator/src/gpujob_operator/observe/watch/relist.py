@@ -18,13 +18,19 @@ from functools import partial
 
 from gpujob_api.meta import GROUP
 from gpujob_operator.client.api_errors import ApiError, NotFound
-from gpujob_operator.client.kube import PROFILES, QUEUES, Kube, Listing, ResourceType
+from gpujob_operator.client.kube import (
+    GPU_NODES,
+    JOBS,
+    PROFILES,
+    QUEUES,
+    Kube,
+    Listing,
+    ResourceType,
+)
 from gpujob_operator.client.retry import Retry
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.store import Mark
 from gpujob_operator.observe.watch.watches import (
-    GPU_NODES_WATCHED,
-    GPUJOBS_WATCHED,
     NODES_WATCHED,
     PODS_WATCHED,
     Watch,
@@ -37,8 +43,8 @@ log = Log(__name__)
 # In the order in which a new leader lists them.
 LISTED = (
     NODES_WATCHED,
-    GPU_NODES_WATCHED,
-    GPUJOBS_WATCHED,
+    WatchedKind(Kind.GPU_NODE, GPU_NODES),
+    WatchedKind(Kind.JOB, JOBS),
     WatchedKind(Kind.QUEUE, QUEUES),
     WatchedKind(Kind.PROFILE, PROFILES),
     PODS_WATCHED,

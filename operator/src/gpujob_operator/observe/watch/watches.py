@@ -1,14 +1,14 @@
-"""List-and-watch of GPUJobs, GPUNodes, Pods, Nodes and PersistentVolumes into the cache, without
-end.
+"""List-and-watch of Pods, Nodes and PersistentVolumes into the cache, without end. kopf follows the
+project's own kinds (`handlers`).
 
 A stream that ends or breaks is continued from its last resourceVersion, however long the API server
 is overloaded (429) or away. If that version is too old (410), or the stream was silent for longer
 than the bookmark interval allows, everything is listed again. While somebody else lists every kind,
 a watch that needs a list takes theirs: ten thousand objects are not asked for twice.
 
-Every GPUJob changes several times within its life, and there are as many GPUNodes as nodes. An
-event takes a fraction of the CPU time here that it takes in kopf, which has a queue and tasks for
-every object.
+Pods and nodes of the whole cluster are followed, most of which are not ours. An event takes a
+fraction of the processor time here that it takes in kopf, which has a queue and a task for every
+object, and remembers each.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from gpujob_operator.client.api_errors import (
     TooLarge,
     Unavailable,
 )
-from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, PODS, VOLUMES, Kube, ResourceType
+from gpujob_operator.client.kube import NODES, PODS, VOLUMES, Kube, ResourceType
 from gpujob_operator.client.retry import asked_seconds
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.unreadable import BadLine
@@ -48,21 +48,13 @@ class WatchedKind:
     label_selector: str = ""
 
 
-GPUJOBS_WATCHED = WatchedKind(Kind.JOB, JOBS)
-GPU_NODES_WATCHED = WatchedKind(Kind.GPU_NODE, GPU_NODES)
 # No decision waits for a list of them: what is not known of a volume, a refusal shows.
 VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
 # All pods, not only ours: what others request on our nodes is not free.
 PODS_WATCHED = WatchedKind(Kind.POD, PODS)
 NODES_WATCHED = WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true")
 # All kinds that are followed without kopf.
-FOLLOWED = (
-    GPUJOBS_WATCHED,
-    GPU_NODES_WATCHED,
-    VOLUMES_WATCHED,
-    PODS_WATCHED,
-    NODES_WATCHED,
-)
+FOLLOWED = (VOLUMES_WATCHED, PODS_WATCHED, NODES_WATCHED)
 
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 

@@ -1,0 +1,72 @@
+"""kopf's settings: it writes nothing, and its watches never give up."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+# A stream without a bookmark for this long is dead.
+INACTIVITY_SECONDS = 70.0
+# Between tries of one request of kopf's.
+ERROR_SECONDS = 0.5
+ERROR_SECONDS_MAX = 10.0
+# How long kopf keeps an object's queue and task after its last event. Most jobs change again within
+# this time; a new task costs more than one that waits.
+IDLE_SECONDS = 10.0
+
+
+class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
+    """Storage that keeps kopf from writing to objects and from comparing them: the handlers are
+    level-triggered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def build(self, **_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+class EndlessBackoffs:
+    """The pauses between kopf's tries of one request, without end. When kopf has no pause left, it
+    gives up the watch of that kind for good. A server that has just started refuses every request
+    (403) until it has read its roles.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        seconds = ERROR_SECONDS
+        while True:
+            yield random.uniform(seconds / 2, seconds)  # noqa: S311 - jitter
+            seconds = min(ERROR_SECONDS_MAX, 2 * seconds)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.server_timeout = 300
+    settings.watching.connect_timeout = 5
+    settings.watching.chunk_size = 500
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = EndlessBackoffs()
+    settings.persistence.progress_storage = NothingStored()
+    settings.persistence.diffbase_storage = NothingStored()

@@ -1,0 +1,212 @@
+"""kopf is the door: its handlers put events into the cache, and leave no trace on any object."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import islice
+from typing import Any
+
+import kopf
+import pytest
+from kubernetes.aio import client
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_operator.client.kube import JOBS, QUEUES, Manifest
+from gpujob_operator.handlers import objects
+from gpujob_operator.handlers.kopf_thread import KopfThread
+from gpujob_operator.handlers.memo import KINDS, Memo
+from gpujob_operator.handlers.settings import EndlessBackoffs, NothingStored, configure
+from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.read.shapes import identity
+from gpujob_operator.run import utc_now
+from gpujob_operator.telemetry.metrics import Metrics
+from tests.harness.builders import make_job
+from tests.harness.http_api import HttpApi
+from tests.harness.manifests import job_manifest
+from tests.harness.waiting import eventually
+
+RESOURCES = {resource.plural: resource for resource in (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)}
+WRITES = {"POST", "PUT", "PATCH", "DELETE"}
+
+
+def manifest_of(name: str) -> Manifest:
+    return job_manifest(make_job(name=name))
+
+
+class World:
+    """An API server, kopf in its thread, and the cache that it feeds."""
+
+    def __init__(self, api: HttpApi) -> None:
+        metrics = Metrics()
+        self.api = api
+        self.restores = 0
+        self.cache = Cache(Dirty(), metrics, utc_now, restored=self._restored)
+        self.memo = Memo(client.Configuration(host=api.url), self.cache, metrics)
+        self.kopf = KopfThread(self.memo, metrics)
+
+    def _restored(self) -> None:
+        self.restores += 1
+
+    def job_names(self) -> set[str]:
+        return {job.metadata.name for job in self.cache.jobs.views if isinstance(job, GPUJob)}
+
+
+@pytest.fixture
+async def world() -> AsyncGenerator[World]:
+    with HttpApi().running() as api:
+        world = World(api)
+        yield world
+        await asyncio.to_thread(world.kopf.stop)
+
+
+def phases(cache: Cache) -> set[str]:
+    return {job.status.phase.value for job in cache.jobs.views if isinstance(job, GPUJob)}
+
+
+def test_kopf_writes_nothing() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert not settings.posting.enabled
+    assert not settings.posting.loggers
+    assert settings.peering.standalone
+    assert settings.scanning.disabled, "no permission on CustomResourceDefinitions is needed"
+    assert isinstance(settings.persistence.diffbase_storage, NothingStored)
+    assert isinstance(settings.persistence.progress_storage, NothingStored)
+    assert settings.watching.inactivity_timeout == 70
+
+
+def test_each_kind_of_our_own_has_one_low_level_handler_and_nothing_else() -> None:
+    handlers = objects.REGISTRY._watching.get_all_handlers()
+    names = [handler.selector.any_name for handler in handlers if handler.selector is not None]
+    assert names == list(RESOURCES) == list(KINDS)
+    assert list(objects.REGISTRY._changing.get_all_handlers()) == []
+    assert list(objects.REGISTRY._spawning.get_all_handlers()) == []
+
+
+async def test_an_event_goes_through_kopf_into_the_cache(world: World) -> None:
+    job = world.api.put(JOBS, manifest_of("a"))
+    world.kopf.start()
+    await eventually(lambda: world.job_names() == {"a"})
+    world.api.put(JOBS, manifest_of("b"))
+    await eventually(lambda: world.job_names() == {"a", "b"})
+    world.api.put(JOBS, {**job, "status": {"phase": "Running"}})
+    await eventually(lambda: "Running" in phases(world.cache))
+    world.api.remove(JOBS, "a", "team")
+    await eventually(lambda: world.job_names() == {"b"})
+    assert [one for one in world.api.requests if one.method in WRITES] == []
+
+
+async def test_every_kind_is_heard_and_listed(world: World) -> None:
+    assert world.memo.unlisted() == sorted(kind.value for kind in KINDS.values())
+    world.kopf.start()
+    await eventually(lambda: world.memo.unlisted() == [])
+    assert set(world.memo.silent_seconds()) == {kind.value for kind in KINDS.values()}
+    assert max(world.memo.silent_seconds().values()) < 5
+
+
+async def test_what_vanished_while_no_watch_was_open_is_gone_after_the_next_list(
+    world: World,
+) -> None:
+    """kopf reports no deletion that it did not see."""
+    for name in ("stays", "goes"):
+        world.api.put(JOBS, manifest_of(name))
+    world.kopf.start()
+    await eventually(lambda: world.job_names() == {"stays", "goes"})
+    world.api.fail(JOBS, status=503, methods=["GET"])
+    world.api.end_watches(JOBS)
+    world.api.remove(JOBS, "goes", "team")
+    world.api.put(JOBS, manifest_of("new"))
+    world.api.end_watches(JOBS, compact=True)
+    world.api.heal()
+    await eventually(lambda: world.job_names() == {"stays", "new"})
+    assert world.restores == 0
+
+
+async def test_a_job_that_was_created_during_a_list_stays(world: World) -> None:
+    world.api.put(JOBS, manifest_of("old"))
+    mark = world.memo.mark(Kind.JOB)
+    version = world.api.version
+    world.cache.apply(Kind.JOB, "ADDED", world.api.put(JOBS, manifest_of("new")))
+    world.memo.listed(Kind.JOB, [], str(version), mark)
+    await asyncio.sleep(0)
+    assert world.job_names() == {"new"}
+
+
+async def test_a_list_of_restored_data_is_noticed(world: World) -> None:
+    world.cache.apply(Kind.JOB, "ADDED", world.api.put(JOBS, manifest_of("a")))
+    world.memo.listed(Kind.JOB, [], "1", world.memo.mark(Kind.JOB)._replace(version=100))
+    await asyncio.sleep(0)
+    assert world.restores == 1
+    assert world.job_names() == set()
+
+
+async def test_kopf_is_not_given_listed_objects_that_the_cache_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = world.api.put(JOBS, manifest_of("known"))
+    world.cache.apply(Kind.JOB, "ADDED", known)
+    world.api.put(JOBS, manifest_of("news"))
+    given: list[str] = []
+    put = Memo.put
+
+    def counted(memo: Memo, kind: Kind, event: kopf.RawEvent) -> None:
+        given.append(identity(event["object"]).name)
+        put(memo, kind, event)
+
+    monkeypatch.setattr(Memo, "put", counted)
+    world.kopf.start()
+    await eventually(lambda: world.job_names() == {"known", "news"})
+    assert given == ["news"]
+
+
+async def test_the_connection_is_our_own(world: World) -> None:
+    configuration = client.Configuration(host="https://server:6443")
+    configuration.api_key = {"authorization": "Bearer abc"}
+    configuration.ssl_ca_cert = "/ca"
+    information = await Memo(configuration, world.cache, Metrics()).connection()
+    assert isinstance(information, kopf.ConnectionInfo)
+    assert (information.server, information.ca_path) == ("https://server:6443", "/ca")
+    assert (information.scheme, information.token) == ("Bearer", "abc")
+
+
+async def test_a_server_that_refuses_for_a_while_costs_no_watch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that has just started, and has not read its roles yet."""
+    monkeypatch.setattr("gpujob_operator.handlers.settings.ERROR_SECONDS", 0.002)
+    monkeypatch.setattr("gpujob_operator.handlers.settings.ERROR_SECONDS_MAX", 0.01)
+    refusals = 40
+    world.api.put(QUEUES, {"metadata": {"name": "queue"}, "spec": {}})
+    world.api.fail(
+        QUEUES, status=403, body={"reason": "Forbidden"}, methods=["GET"], times=refusals
+    )
+    world.kopf.start()
+    await eventually(lambda: len(world.cache.queues.views) == 1)
+    asked = [one for one in world.api.requests if one.place.plural == QUEUES.plural]
+    assert len(asked) > refusals
+
+
+def test_the_pauses_between_tries_grow_and_never_end() -> None:
+    pauses = list(islice(EndlessBackoffs(), 1000))
+    assert all(0.25 <= one <= 0.5 for one in pauses[:1])
+    assert max(pauses) <= 10.0
+    assert min(pauses[10:]) >= 5.0
+
+
+async def test_it_starts_again_when_kopf_ends_and_stops_when_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+
+    async def operator(**_: Any) -> None:
+        runs.append(1)
+        raise RuntimeError("a watch ended for good")
+
+    monkeypatch.setattr("gpujob_operator.handlers.kopf_thread.kopf.operator", operator)
+    monkeypatch.setattr("gpujob_operator.handlers.kopf_thread.RESTART_SECONDS", 0.001)
+    world.kopf.start()
+    await eventually(lambda: len(runs) >= 3)
+    world.kopf.stop()
+    assert not world.kopf._thread.is_alive()
+    assert len(runs) < 20
