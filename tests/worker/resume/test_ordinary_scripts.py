@@ -264,3 +264,51 @@ print(history, kept, sorted(name for name in os.listdir() if name[0] in "1234567
 def test_what_is_written_and_removed_in_each_step_is_done_once_more(tmp_path: Path) -> None:
     """A stopped run makes two more steps after its save."""
     ends_as_undisturbed(tmp_path, script(ROTATING), 14)
+
+
+STAGES = """
+def main():
+    global optimizer
+    loader, best, values = DataLoader(data, batch_size=4, shuffle=True), None, []
+    for epoch in range(2):
+        for a, b in loader:
+            loss = (model(a) - b).square().mean()
+            loss.backward(); steps()
+            values.append(loss.item())
+        best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    print("first stage", loss.item(), values[-1], epoch)
+    model.load_state_dict(best)
+    head = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.05)
+    for epoch in range(2):
+        for a, b in loader:
+            (head(model(a)) - b).square().mean().backward(); steps()
+main()
+"""
+
+
+def test_a_stage_whose_results_are_read_before_the_next_one(tmp_path: Path) -> None:
+    """The loop of the first stage is left out on the way, and its variables are there."""
+    ends_as_undisturbed(tmp_path, script(STAGES), 27)
+
+
+def test_a_stage_in_a_module(tmp_path: Path) -> None:
+    body = STAGES.replace("\n    ", "\n").replace("\ndef main():\nglobal optimizer", "")
+    ends_as_undisturbed(tmp_path, script(body.replace("main()", "")), 27)
+
+
+def test_a_function_that_trains_and_calls_itself_is_known_beforehand(tmp_path: Path) -> None:
+    code = """
+loader = DataLoader(data, batch_size=4, shuffle=True)
+def train(left):
+    for a, b in loader:
+        loss = (model(a) - b).square().mean()
+        loss.backward(); steps()
+    value = loss.item()
+    return [value, *train(left - 1)] if left else [value]
+train(3)
+"""
+    stopped(tmp_path, script(code), 4)
+    done = stopped(tmp_path, script(code), 15, 2)
+    assert done.process.exitcode == 144
+    assert "calls itself" in done.report["protectionReason"]

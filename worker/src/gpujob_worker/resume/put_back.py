@@ -761,6 +761,30 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
 }  # fmt: skip
 
 
+# Kinds of values that need no object of the script.
+_SELF_CONTAINED = {"tensor", "memory", "array", "made constant", "tuple", *CONTAINERS}
+_CONTAINED_MAX = 10_000
+
+
+def is_self_contained(encoded: Any, nodes: Sequence[Any]) -> bool:
+    """Whether a value can be made without any object of the script."""
+    waiting, seen = [encoded], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, tuple) and len(each) == 2 and each[0] == "r":
+            node = nodes[each[1]]
+            if node[KIND] not in _SELF_CONTAINED or "of" in node or len(seen) > _CONTAINED_MAX:
+                return False
+            if each[1] not in seen:
+                seen.add(each[1])
+                waiting.append({name: value for name, value in node.items() if name != "data"})
+        elif isinstance(each, (list, tuple)):
+            waiting += each
+    return True
+
+
 def _is_module(made: Any) -> bool:
     return isinstance(made, torch.nn.Module)
 

@@ -64,6 +64,7 @@ class ScriptReturn:
             return iterable
         try:
             if way.is_over(file, line, frame):
+                self._state.variables.put_back_between(frame, self._body["values"])
                 return iter(())
             if not way.expects(line, frame):
                 return iterable
@@ -82,6 +83,7 @@ class ScriptReturn:
         if way is None:
             return True
         if way.is_over(file, line, frame):
+            self._state.variables.put_back_between(frame, self._body["values"])
             return False
         if way.expects(line, frame):
             self._state.variables.put_back_early(frame, self._body["values"], way.depth)

@@ -80,7 +80,7 @@ class ScriptState:
             "over": self.loops.ended(place.functions),
             "objects": self.objects.states(made),
             "drawn": self.objects.random.saved(place.functions),
-            "values": self.variables.read(place.functions, made, lost),
+            "values": self.variables.read(place.functions, made, lost, self.loops.read_after),
             "gradients": self.gradients.saved(made, in_step=in_step),
             "random": random_state(),
             "files": self.files.snapshot(),

@@ -1,8 +1,9 @@
 """The variables of a script: those of its functions on the way to a loop, and of its modules."""
 
 import ast
+import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -11,7 +12,7 @@ from gpujob_worker.resume.frame_variables import set_variables
 from gpujob_worker.resume.later_loaders import early
 from gpujob_worker.resume.live_names import live_names
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack, deep_calls
+from gpujob_worker.resume.put_back import PutBack, deep_calls, is_self_contained
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
@@ -54,16 +55,25 @@ class ScriptVariables:
                     continue  # the first look at what is saved gives the reason
 
     def read(
-        self, functions: Sequence[At], made: Sequence[Any], lost: Sequence[Any]
+        self,
+        functions: Sequence[At],
+        made: Sequence[Any],
+        lost: Sequence[Any],
+        read_between: Callable[[At], set[str]] = lambda at: set(),
     ) -> dict[str, Any]:
         """All of it as plain values and tensors. Raises `UnsavableError`, also for an object that
         is `lost` and that a variable still has.
+
+        `read_between`: names that a function on the way reads before it comes to its place, after
+        loops that a resume leaves out.
         """
         values = ScriptValues(made, self._baseline, lost, passes=self._passes)
         self.left = []
         scopes: list[dict[str, Any]] = []
         for scope, names in self._scopes(functions):
             scopes.append({"scope": scope, "names": self._names(values, scope, names)})
+        for at, described in zip(functions, scopes, strict=False):
+            described["between"] = self._between(values, at, read_between(at), described["names"])
         values.structures(made)
         modules, stepped = values.modules(made), values.stepped(made)
         self.lines = values.lines
@@ -84,6 +94,18 @@ class ScriptVariables:
                 if not self.accepts_less:
                     raise
                 self.left = [*self.left, str(error)][:_LEFT_MAX]
+        return found
+
+    def _between(
+        self, values: ScriptValues, at: At, wanted: set[str], known: dict[str, Any]
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in _without_own(at.frame.f_locals).items():
+            if name in wanted and name in known:
+                found[name] = known[name]
+            elif name in wanted:
+                with contextlib.suppress(UnsavableError):
+                    found |= values.names("", {name: value})
         return found
 
     def _scopes(
@@ -135,6 +157,23 @@ class ScriptVariables:
             # The module's: a function may train with what is global.
             names = outermost["names"]
             frame.f_globals.update(_put_loaders(early(names, saved["nodes"], frame.f_globals)))
+
+    def put_back_between(self, frame: FrameType, saved: dict[str, Any]) -> None:
+        """What the script reads after a loop that is left out, as far as it is plain: the numbers
+        are those of the place.
+        """
+        try:
+            depth = len(functions_of(frame, strict=False)) - 1
+        except NoPlaceError:
+            return
+        names = saved["scopes"][depth]["between"] if depth < len(saved["scopes"]) else {}
+        nodes = saved["nodes"]
+        found = {name: each for name, each in names.items() if is_self_contained(each, nodes)}
+        put_back = PutBack(nodes, (), self._passes)
+        try:
+            set_variables(frame, _values(found, frame.f_locals, put_back))
+        except MismatchError:
+            return  # the script then finds what it made
 
 
 def _put_loaders(found: Iterable[tuple[Any, str, Any]]) -> dict[str, Any]:

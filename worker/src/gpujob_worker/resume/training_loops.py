@@ -5,6 +5,7 @@ long as all that they left is in variables of functions that still run. Of the t
 its place a script runs again what comes before the place: there must be no step in it.
 """
 
+import ast
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gpujob_worker.resume.script_place import (
     function_key,
     functions_of,
 )
-from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
+from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around, source_of
 
 TURNS_MAX = 256
 _Key = tuple[int, int]
@@ -155,11 +156,31 @@ class TrainingLoops:
             if loop["frame"] not in frames:
                 text = f"it trained in {loop['code']} line {loop['loop']}, which has returned"
                 raise UnsavableError(text)
+        begun = {(at.key, loop.line) for at in functions for loop in at.loops}
+        for loop in self._over:
+            if (function_key(loop["file"], loop["code"], loop["first"]), loop["loop"]) in begun:
+                raise UnsavableError(f"{loop['code']} trains in a loop, and calls itself after it")
         keys = ("file", "code", "first", "loop")
         return [{key: loop[key] for key in keys} for loop in self._over]
 
     def lines(self) -> list[tuple[str, int]]:
         return [(loop["file"], loop["loop"]) for loop in self._over]
+
+    def read_after(self, at: At) -> set[str]:
+        """What the function reads between its training loops that are over and where it is now: a
+        resume leaves the loops out, and runs what is between.
+        """
+        over = [loop["loop"] for loop in self._over if loop["frame"] == id(at.frame)]
+        source = source_of(at.frame.f_code.co_filename) if over else None
+        node = source.scope(at.frame.f_code) if source is not None else None
+        now = at.loops[0].line if at.loops else at.frame.f_lineno
+        return {
+            each.id
+            for each in (ast.walk(node) if node is not None else ())
+            if isinstance(each, ast.Name)
+            and isinstance(each.ctx, ast.Load)
+            and min(over) < each.lineno < now
+        }
 
     def adopt(self, over: list[dict[str, Any]], functions: Sequence[At]) -> None:
         """The script was brought back to a place, with these loops behind it."""
