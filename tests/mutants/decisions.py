@@ -20,7 +20,7 @@ DECISIONS = (
     ),
     of_decide(
         "a job that starts does not hear of a refusal",
-        "cache/starts.py",
+        "cache/jobs.py",
         "        changed = _changed(self._refused, refused) | set(recorded ^ self._recorded)\n",
         "        changed = set(recorded ^ self._recorded)\n",
         "test_resting_jobs.py",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpujob_operator.decide.cache import equivalence_classes
-from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
+from gpujob_operator.decide.cache import pending_queues as equivalence_classes
+from gpujob_operator.decide.cache.pending_queues import EquivalenceClasses
 
 
 def test_numbers_tell_classes_apart(monkeypatch: pytest.MonkeyPatch) -> None:

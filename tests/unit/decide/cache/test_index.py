@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.cache.index import Groups
+from gpujob_operator.decide.cache.groups import Groups
 
 
 def test_a_group_has_those_that_were_added_and_not_taken_out() -> None:

@@ -1,7 +1,7 @@
 """What the memo of the nodes remembers, and for how long."""
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.memo import ANSWERS_MAX, NodeMemo
+from gpujob_operator.decide.cache.node_arrays import ANSWERS_MAX, NodeMemo
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import NodeDiagnosis, UnfitReason
 from gpujob_operator.decide.placement.memo import Forgetful

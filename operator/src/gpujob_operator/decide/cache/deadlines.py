@@ -1,12 +1,19 @@
-"""The first of many deadlines, each of which may move."""
+"""The first of many deadlines, each of which may move; and keys that expire."""
 
 import heapq
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+
+class _Key(Hashable, Protocol):
+    """What can be sorted, too."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+K = TypeVar("K", bound=_Key)
 
 
 @dataclass(slots=True)
@@ -48,3 +55,31 @@ class Deadlines(Generic[K]):
             del self._at[key]
             found.append(key)
         return found
+
+
+@dataclass(slots=True)
+class Expiries(Generic[K]):
+    """Keys that are due from a moment on, in every cycle until they are put anew or dropped."""
+
+    _later: Deadlines[K] = field(default_factory=lambda: Deadlines[K]())
+    _now: set[K] = field(default_factory=lambda: set[K]())
+
+    def put(self, key: K, moment: datetime | None) -> None:
+        """Replaces the key's moment; None: the key never expires."""
+        self.drop(key)
+        if moment is not None:
+            self._later.put(key, moment)
+
+    def drop(self, key: K) -> None:
+        self._later.drop(key)
+        self._now.discard(key)
+
+    def due(self, now: datetime) -> list[K]:
+        """The keys that have expired, sorted."""
+        self._now.update(self._later.due(now))
+        return sorted(self._now)
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When the first of the others expires."""
+        return self._later.first

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.cache.index import Groups
+from gpujob_operator.decide.cache.groups import Groups
 from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.model.conditions import EDIT_REFUSED, find
 from gpujob_operator.decide.model.held_gpus import Place, queue_of

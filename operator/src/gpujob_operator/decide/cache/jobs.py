@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.diff import ListDiff
-from gpujob_operator.decide.cache.index import Groups
+from gpujob_operator.decide.cache.groups import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.volumes import ClaimKey, Volumes
+from gpujob_operator.decide.lifecycle.inputs import RefusedPods, refused_by_job
 from gpujob_operator.decide.measurement.profile import (
     attempt_keys,
     differ_in_paces,
@@ -21,8 +23,10 @@ from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (
     BoundVolume,
     GPUUsage,
+    PerhapsCreated,
     PodView,
     ReceivedReport,
+    RefusedPod,
     Snapshot,
 )
 from gpujob_operator.decide.model.workers import JobName, job_pods_of
@@ -202,3 +206,46 @@ class Jobs:
 
 def _name_of(job: GPUJob) -> JobName:
     return job.metadata.namespace, job.metadata.name
+
+
+def delete_at(job: GPUJob) -> datetime | None:
+    """When the job is to be deleted (`spec.ttlSecondsAfterFinished`); None: never, or its deletion
+    was already requested."""
+    seconds, finished_at = job.spec.ttl_seconds_after_finished, job.status.finished_at
+    if seconds is None or finished_at is None or not job.finished:
+        return None
+    if job.metadata.deletion_timestamp is not None:
+        return None
+    return finished_at + timedelta(seconds=seconds)
+
+
+@dataclass(slots=True)
+class Starts:
+    """Refusals and creations of pods, by the job's UID, as of the last snapshot."""
+
+    _refused: RefusedPods = field(default_factory=lambda: refused_by_job(()))
+    _perhaps_created: Mapping[str, PerhapsCreated] = field(
+        default_factory=dict[str, PerhapsCreated]
+    )
+    _recorded: frozenset[str] = frozenset()
+
+    def take(self, snapshot: Snapshot) -> set[str]:
+        """Returns the jobs of which anything changed."""
+        refused = refused_by_job(snapshot.refused_pods)
+        perhaps_created = {one.job_uid: one for one in snapshot.perhaps_created}
+        recorded = frozenset(snapshot.recorded)
+        changed = _changed(self._refused, refused) | set(recorded ^ self._recorded)
+        changed |= _changed(self._perhaps_created, perhaps_created)
+        self._refused, self._perhaps_created = refused, perhaps_created
+        self._recorded = recorded
+        return changed
+
+    def refused(self, uid: str) -> tuple[RefusedPod, ...]:
+        return self._refused.get(uid, ())
+
+    def perhaps_created(self, uid: str) -> PerhapsCreated | None:
+        return self._perhaps_created.get(uid)
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    return {uid for uid in before.keys() | after.keys() if before.get(uid) != after.get(uid)}

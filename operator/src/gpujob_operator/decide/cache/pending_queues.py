@@ -1,9 +1,10 @@
 """The waiting jobs of each queue in order, kept from cycle to cycle: thousands of them wait, and
 few come, go, or become overdue in between."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from math import inf
 
 from sortedcontainers import SortedList
@@ -112,3 +113,24 @@ class PendingQueues:
         if self._now_seconds < keys.due_seconds:
             self._due_seconds = min(self._due_seconds, keys.due_seconds)
         return keys.key(self._now_seconds)
+
+
+# Maximum number of classes at a time. Pending jobs keep the numbers that they have.
+CLASSES_MAX = 10_000
+
+
+@dataclass(slots=True)
+class EquivalenceClasses:
+    """`number` is that of a class, never 0. A number is never given again, not even to the class
+    that had it."""
+
+    number: Callable[[Hashable], int] = field(init=False)
+    _last: int = 0
+
+    def __post_init__(self) -> None:
+        # `lru_cache` hashes a class once, which is most of the work, and is asked for every job.
+        self.number = lru_cache(CLASSES_MAX)(self._next)
+
+    def _next(self, _: Hashable) -> int:
+        self._last += 1
+        return self._last

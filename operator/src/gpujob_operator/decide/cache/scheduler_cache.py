@@ -13,18 +13,15 @@ from datetime import datetime
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
-from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
-from gpujob_operator.decide.cache.expiries import Expiries
+from gpujob_operator.decide.cache.deadlines import Expiries
 from gpujob_operator.decide.cache.holders import Holders
-from gpujob_operator.decide.cache.job_entry import JobEntry
-from gpujob_operator.decide.cache.jobs import Jobs
+from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
+from gpujob_operator.decide.cache.jobs import Jobs, Starts, delete_at
 from gpujob_operator.decide.cache.mix_counts import MixCounter
 from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
-from gpujob_operator.decide.cache.pending_queues import PendingQueues
-from gpujob_operator.decide.cache.profile_expiries import ProfileExpiries
+from gpujob_operator.decide.cache.pending_queues import EquivalenceClasses, PendingQueues
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.starts import Starts
 from gpujob_operator.decide.cache.step_queue import StepQueue
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
@@ -32,7 +29,7 @@ from gpujob_operator.decide.capacity.job_usage import NOTHING, usage_of, usage_o
 from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.measurement.profile import with_own_measurement
+from gpujob_operator.decide.measurement.profile import unused_until, with_own_measurement
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import queue_of
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
@@ -60,7 +57,8 @@ class SchedulerCache:
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(init=False)
     # Finished jobs that do not stay.
-    expiries: Expiries = field(default_factory=Expiries)
+    # Finished jobs by UID, with the time to delete them.
+    expiries: Expiries[str] = field(default_factory=lambda: Expiries[str]())
     waiting: PendingQueues = field(default_factory=PendingQueues)
     # Jobs that hold GPUs.
     holders: Holders = field(default_factory=Holders)
@@ -70,7 +68,7 @@ class SchedulerCache:
     _classes: EquivalenceClasses = field(default_factory=EquivalenceClasses)
     _arrays: NodeArrayCache = field(default_factory=NodeArrayCache)
     _release_arrays: ReleaseArrays = field(init=False)
-    _profile_expiries: ProfileExpiries = field(init=False)
+    _profile_expiries: Expiries[ProfileKey] = field(default_factory=lambda: Expiries[ProfileKey]())
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     # UIDs of jobs that are gone and own pods.
     _gone: set[str] = field(default_factory=set[str])
@@ -79,7 +77,6 @@ class SchedulerCache:
     def __post_init__(self) -> None:
         self.releases = ReleaseTimes(configuration=self.configuration)
         self._release_arrays = ReleaseArrays(self.releases)
-        self._profile_expiries = ProfileExpiries(self.configuration.profile_unused_days)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "SchedulerCache":
@@ -105,7 +102,8 @@ class SchedulerCache:
         for before, after in self._jobs.take(snapshot):
             self._replace(before, after)
         for key, profile in self._jobs.changed_profiles.items():
-            self._profile_expiries.put(key, profile)
+            days = self.configuration.profile_unused_days
+            self._profile_expiries.put(key, unused_until(profile, days) if profile else None)
         changed = self._jobs.changed
         for uid in self._jobs.reprofiled:
             self._count(self.entries[uid])
@@ -204,7 +202,7 @@ class SchedulerCache:
         if after is not None:
             uid = after.job.metadata.uid
             self.releases.put(after.job, after.keys.runs)
-            self.expiries.put(after.job)
+            self.expiries.put(uid, delete_at(after.job))
             if after.held:
                 self.holders.add(after.job)
             self._count(after)

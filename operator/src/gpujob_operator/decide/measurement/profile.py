@@ -91,6 +91,12 @@ def _keys(namespace: str, name: str, length: str) -> WorkloadKeys:
     return WorkloadKeys((namespace, name), (namespace, f"{name} {length}" if length else name))
 
 
+def unused_until(profile: GPUProfile, days: int) -> datetime | None:
+    """When a profile that no job uses is deleted; None: never, as with 0 `days`."""
+    moment = last_measured_at(profile)
+    return moment + timedelta(days=days) if moment is not None and days else None
+
+
 def last_measured_at(profile: GPUProfile) -> datetime | None:
     """When a job of the workload was last measured, or the profile made."""
     moments = [entry.updated_at for entry in profile.status.entries]
