@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ def play(
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=rate)
         value = None if loss is None else torch.tensor(loss, dtype=torch.float64)
         torch.rand(1 + draws)
-        found.append(continuation.passes(value, lambda made=optimizer: [made]))
+        found.append(continuation.passes(value, optimizer))
     return found
 
 
@@ -94,6 +95,29 @@ def test_what_differs_is_named_with_both_numbers(
 @pytest.mark.parametrize("how", [{"seed": 4}, {"draws": 1}])
 def test_other_random_numbers_are_another_run(how: dict[str, Any], tmp_path: Path) -> None:
     found, _ = resumed(tmp_path, [(0.5, 0.1)], [(0.5, 0.1)], **how)
+    assert found == ["the random numbers of step 1 after the stop are others"]
+
+
+def test_how_a_script_prints_arrays_tells_nothing(tmp_path: Path) -> None:
+    stopped = Continuation(Session(Environment()), tmp_path)
+    stopped.record_after(3)
+    np.random.seed(3)
+    play(stopped, [(0.5, 0.1)])
+    continuation = Continuation(Session(Environment()), tmp_path)
+    continuation.compare_after(3)
+    with np.printoptions(threshold=5):
+        assert play(continuation, [(0.5, 0.1)]) == [None]
+
+
+def test_numbers_of_numpy_are_compared(tmp_path: Path) -> None:
+    stopped = Continuation(Session(Environment()), tmp_path)
+    stopped.record_after(3)
+    np.random.seed(3)
+    play(stopped, [(0.5, 0.1)])
+    continuation = Continuation(Session(Environment()), tmp_path)
+    continuation.compare_after(3)
+    np.random.rand()
+    found = play(continuation, [(0.5, 0.1)])
     assert found == ["the random numbers of step 1 after the stop are others"]
 
 

@@ -359,7 +359,7 @@ def test_a_frame_that_has_not_begun_is_at_its_first_instruction() -> None:
 
 
 def rename(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    """As if `dis` called an instruction otherwise."""
+    """As if `dis` called an instruction otherwise; what is known of a code stays known."""
     plain = dis.get_instructions
 
     def renamed(code: CodeType) -> list[dis.Instruction]:
@@ -374,7 +374,7 @@ def test_an_instruction_that_is_not_known_makes_everything_live(
     code = code_of("def f(a, b):\n    return a")
     assert live_names(code, 0) == {"a"}
     rename(monkeypatch, "RETURN_VALUE", "<83>")
-    assert live_names(code, 0) == {"a", "b"}
+    assert live_names.__wrapped__(code, 0) == {"a", "b"}
 
 
 def test_an_unknown_instruction_on_a_variable_counts_as_a_read(
@@ -383,4 +383,4 @@ def test_an_unknown_instruction_on_a_variable_counts_as_a_read(
     code = code_of("def f(a, b):\n    a = b\n    return a")
     assert live_names(code, 0) == {"b"}
     rename(monkeypatch, "STORE_FAST", "STORE_FAST_LATER")
-    assert live_names(code, 0) == {"a", "b"}
+    assert live_names.__wrapped__(code, 0) == {"a", "b"}

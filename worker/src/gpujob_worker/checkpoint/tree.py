@@ -23,6 +23,7 @@ __all__ = ["decode_tree", "encode_tree"]
 
 # Python refuses to print longer numbers in decimal digits.
 _INTEGER_BITS_MAX = 10_000
+_INTEGER_MAX = 1 << _INTEGER_BITS_MAX
 _FACTORY_NAMES = {factory: name for name, factory in FACTORIES.items()}
 
 
@@ -82,7 +83,10 @@ class _Encoder:
             self._around.discard(id(value))
 
     def entries(self, values: Iterable[Any], path: str) -> list[Any]:
-        return [self.encode(entry, f"{path}[{n}]") for n, entry in enumerate(list(values))]
+        values = list(values)
+        if set(map(type, values)) == {int} and max(map(abs, values)) < _INTEGER_MAX:
+            return values  # a state of random numbers has hundreds
+        return [self.encode(entry, f"{path}[{n}]") for n, entry in enumerate(values)]
 
     def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
         items = list(values.items())  # at once: another thread may add some meanwhile

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
@@ -85,15 +86,13 @@ class Continuation:
         self._expected = known[: int(count)] if count is not None else None
         self._count, self._compared = int(count or 0), 0
 
-    def passes(
-        self, loss: Any, optimizers: Callable[[], list[torch.optim.Optimizer]]
-    ) -> str | None:
+    def passes(self, loss: Any, optimizer: torch.optim.Optimizer) -> str | None:
         """Returns how the run differs from the one before, or None. `loss`: of the step, as a
         tensor.
         """
         if self._step is None and self._expected is None:
             return None
-        facts = self._facts(loss, optimizers())
+        facts = _facts(loss, optimizer)
         if self._step is not None:
             self._recorded.append(facts)
             text = json.dumps({"step": self._step, "next": self._recorded})
@@ -143,16 +142,17 @@ class Continuation:
         on_cpu = self._session.state.device in ("", "cpu")
         return RELATIVE_DIFFERENCE_MAX_CPU if on_cpu else RELATIVE_DIFFERENCE_MAX
 
-    def _facts(self, loss: Any, optimizers: list[torch.optim.Optimizer]) -> Facts:
-        rates = [float(group.get("lr", 0.0)) for each in optimizers for group in each.param_groups]
-        return {"loss": _finite(loss), "rates": rates, "random": _random_digest()}
-
     def _read(self, step: int) -> list[Facts]:
         try:
             found = json.loads(read_small(self._path))
             return list(map(dict, found["next"]))[:STEPS] if found["step"] == step else []
         except (CheckpointError, OSError, ValueError, KeyError, TypeError):
             return []
+
+
+def _facts(loss: Any, optimizer: torch.optim.Optimizer) -> Facts:
+    rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+    return {"loss": _finite(loss), "rates": rates, "random": _random_digest()}
 
 
 def _finite(loss: Any) -> float | None:
@@ -167,6 +167,8 @@ def _random_digest() -> str:
     """Of the streams that batches and augmentations are drawn from, all on the CPU."""
     states = RandomStates()
     digest = xxhash.xxh3_64(repr(states.python).encode())
-    digest.update(repr(states.numpy).encode())
+    for part in states.numpy if isinstance(states.numpy, tuple) else (states.numpy,):
+        # How an array is printed is the script's to choose, and takes far longer.
+        digest.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
     digest.update(states.torch.numpy().tobytes())
     return digest.hexdigest()

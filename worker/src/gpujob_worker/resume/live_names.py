@@ -4,6 +4,7 @@ Classical backward liveness over the bytecode. Doubt makes a name live, never de
 """
 
 import dis
+import functools
 import inspect
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ class _Step(NamedTuple):
     handlers: list[int]
 
 
+@functools.lru_cache(maxsize=256)
 def live_names(code: CodeType, offset: int) -> frozenset[str]:
     """The names that may be read from `offset` (a frame's `f_lasti`) on before they are written.
 

@@ -223,7 +223,7 @@ class PlainScript:
     def _after_step(self, frame: FrameType, loss: Any, optimizer: Any) -> None:
         continuation = self._unmodified.continuation
         if continuation is not None:
-            differs = continuation.passes(loss, lambda: [optimizer])
+            differs = continuation.passes(loss, optimizer)
             if differs is not None:
                 text = f"this is not the continuation of the run before: {differs}"
                 self._leave_for_beginning(text)

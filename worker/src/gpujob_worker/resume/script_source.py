@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import gpujob_api
 import gpujob_worker
@@ -418,13 +419,20 @@ def is_script_file(filename: str) -> bool:
     return "site-packages" not in filename and "dist-packages" not in filename
 
 
+# Modules of libraries by name: there are thousands, and each checkpoint asks for those of the user.
+_of_libraries: dict[str, Any] = {}
+
+
 def script_modules() -> list[str]:
     """Names of imported modules that are the user's, `__main__` first."""
-    names = [
-        name
-        for name, module in list(sys.modules.items())
-        if name not in ("__main__", "__mp_main__")
-        and not name.startswith("gpujob_")
-        and is_script_file(getattr(module, "__file__", None) or "<none>")
-    ]
+    modules = list(sys.modules.items())
+    unknown = [(name, each) for name, each in modules if _of_libraries.get(name) is not each]
+    names = [name for name, module in unknown if _is_of_script(name, module)]
+    _of_libraries.update((name, module) for name, module in unknown if name not in names)
     return ["__main__", *sorted(names)]
+
+
+def _is_of_script(name: str, module: Any) -> bool:
+    if name in ("__main__", "__mp_main__") or name.startswith("gpujob_"):
+        return False
+    return is_script_file(getattr(module, "__file__", None) or "<none>")
