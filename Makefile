@@ -141,6 +141,11 @@ generate: ## Copy the CRDs into the chart, and write the pages of reasons and pr
 	@$(VENV)/python -m gpujob_operator.reasons_page > docs/reference/reasons.md
 	@$(VENV)/python -m tests.harness.promises > docs/promises.md
 
+.PHONY: pictures
+pictures: setup ## Record the pictures in docs/images from real runs (3 min)
+	@$(VENV)/python -m gpujob_local.control_plane.tools kubernetes
+	@$(VENV)/python -m bench.pictures
+
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree
 	@rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov \

@@ -1,4 +1,4 @@
-"""The matrix of kinds of scripts, what its table says was skipped, and the one in the guide."""
+"""The matrix of kinds of scripts, what its table says was skipped, and the one in the documents."""
 
 import re
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from bench.table import format_markdown
 from gpujob_api.report import Report, WorkerPhase
 from tests.harness.repository import ROOT
 
-GUIDE = (ROOT / "docs/guides/worker.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/benchmarks/scripts.md").read_text(encoding="utf-8")
 
 
 def rows_of(columns: Sequence[str]) -> list[str]:
-    """The first cells of the guide's table with these columns, as it was printed."""
+    """The first cells of the page's table with these columns, as it was printed."""
     head = format_markdown([], columns)
-    start = GUIDE.index(head) + len(head)
-    table = GUIDE[start:].partition("\n\n")[0]
+    start = PAGE.index(head) + len(head)
+    table = PAGE[start:].partition("\n\n")[0]
     return re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
 
 
-def test_the_guide_has_a_row_of_every_kind() -> None:
+def test_the_page_has_a_row_of_every_kind() -> None:
     assert rows_of(COLUMNS) == list(KINDS)
 
 
