@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ PATCHED = (
     *((os, name) for name in ("link", "mkdir", "open", "remove", "rename", "replace")),
     *((os, name) for name in ("rmdir", "symlink", "truncate", "unlink")),
     (shutil, "rmtree"),
+    *((tempfile, name) for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile")),
 )
 
 

@@ -312,3 +312,39 @@ train(3)
     done = stopped(tmp_path, script(code), 15, 2)
     assert done.process.exitcode == 144
     assert "calls itself" in done.report["protectionReason"]
+
+
+TEMPORARY = """
+import tempfile
+loader = DataLoader(data, batch_size=4, shuffle=True)
+with tempfile.TemporaryDirectory() as folder:
+    best = os.path.join(folder, "best.pt")
+    torch.save(model.state_dict(), best)
+    for epoch in range(3):
+        for a, b in loader:
+            LEARN
+    model.load_state_dict(torch.load(best))
+"""
+ATOMIC = """
+import tempfile
+loader = DataLoader(data, batch_size=4, shuffle=True)
+last = os.path.join(os.path.dirname(__file__), "last.pt")
+for epoch in range(3):
+    for a, b in loader:
+        LEARN
+        handle, name = tempfile.mkstemp(dir=os.path.dirname(last))
+        os.close(handle)
+        torch.save(model.state_dict(), name)
+        os.replace(name, last)
+"""
+
+
+def test_a_temporary_folder_of_the_whole_run_is_known_beforehand(tmp_path: Path) -> None:
+    done = stopped(tmp_path, script(TEMPORARY), 14)
+    assert done.process.exitcode == 144
+    assert done.report["protection"] == "FromBeginning"
+    assert "is temporary" in done.report["protectionReason"]
+
+
+def test_a_temporary_file_that_is_moved_to_its_place(tmp_path: Path) -> None:
+    ends_as_undisturbed(tmp_path, script(ATOMIC), 14)

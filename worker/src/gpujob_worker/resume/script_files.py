@@ -8,13 +8,14 @@ other than torch's and safetensors', and descriptors from `os.open`, are not see
 import builtins
 import functools
 import importlib
-import inspect
 import io
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import safetensors.torch
@@ -23,6 +24,8 @@ import torch
 from gpujob_worker.resume.append_journal import AppendJournal
 from gpujob_worker.resume.held_files import HeldFiles, wrap
 from gpujob_worker.resume.redone_files import RedoneFiles
+from gpujob_worker.resume.script_place import current_frame
+from gpujob_worker.resume.script_source import is_script_file
 from gpujob_worker.resume.written_files import (
     APPEND,
     UPDATE,
@@ -34,7 +37,10 @@ from gpujob_worker.resume.written_files import (
 # They took `open` when they were imported.
 _TOOK_OPEN = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))
 # They open, remove and rename for their callers.
-_FOR_CALLERS = {"os", "pathlib", "pathlib._abc", "pathlib._local", "shutil", __name__}
+_FOR_CALLERS = {
+    *("os", "pathlib", "pathlib._abc", "pathlib._local", "shutil", "tempfile"),
+    __name__,
+}
 _HELD = "gpujob_worker.resume.held_files"
 _OWN = ("gpujob_worker.", "gpujob_api.")
 _COMPRESSED = {"bz2", "gzip", "lzma"}
@@ -54,6 +60,8 @@ class ScriptFiles:
         self.leaves: Callable[[str], Any] = _goes_on
         self._redone: RedoneFiles | None = None
         self._folders: set[str] = set()
+        # In the order in which they were made, as far as they are there.
+        self._temporary: dict[str, None] = {}
         self._open_plainly: Any = builtins.open
         self._written = WrittenFiles()
         self._held: HeldFiles | None = None
@@ -83,7 +91,21 @@ class ScriptFiles:
         wrap(os, "mkdir", self._makes, self._looks)
         for name in ("rename", "replace"):
             wrap(os, name, self._moves, self._looks)
+        for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile"):
+            wrap(tempfile, name, self._makes_temporary, self._asked_by_script)
         os.register_at_fork(after_in_child=self._stop)
+
+    def _asked_by_script(self) -> bool:
+        return self._active and is_script_file(_caller_frame().f_code.co_filename)
+
+    def _makes_temporary(self, plain: Any, *arguments: Any, **keywords: Any) -> Any:
+        made = plain(*arguments, **keywords)
+        path = _absolute(made[1] if isinstance(made, tuple) else getattr(made, "name", made))
+        if path is not None:
+            self._temporary = dict.fromkeys(filter(os.path.lexists, self._temporary))
+            if len(self._temporary) < _FOLDERS_MAX:
+                self._temporary[path] = None
+        return made
 
     def _looks(self) -> bool:
         """Whether files are where the script's calls leave them."""
@@ -249,6 +271,13 @@ class ScriptFiles:
                 found.append(f"{path} is updated in place, which cannot be done a second time")
             elif file.stateful and file.opened():
                 found.append(f"{path} is written by more than appending to it, and is open")
+        for path in self._temporary:
+            if os.path.lexists(path):
+                found.append(
+                    f"{path} is temporary, and another process does not have it: keep files in a"
+                    " folder of their own"
+                )
+                break
         if self._written.full or self.journal.full:
             found.append("the script writes more files than are kept track of")
         return found
@@ -280,10 +309,15 @@ def _absolute(file: Any) -> str | None:
 
 def _caller() -> str:
     """The module that asks: not one that does what others ask."""
-    frame = inspect.currentframe()
+    return _caller_frame().f_globals.get("__name__") or ""
+
+
+def _caller_frame() -> FrameType:
+    frame = found = current_frame()
     while frame is not None:
+        found = frame
         name = frame.f_globals.get("__name__") or ""
         if name not in _FOR_CALLERS and name != _HELD:
-            return name
+            break
         frame = frame.f_back
-    return ""
+    return found
