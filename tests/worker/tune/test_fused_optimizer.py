@@ -55,6 +55,14 @@ def tried(optimizer: torch.optim.Optimizer) -> tuple[bool, str]:
     return tuner.fused_optimizer(optimizer), explanation.line("fused optimizer")
 
 
+@pytest.mark.usefixtures("fast")
+def test_the_factor_is_said_to_be_of_the_optimizers_step_alone() -> None:
+    """Of a step whose forward and backward take most of the time it says little."""
+    kept, said = tried(in_training("adamw", 1e-2))
+    assert kept
+    assert "2.00x (95 % 1.90 to 2.10, 5 pairs) of the optimizer's step alone; parameters" in said
+
+
 def test_the_noise_of_a_run_is_known_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[float | None] = []
 

@@ -113,14 +113,18 @@ class AcceptanceRule:
     def seconds_left(self) -> float:
         return max(0.0, self._ends - time.monotonic())
 
-    def decide(self, item: str, found: Speedup, numbers: str, close: bool, forced: bool) -> bool:
+    def decide(
+        self, item: str, found: Speedup, numbers: str, close: bool, forced: bool, of: str = ""
+    ) -> bool:
+        """`of`: what the factor is of, where that is less than forward and backward."""
+        factor = self.factor(found) + (f" of {of}" if of else "")
         if not close:
             self.skip(item, f"numbers disagree: {numbers}")
             return False
         if found.low <= SPEEDUP_NEEDED and not forced:
-            self.skip(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
+            self.skip(item, f"not faster beyond noise: {factor}; {numbers}")
             return False
-        text = self.factor(found)
+        text = factor
         if forced:
             text = f"asked for, {text}"
         elif self._recommend:

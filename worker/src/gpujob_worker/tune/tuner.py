@@ -263,7 +263,8 @@ class Tuner:
         numbers = f"parameters differ by {parameters:.1e} after a step, updates by {updates:.1e}"
         close = parameters <= FUSED_ERROR_MAX and updates <= UPDATE_ERROR_MAX
         self._unproven = unproven or not close
-        return self._decision.decide(item, found, numbers, close, False)
+        of = "the optimizer's step alone"
+        return self._decision.decide(item, found, numbers, close, False, of)
 
     def _fused_refusal(self, optimizer: torch.optim.Optimizer) -> str | None:
         """Holds in the next run too."""
