@@ -348,3 +348,44 @@ def test_a_temporary_folder_of_the_whole_run_is_known_beforehand(tmp_path: Path)
 
 def test_a_temporary_file_that_is_moved_to_its_place(tmp_path: Path) -> None:
     ends_as_undisturbed(tmp_path, script(ATOMIC), 14)
+
+
+PRODUCER = """
+import multiprocessing
+def produce(rows):
+    for n in range(40): rows.put([n % 40, (n + 7) % 40])
+def main():
+    context = multiprocessing.get_context("fork")
+    rows = context.Queue(4)
+    context.Process(target=produce, args=(rows,), daemon=True).start()
+    for n in range(30):
+        found = rows.get()
+        a, b = x[found], y[found]
+        LEARN
+main()
+"""
+SKELETON = """
+import copy
+from torch.func import functional_call, stack_module_state, vmap
+models = [nn.Linear(4, 1) for _ in range(3)]
+weights, buffers = stack_module_state(models)
+skeleton = copy.deepcopy(models[0]).to("meta")
+def call(one, other, rows): return functional_call(skeleton, (one, other), (rows,))
+optimizer = torch.optim.Adam(weights.values(), lr=0.01)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+for epoch in range(3):
+    for a, b in loader:
+        found = vmap(call, in_dims=(0, 0, None))(weights, buffers, a)
+        (found - b).square().mean().backward(); steps()
+print(weights["weight"].sum().item(), end=" ")
+"""
+
+
+def test_a_process_that_was_started_before_is_known_beforehand(tmp_path: Path) -> None:
+    done = stopped(tmp_path, script(PRODUCER), 14)
+    assert done.process.exitcode == 144
+    assert "runs beside it" in done.report["protectionReason"]
+
+
+def test_a_model_without_memory(tmp_path: Path) -> None:
+    ends_as_undisturbed(tmp_path, script(SKELETON), 14)

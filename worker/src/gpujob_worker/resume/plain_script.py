@@ -35,7 +35,7 @@ from gpujob_worker.resume.script_place import (
 )
 from gpujob_worker.resume.script_return import ScriptReturn
 from gpujob_worker.resume.script_source import loops_around
-from gpujob_worker.resume.script_state import ScriptState
+from gpujob_worker.resume.script_state import ScriptState, watch_processes
 from gpujob_worker.resume.started_process import FOLDER
 from gpujob_worker.resume.turn_watch import TurnWatch
 from gpujob_worker.resume.unmodified import Unmodified
@@ -80,6 +80,7 @@ class PlainScript:
         state.gradients.install()
         state.files.leaves = self._leave_for_beginning
         state.files.install()
+        watch_processes()
         replace_cycle()
         directory = environment.checkpoint_directory
         if directory is not None:

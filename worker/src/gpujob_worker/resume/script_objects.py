@@ -80,7 +80,7 @@ class ScriptObjects:
             found
             for found in made
             if not isinstance(found, torch.nn.Module)
-            or (id(found) not in inner and len(found.state_dict()))
+            or (id(found) not in inner and _has_memory(found))
         ]
 
     def _alive(self) -> list[Any]:
@@ -196,6 +196,12 @@ _STATES_OF_THEIR_OWN = {
     "torch.ZeroRedundancyOptimizer": "its state is spread over processes, which would have to"
     " collect it together",
 }
+
+
+def _has_memory(module: torch.nn.Module) -> bool:
+    """Whether it has a state: a skeleton for `functional_call` has none."""
+    values = module.state_dict().values()
+    return any(getattr(value, "device", None) != torch.device("meta") for value in values)
 
 
 def _state_of(found: Any) -> Any:

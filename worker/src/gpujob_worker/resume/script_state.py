@@ -1,7 +1,9 @@
 """The whole state of a plain script at a place, read for a checkpoint and put back."""
 
+import functools
 import json
 import multiprocessing
+import multiprocessing.process
 import os
 import threading
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.value_kinds import is_of_script
 
 FORMAT = 4
+_OF_SCRIPT = "_gpujob_of_script"
 
 
 class ScriptState:
@@ -142,11 +145,29 @@ class ScriptState:
         self.files.journal.keep(path)
 
 
+def watch_processes() -> None:
+    """Notes which processes run functions of the script: once they are started, none tells."""
+    kind = multiprocessing.process.BaseProcess
+    plain = kind.start
+
+    @functools.wraps(plain)
+    def start(self: Any) -> None:
+        setattr(self, _OF_SCRIPT, _runs_script(self))
+        plain(self)
+
+    kind.start = start
+
+
+def _runs_script(runs: Any) -> bool:
+    """Of a thread, or of a process that is not started."""
+    target = getattr(runs, "_target", None)
+    return is_of_script(type(runs)) or (target is not None and is_of_script(target))
+
+
 def _beside() -> str | None:
     """What of the script runs beside its main thread: where that is, nobody can read."""
     for each in (*threading.enumerate(), *multiprocessing.active_children()):
-        target = getattr(each, "_target", None)
-        if is_of_script(type(each)) or (target is not None and is_of_script(target)):
+        if _runs_script(each) or getattr(each, _OF_SCRIPT, False):
             return f"{each.name} of the script runs beside it"
     return None
 

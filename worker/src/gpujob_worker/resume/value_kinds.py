@@ -49,8 +49,8 @@ _WITHOUT_LEARNING = frozenset((
 ))  # fmt: skip
 # Of other packages these modules and classes.
 _OF_OTHERS = (
-    "_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.", "multiprocessing.context.",
-    "multiprocessing.synchronize.", "threading.", "sqlite3.",
+    "_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.", "inspect.Signature",
+    "multiprocessing.context.", "multiprocessing.synchronize.", "threading.", "sqlite3.",
 )  # fmt: skip
 _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "torch.cuda",
              "torch._C", "torch.distributed", "torch.amp", "torch.jit", "torch._ops",
