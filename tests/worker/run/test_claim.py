@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_worker.run.speaker import Claim
+from gpujob_worker.run.lineage import Claim
 
 pytestmark = pytest.mark.any_torch
 # The holder ends, and what it forked, a loader's process, lives on.
 HOLDER = """
 import os, sys
 from pathlib import Path
-from gpujob_worker.run.speaker import Claim
+from gpujob_worker.run.lineage import Claim
 claim = Claim(Path(sys.argv[1]))
 assert claim.take()
 child = os.fork()

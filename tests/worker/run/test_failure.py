@@ -8,9 +8,8 @@ import torch
 
 from gpujob_api.report import FailureClass
 from gpujob_worker.checkpoint.errors import CorruptError
-from gpujob_worker.run.failure import classify, is_interruption, is_out_of_memory
+from gpujob_worker.run.failure import RunEnd, classify, end_of, is_interruption, is_out_of_memory
 from gpujob_worker.run.graceful_stop import Interrupted
-from gpujob_worker.run.run_end import RunEnd, end_of
 
 OUT_OF_MEMORY = [
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",

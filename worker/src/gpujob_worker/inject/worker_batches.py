@@ -24,11 +24,10 @@ from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.inject.batches import equal_batches, make_private
 from gpujob_worker.inject.dataset_state import DatasetState
-from gpujob_worker.inject.equal_batches import equal_batches
 from gpujob_worker.inject.loader_processes import WAIT_SECONDS_MAX, Loaded, Loading, Processes
 from gpujob_worker.inject.loader_refusal import draws_at_end, skipped_batches
-from gpujob_worker.inject.private_memory import make_private
 from gpujob_worker.inject.random_streams import (
     DrawCounts,
     Streams,

@@ -19,6 +19,7 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.failure import end_of
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.graceful_stop import (
     EXIT_MARGIN_SECONDS,
@@ -26,15 +27,13 @@ from gpujob_worker.run.graceful_stop import (
     Stop,
     leave_unsaved,
 )
-from gpujob_worker.run.lineage import Lineage
+from gpujob_worker.run.lineage import Claim, Lineage, written
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
-from gpujob_worker.run.run_end import end_of
 from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
-from gpujob_worker.run.speaker import Claim, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
