@@ -132,6 +132,23 @@ def test_templates_read_no_value_that_there_is_not() -> None:
     assert read - known == set()
 
 
+def test_values_of_enumerations_are_in_the_charts_schema_and_in_the_reference() -> None:
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text(encoding="utf-8"))
+    known = schema["properties"]["configuration"]["properties"]
+    text = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
+    kinds = {
+        name: type(getattr(Configuration(), field))
+        for name, (field, _) in json_fields(Configuration).items()
+    }
+    enums = {name: kind for name, kind in kinds.items() if issubclass(kind, Enum)}
+    assert "orderPolicy" in enums
+    for name, kind in enums.items():
+        values = [str(one.value) for one in kind]
+        (row,) = re.findall(rf"^\| `{name}` \|.*", text, re.MULTILINE)
+        assert sorted(known[name]["enum"]) == sorted(values), name
+        assert [value for value in values if value not in row] == [], name
+
+
 BYTES = re.compile(r"^(\d+) \(")
 
 
