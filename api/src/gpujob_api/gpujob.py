@@ -352,6 +352,8 @@ class GPUJobStatus:
     held_back_since: datetime | None = None
     # For how long attempts that have ended held GPUs.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
+    # The price of what they held, as far as prices are known.
+    cost: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # The durable step when an attempt was last interrupted.
     interrupted_at_step: Count | None = None
     # The furthest step at which an attempt ran out of GPU memory.

@@ -124,6 +124,8 @@ def as_json(job: GPUJob) -> dict[str, Any]:
             result[name] = encode(value)
     if status.protection is not None:
         result["protection"] = status.protection.value
+    if status.cost is not None:
+        result["cost"] = status.cost
     if status.tuning_seconds is not None:
         result["tuningSeconds"] = status.tuning_seconds
     return result

@@ -114,6 +114,13 @@ def test_a_whole_gpu_is_called_so() -> None:
     assert rows["Reserved"] == "a whole GPU (WholeGPU)"
 
 
+def test_what_it_cost() -> None:
+    found = job(status=succeeded_status() | {"cost": 1.25, "summary": {"cost": "$1.25"}})
+    assert dict(report.rows(found, NOW))["Cost"] == "$1.25"
+    assert report.as_json(found)["cost"] == 1.25
+    assert "cost" not in report.as_json(job(status=succeeded_status()))
+
+
 def test_a_hint_that_does_not_count_is_named() -> None:
     status = succeeded_status()
     status["reservation"] |= {"source": "Profile"}

@@ -11,8 +11,8 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_operator.decide.cache.quiescence import cotenants_irrelevant
 from gpujob_operator.decide.capacity.sites import sites_of
+from gpujob_operator.decide.lifecycle.cost import cost_text
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter

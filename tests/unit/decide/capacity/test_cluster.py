@@ -15,6 +15,7 @@ from gpujob_operator.decide.capacity.availability import (
     NodeClosed,
 )
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity
+from gpujob_operator.decide.capacity.prices import price_of_model
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.pod_template import host_requests
@@ -212,6 +213,29 @@ def test_prices_come_from_the_node_then_from_the_table() -> None:
     assert price({}, 2.5) == 2.5
     assert price({}, None) == 1.0
     assert price({"spot": True}, None) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("model", "price"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.0),
+        ("NVIDIA H100 NVL", 2.5),
+        ("NVIDIA A100-SXM4-80GB", 2.0),
+        ("NVIDIA A100-SXM4-40GB", 1.5),
+        ("NVIDIA L4", 0.7),
+        # A word of its own, not a part of one.
+        ("NVIDIA L40S", None),
+        ("CPU card", None),
+    ],
+)
+def test_the_price_of_a_model_is_found_by_its_words(model: str, price: float | None) -> None:
+    """Nobody writes what NVML says, and a price that never counts is not noticed."""
+    table = {"H100": 3.0, "h100 nvl": 2.5, "A100 80GB": 2.0, "a100": 1.5, "NVIDIA L4": 0.7, "-": 9}
+    configuration = Configuration(price_per_gpu_hour=table)
+    assert price_of_model(model, configuration, spot=False) == price
+    assert price_of_model(model, configuration, spot=True) is None
+    whole = Configuration(price_per_gpu_hour={**table, model: 5.0})
+    assert price_of_model(model, whole, spot=False) == 5.0
 
 
 @pytest.mark.promise("I9")

@@ -12,9 +12,9 @@ from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites, facts_at, gpus_at, has_all_gpus
+from gpujob_operator.decide.lifecycle.cost import cost_text
 from gpujob_operator.decide.lifecycle.faults import pressure
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.measurement.slowdown import is_slowed, measured_slowdown, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration

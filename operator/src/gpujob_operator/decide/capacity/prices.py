@@ -8,6 +8,7 @@ rate is the posterior mean of a Poisson rate with a gamma prior:
     interruptions per hour = (prior interruptions + observed) / (prior hours + observed hours)
 """
 
+import re
 from collections.abc import Mapping
 
 from gpujob_api.gpunode import GPUNode
@@ -18,6 +19,7 @@ from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 # outweighs half of it.
 PRIOR_HOURS = 24.0
 _SECONDS_PER_HOUR = 3600
+_WORD = re.compile(r"[a-z0-9]+")
 
 
 def rates(snapshot: Snapshot) -> dict[str, float]:
@@ -49,7 +51,28 @@ def price_with_losses(
 def price_of(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> float | None:
     if gpu_node.spec.price_per_gpu_hour is not None:
         return gpu_node.spec.price_per_gpu_hour
-    table = configuration.spot_price_per_gpu_hour if view.spot else configuration.price_per_gpu_hour
-    models = {gpu.model for gpu in gpu_node.status.gpus}
-    prices = [table[model] for model in sorted(models) if model in table]
-    return prices[0] if prices else None
+    models = sorted({gpu.model for gpu in gpu_node.status.gpus})
+    found = (price_of_model(model, configuration, spot=view.spot) for model in models)
+    return next((price for price in found if price is not None), None)
+
+
+def price_of_model(model: str, configuration: Configuration, *, spot: bool) -> float | None:
+    """By the model's whole name, else by the words of it that people use: H100 is the price of an
+    NVIDIA H100 80GB HBM3. Of several such names the one of the most words counts.
+    """
+    table = configuration.spot_price_per_gpu_hour if spot else configuration.price_per_gpu_hour
+    if model in table:
+        return table[model]
+    words = _words(model)
+    meant = [name for name in table if (part := _words(name)) and _is_part(part, words)]
+    return table[max(meant, key=lambda name: (len(_words(name)), name))] if meant else None
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(name.lower()))
+
+
+def _is_part(part: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    """Whether all of the part's words come in this order, others between them."""
+    rest = iter(words)
+    return all(word in rest for word in part)

@@ -10,6 +10,7 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
+from gpujob_operator.decide.lifecycle.cost import cost_so_far
 from gpujob_operator.decide.lifecycle.done import circumstances_of
 from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -40,10 +41,15 @@ def end_attempt(
     """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
     pods in which other containers still run (see `capacity.usage`).
     """
-    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
+    seconds = max(age_seconds(job, now), 0.0)
+    held = (job.status.held_seconds or 0.0) + seconds
     received = _final_report(job, inputs, pods, now)
     before = job.status
-    ended = changed(_with_report(job, inputs, received, configuration), held_seconds=round(held, 1))
+    ended = changed(
+        _with_report(job, inputs, received, configuration),
+        held_seconds=round(held, 1),
+        cost=cost_so_far(job, inputs.sites, configuration, seconds),
+    )
     job = replace(job, status=ended)
     around = circumstances_of(job, inputs)
     judged = judge(job, pods, inputs.lost_nodes, around)

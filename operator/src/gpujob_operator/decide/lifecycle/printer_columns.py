@@ -8,8 +8,8 @@ from gpujob_api.quantities import format_memory
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode
 from gpujob_api.summary import Summary
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites
+from gpujob_operator.decide.lifecycle.cost import cost_text
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import HasConditions
 from gpujob_operator.decide.model.snapshot import ReceivedReport
@@ -125,26 +125,6 @@ def _memory(status: GPUJobStatus) -> str:
     if status.measurement is None:
         return f"? of {held}"
     return f"{format_memory(status.measurement.memory_bytes)} of {held}"
-
-
-def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
-    """Price of the job's GPUs per hour. The price of a shared GPU is split by reserved memory."""
-    if status.placement is None or status.finished_at is not None:
-        return ""
-    total = 0.0
-    for worker, site in zip(status.placement.workers, sites, strict=False):
-        if site.facts is None or site.facts.price_per_gpu_hour is None:
-            return "spot" if status.placement.spot else ""
-        for uuid in worker.gpus:
-            total += site.facts.price_per_gpu_hour * _share(job, site.gpu(uuid))
-    return f"${total:.2f}/h" + (" spot" if status.placement.spot else "")
-
-
-def _share(job: GPUJob, gpu: GPUCapacity | None) -> float:
-    if gpu is None or gpu.reserved_bytes == 0:
-        return 1.0
-    mine = sum(t.memory_bytes for t in gpu.tenants if t.job_uid == job.metadata.uid)
-    return mine / gpu.reserved_bytes if mine else 1.0
 
 
 def _reason(phase: JobPhase, stated: HasConditions) -> str:
