@@ -10,7 +10,7 @@ from gpujob_operator import run
 from tests.simulation import operator_shell, reading_port
 from tests.simulation.operator_shell import Parts
 
-# `docs/design/fault-tests.md` says so: kopf and the connection are modelled, the others have no part.
+# `docs/design/fault-tests.md`: kopf and the connection are modelled, the others have no part in it.
 MODELLED = {"KopfThread", "Kube", "Memo"}
 ABSENT = {
     "CrashAfterWrites",
