@@ -44,6 +44,7 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     app.command("why")(_why_command(connect, now))

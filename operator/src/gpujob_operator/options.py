@@ -17,6 +17,7 @@ from gpujob_operator.leadership.report_endpoint import ReportService
 from gpujob_operator.port.readings import AgentAccount
 from gpujob_operator.read.configuration import configuration_from_text
 
+_HELP = "Places GPUJobs on GPUs, measures them, and resumes them after interruptions."
 _ACCOUNT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -50,7 +51,7 @@ class RunOptions:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpujob-operator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="gpujob-operator", description=_HELP)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="run the operator"))
     replay = commands.add_parser("replay", help="decide a dumped cycle again and compare")
@@ -91,7 +92,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add(
         "--crash-after-writes",
         type=int,
-        help="for tests: exit without cleanup after the N-th write",
+        help=argparse.SUPPRESS,  # of tests: exit without cleanup after the N-th write
     )
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")

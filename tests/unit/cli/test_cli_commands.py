@@ -101,6 +101,13 @@ def test_an_empty_list_says_so_and_is_no_error() -> None:
     assert result.stderr == "no gpujobs in namespace vision\n"
 
 
+def test_the_short_flag_shows_help_too() -> None:
+    for arguments in (("-h",), ("why", "-h")):
+        shown = invoke(MemoryCluster(), *arguments)
+        assert shown.exit_code == 0, shown.output
+        assert "Usage" in shown.output
+
+
 def test_version_names_the_api() -> None:
     assert invoke(MemoryCluster(), "version").stdout.strip().endswith("(gpujob.dev/v1alpha1)")
 

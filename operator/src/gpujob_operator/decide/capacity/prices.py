@@ -63,16 +63,16 @@ def price_of_model(model: str, configuration: Configuration, *, spot: bool) -> f
     table = configuration.spot_price_per_gpu_hour if spot else configuration.price_per_gpu_hour
     if model in table:
         return table[model]
-    words = _words(model)
-    meant = [name for name in table if (part := _words(name)) and _is_part(part, words)]
+    meant = [name for name in table if means(name, model)]
     return table[max(meant, key=lambda name: (len(_words(name)), name))] if meant else None
+
+
+def means(name: str, model: str) -> bool:
+    """Whether a person may call the model so: all words of the name come in this order, others
+    between them."""
+    part, rest = _words(name), iter(_words(model))
+    return bool(part) and all(word in rest for word in part)
 
 
 def _words(name: str) -> tuple[str, ...]:
     return tuple(_WORD.findall(name.lower()))
-
-
-def _is_part(part: tuple[str, ...], words: tuple[str, ...]) -> bool:
-    """Whether all of the part's words come in this order, others between them."""
-    rest = iter(words)
-    return all(word in rest for word in part)
