@@ -12,7 +12,7 @@ from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.segments import SegmentsCheck
 from gpujob_worker.control.sharded_tuning import sharded_root
-from gpujob_worker.device.step_events import LaterNumber
+from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.process_flags import Tf32
 from gpujob_worker.inject.wrapped_module import RootPlan

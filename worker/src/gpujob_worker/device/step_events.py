@@ -7,8 +7,6 @@ reaches it, so the time between two events is the device's. It is read once both
 
 from typing import Any, Protocol
 
-import torch
-
 
 class DeviceEvents(Protocol):
     """Marks in the device's queue of work."""
@@ -54,22 +52,3 @@ class CudaEvents:
     def seconds(self, first: Any, second: Any) -> float:
         """Seconds between two marks that were reached."""
         return max(0.0, float(first.elapsed_time(second)) / 1000)
-
-
-class LaterNumber:
-    """A tensor's one number as it is now, available on the host once the device has computed it."""
-
-    def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
-        self._events = events
-        self._host, self._mark = tensor, None
-        if events is not None and tensor.is_cuda:
-            self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
-            self._mark = events.mark()
-
-    @property
-    def ready(self) -> bool:
-        return self._events is None or self._mark is None or self._events.happened(self._mark)
-
-    def value(self) -> float:
-        return float(self._host)
