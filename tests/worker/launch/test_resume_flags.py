@@ -144,3 +144,18 @@ def test_arguments_of_the_job_come_first_and_are_needed_without_a_known_flag(
     settings = Settings(script_checkpoint="a.bin")
     assert adapt_resume("-m", ["--lr"], settings, tmp_path, explanation) == ["--lr"]
     assert "name checkpoint.resumeArguments" in "\n".join(explanation.lines)
+
+
+def test_the_program_of_yolo_is_known_by_its_name(tmp_path: Path) -> None:
+    """Its arguments stand in the package, and not in the entry point that pip writes."""
+    weights = tmp_path / "runs" / "train" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "last.pt").write_bytes(b"saved")
+    entry = tmp_path / "yolo"
+    entry.write_text("from ultralytics.cfg import entrypoint\nentrypoint()\n")
+    settings = Settings(script_checkpoint="runs/train/weights/last.pt")
+    given = ["detect", "train", "model=yolo11n.yaml"]
+    found = adapt_resume(str(entry), given, settings, tmp_path, DecisionLog())
+    assert found == [*given, "resume=True", f"model={weights / 'last.pt'}"]
+    chosen = [*given, "resume=False"]
+    assert adapt_resume(str(entry), chosen, settings, tmp_path, DecisionLog()) == chosen

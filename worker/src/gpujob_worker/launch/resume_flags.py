@@ -21,6 +21,8 @@ FLAGS = (
     *("--resume-from-checkpoint", "--resume_from_checkpoint"),
     *("--resume-from", "--resume_from", "--resume", "--ckpt-path", "--ckpt_path"),
 )
+# Programs whose arguments stand in no script of theirs: Ultralytics' YOLO.
+PROGRAMS = {"yolo": ("resume=True", f"model={PLACEHOLDER}")}
 # Configurations made of a script's own globals: the name, and what to set it to.
 GLOBALS = {"init_from": "resume"}
 _SWITCHES = ("store_true", "store_const")
@@ -58,7 +60,10 @@ def adapt_resume(
 
 
 def known_arguments(script: str) -> tuple[str, ...]:
-    """By the script's source; empty where it has no flag of the table."""
+    """By the program's name, or the script's source; empty where it has no flag of the table."""
+    program = Path(script).name
+    if program in PROGRAMS:
+        return PROGRAMS[program]
     tree = _parsed(Path(script))
     if tree is None:
         return ()
