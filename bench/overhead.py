@@ -1,13 +1,18 @@
 """What the worker costs where it gives nothing: step time with and without it, in pairs.
 
     python -m bench.overhead [--device cpu|cuda] [--quick] [--workloads gpt2] [--seconds 240]
+                             [--before CHECKOUT]
 
-Four processes of one script take turns in blocks of steps (see bench/turns):
+Processes of one script take turns in blocks of steps (see bench/turns):
 
 - off: the script alone; `off again`: a second one, whose ratio shows the noise;
 - on, nothing applied: under `gpujob-run --` with every item switched off; hooks and meter are in;
 - measuring: the same, with a report to an endpoint every two seconds and the termination message.
-  The two seconds go by during others' turns, so it reports four times as often as it would.
+  The two seconds go by during others' turns, so it reports five times as often as it would;
+- resumable: the same with a directory for checkpoints, so that the script can be brought back to
+  where it is; no checkpoint is written meanwhile (`python -m bench.resume` has the cost of one);
+- resumable before: the same under the product of another checkout, and how much longer steps take
+  now.
 
 Two processes of one program differ by a percent from where their memory lies alone, so all are
 started afresh several times. `ratio` compares the quietest quarter of blocks and is the geometric
@@ -29,13 +34,15 @@ from typing import Any
 from bench.machine import print_result
 from bench.speed.device import describe_device, device_refusal
 from bench.speed.receiver import Receiver, receiving
-from bench.speed.ways import Scale, injected, plain, scale_of
+from bench.speed.ways import Scale, injected, plain, resumable, scale_of
 from bench.table import format_table
 from bench.turns.conductor import ENDED, Conductor, Entry, Program, pairs
 from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio
 from gpujob_worker.tune.settings import FEATURES
 
-WAYS = OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
+OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
+RESUMABLE, BEFORE, AGAINST = "resumable", "resumable before", "resumable / before"
+WAYS = OFF, AGAIN, NOTHING, MEASURING, RESUMABLE
 RATIO_MAX = 1.01
 ROUNDS_MIN, ROUNDS_MAX = 8, 5000
 SECONDS_DEFAULT = {True: 20.0, False: 240.0}
@@ -49,7 +56,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Pairs of seconds, of a way's block and of the script's in the same round."""
+    """Pairs of seconds, of a way's block and of another one's in the same round: the script's."""
 
     blocks: list[tuple[float, float]]
     clock: list[tuple[float, float]]
@@ -62,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, half a minute")
     parser.add_argument("--workloads", default="gpt2")
     parser.add_argument("--seconds", type=float, help="of taking turns, for each workload")
+    parser.add_argument("--before", type=Path, help="a checkout of another commit, to compare with")
     options = parser.parse_args(arguments)
     refusal = device_refusal(options.device)
     if refusal is not None:
@@ -69,26 +77,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     scale = scale_of(options.device, quick=options.quick)
     seconds = options.seconds or SECONDS_DEFAULT[options.quick]
-    rows = measure(options.workloads.split(","), scale, seconds, HEATS[options.quick])
+    names, heats = options.workloads.split(","), HEATS[options.quick]
+    rows = measure(names, scale, seconds, heats, options.before)
     print_table(rows)
     print_result(rows, bench="overhead", ratio_max=RATIO_MAX, **describe_device(scale))
     return 0
 
 
-def measure(names: Sequence[str], scale: Scale, seconds: float, heats: int) -> list[dict[str, Any]]:
+def measure(
+    names: Sequence[str], scale: Scale, seconds: float, heats: int, before: Path | None = None
+) -> list[dict[str, Any]]:
     """Rows of all workloads; `seconds` of turns for each, shared among the heats."""
+    ways = {way: (way, OFF) for way in WAYS}
+    if before is not None:
+        ways |= {BEFORE: (BEFORE, OFF), AGAINST: (RESUMABLE, BEFORE)}
     rows: list[dict[str, Any]] = []
     with receiving() as receiver, tempfile.TemporaryDirectory() as folder:
         for name in names:
-            found: dict[str, list[Heat]] = {way: [] for way in WAYS}
-            for _ in range(heats):
+            found: dict[str, list[Heat]] = {way: [] for way in ways}
+            for heat in range(heats):
+                own = Path(folder, f"{name}-{heat}")
                 with Conductor(BLOCK_STEPS[scale.size]) as conductor:
-                    conductor.start(_entries(name, scale, receiver, Path(folder)))
+                    conductor.start(_entries(name, scale, receiver, own, before))
                     _take_turns(conductor, seconds / heats)
                     conductor.end()
-                    for way, program in conductor.programs.items():
-                        found[way].append(_heat(program, conductor.programs[OFF], scale))
-            rows += [{"workload": name, "way": way, **_row(found[way], scale)} for way in WAYS]
+                    programs = conductor.programs
+                    for way, (one, other) in ways.items():
+                        found[way].append(_heat(programs[one], programs[other], scale))
+            rows += [{"workload": name, "way": way, **_row(found[way], scale)} for way in ways]
+            rows[WAYS.index(RESUMABLE) - len(ways)]["note"] = _protection(receiver, name)
             print(f"{name}: done", file=sys.stderr)
     return rows
 
@@ -98,18 +115,34 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     print(format_table(rows, COLUMNS))
 
 
-def _entries(name: str, scale: Scale, receiver: Receiver, folder: Path) -> list[Entry]:
-    nothing = FEATURES
-    measuring = injected(
-        MEASURING, name, scale, url=receiver.url(f"{name}/{MEASURING}"), without=nothing
-    )
-    message = {"GPUJOB_TERMINATION_FILE": str(folder / f"{name}.json")}
-    return [
+def _entries(
+    name: str, scale: Scale, receiver: Receiver, folder: Path, before: Path | None
+) -> list[Entry]:
+    all_but_resume = [feature for feature in FEATURES if feature != "resume"]
+
+    def measuring(way: str, without: Sequence[str] = all_but_resume) -> Entry:
+        url = receiver.url(f"{name}/{way}")
+        entry = injected(way, name, scale, url=url, without=without)
+        message = {"GPUJOB_TERMINATION_FILE": str(folder.with_suffix(f".{way}.json"))}
+        return replace(entry, environment={**entry.environment, **message})
+
+    entries = [
         plain(OFF, name, scale, beside_trials=False),
         plain(AGAIN, name, scale, beside_trials=False),
-        injected(NOTHING, name, scale, url=None, without=nothing),
-        replace(measuring, environment={**measuring.environment, **message}),
+        injected(NOTHING, name, scale, url=None, without=FEATURES),
+        measuring(MEASURING, FEATURES),
+        resumable(measuring(RESUMABLE), folder / "now"),
     ]
+    if before is not None:
+        entries.append(resumable(measuring(BEFORE), folder / "before", before))
+    return entries
+
+
+def _protection(receiver: Receiver, name: str) -> str:
+    """Whether the script can be brought back; else the cost of that is not in the figure."""
+    report = receiver.reports.get(f"{name}/{RESUMABLE}")
+    protection = report.protection if report is not None else None
+    return f"resume: {protection.value if protection is not None else 'unknown'}"
 
 
 def _take_turns(conductor: Conductor, seconds: float) -> None:

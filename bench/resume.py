@@ -1,7 +1,7 @@
 """What a checkpoint costs a training, and how long a stop takes: both ways of writing in one run.
 
     python -m bench.resume [--device cpu|cuda] [--quick] [--megabytes 1490] [--stops 100]
-                           [--stopped-megabytes 200]
+                           [--stopped-megabytes 200] [--before CHECKOUT]
 
 - `training waits`: the training stands still until the checkpoint is committed, as where the host
   memory has no room for a copy;
@@ -12,6 +12,12 @@ until the commit, `dip_percent` how much longer the ten steps after it took than
 Then processes of either way are stopped by SIGTERM at random moments, many of them while they
 write: `p95` is of the seconds from the signal to the commit of the newest step, `saved` counts the
 stops whose newest step was committed.
+
+Before these a plain script is saved (bench/workloads/gpt2.py, cut down): `blocked` is how much
+longer its steps took around a checkpoint than without one, `written` the same until the commit;
+beside each is the processor's, in milliseconds. With `--before` a second process takes turns with
+it, under the product of another checkout; the ratios are of the processor's milliseconds, with a
+95 % interval.
 """
 
 import argparse
@@ -28,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import print_result
+from bench.resuming.script import COLUMNS as SCRIPT_COLUMNS
+from bench.resuming.script import measure_script
 from bench.resuming.training import WAYS, Work, cost_of_saving, train_until_stopped
 from bench.speed.device import device_refusal
 from bench.table import format_table
@@ -54,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"of the state that is saved at a stop (default: as above, at most "
         f"{MEGABYTES_STOPPED}: a state of several GB takes minutes for each of many stops)",
     )
+    parser.add_argument("--before", type=Path, help="a checkout of another commit, to compare with")
     parser.add_argument("--directory", type=Path, help="where checkpoints go (default: temporary)")
     options = parser.parse_args(arguments)
     refusal = device_refusal(options.device)
@@ -63,16 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     megabytes = options.megabytes or (MEGABYTES_QUICK if options.quick else MEGABYTES)
     stops = options.stops or (4 if options.quick else 100)
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        script = measure_script(
+            Path(folder), options.device, quick=options.quick, before=options.before
+        )
+        print("What a checkpoint costs a plain script, in milliseconds; medians over rounds")
+        print(format_table(script, SCRIPT_COLUMNS))
         costs = measure_costs(
             Path(folder), megabytes, options.device, ROUNDS_QUICK if options.quick else ROUNDS
         )
-        print("What a checkpoint costs, in seconds; medians over rounds")
+        print("\nWhat a checkpoint costs, in seconds; medians over rounds")
         print(format_table(costs, COST_COLUMNS))
         saved_megabytes = options.stopped_megabytes or min(megabytes, MEGABYTES_STOPPED)
         stopped = measure_stops(Path(folder), saved_megabytes, options.device, stops)
     print("\nFrom SIGTERM to the commit of the newest step, in seconds")
     print(format_table(stopped, STOP_COLUMNS))
-    print_result([*costs, *stopped], bench="resume", device=options.device)
+    print_result([*costs, *stopped], bench="resume", device=options.device, script=script)
     return 0
 
 

@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from bench.turns.conductor import ROOT, Entry
@@ -132,6 +133,23 @@ def injected(
     # No fence: the worker keeps to what is resident, as a CPU card measures it, and on a GPU it
     # limits the allocator itself. Whether the limit is kept is seen in the peak.
     return Entry(label, command, environment, free_steps)
+
+
+def resumable(
+    entry: Entry, checkpoints: Path, checkout: Path | None = None, *, saves: bool = False
+) -> Entry:
+    """The same with a directory for checkpoints, in which none is due for days, or one a block."""
+    settings = json.loads(entry.environment["GPUJOB_SETTINGS"])
+    own = {
+        "GPUJOB_CHECKPOINT_DIR": str(checkpoints),
+        "GPUJOB_SETTINGS": json.dumps({**settings, "checkpointIntervalSeconds": 10**6}),
+    }
+    return replace(
+        entry,
+        environment={**entry.environment, **own},
+        checkout=checkout or ROOT,
+        saves=checkpoints if saves else None,
+    )
 
 
 def by_hand(workload: str, scale: Scale) -> Entry:

@@ -17,7 +17,6 @@ from typing import IO, Any
 from bench.turns.participant import VARIABLE, Assignment
 
 ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = (ROOT / "bench/turns/started", ROOT, ROOT / "api/src", ROOT / "worker/src")
 ERROR_CHARACTERS_MAX = 300
 GRACE_SECONDS = 20.0
 ENDED = "ended"
@@ -37,16 +36,23 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     free_steps: int | None = 20
     fence_bytes: int | None = None
+    # The checkout whose product it runs under.
+    checkout: Path = ROOT
+    # Where the worker saves once a block, and is timed.
+    saves: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of steps: its round, seconds by the clock and the processor's, the peak so far."""
+    """One block of steps: its round, seconds by the clock and the processor's, the peak so far, and
+    what a checkpoint took where one was written.
+    """
 
     round: int
     seconds: float
     processor_seconds: float
     peak_bytes: int
+    saved: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Program:
@@ -62,7 +68,12 @@ class Program:
         self._buffer = b""
         to_child, from_child = os.pipe(), os.pipe()
         part = Assignment(
-            to_child[0], from_child[1], entry.free_steps, block_steps, entry.fence_bytes
+            to_child[0],
+            from_child[1],
+            entry.free_steps,
+            block_steps,
+            entry.fence_bytes,
+            str(entry.saves) if entry.saves is not None else None,
         )
         self._to, self._from = to_child[1], from_child[0]
         with self._open("stdout") as output, self._open("stderr") as errors:
@@ -71,7 +82,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                env=environment(entry.environment, part),
+                env=environment(entry.environment, part, entry.checkout),
                 pass_fds=(to_child[0], from_child[1]),
                 start_new_session=True,
                 cwd=ROOT,
@@ -144,9 +155,10 @@ class Program:
             os.killpg(self._process.pid, number)
 
 
-def environment(more: Mapping[str, str], part: Assignment) -> dict[str, str]:
+def environment(more: Mapping[str, str], part: Assignment, checkout: Path = ROOT) -> dict[str, str]:
     """Ours, with what a checkout needs to import the packages, and the assignment."""
-    paths = [str(path) for path in _SOURCES]
+    sources = ROOT / "bench/turns/started", ROOT, checkout / "api/src", checkout / "worker/src"
+    paths = [str(path) for path in sources]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -245,9 +257,8 @@ class Conductor:
         program.go()
         told = program.expect("block", self._ready_seconds)
         program.stop()
-        program.blocks.append(
-            Block(self._rounds, told["seconds"], told["processor_seconds"], told["peak_bytes"])
-        )
+        facts = told["seconds"], told["processor_seconds"], told["peak_bytes"], told["saved"]
+        program.blocks.append(Block(self._rounds, *facts))
 
 
 def pairs(first: Program, second: Program) -> list[tuple[Block, Block]]:

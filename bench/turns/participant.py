@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+from bench.turns.saves import Saves
+
 VARIABLE = "BENCH_TURNS"
 _PR_SET_PDEATHSIG = 1
 
@@ -35,6 +37,8 @@ class Assignment:
     block_steps: int
     # Allocations beyond it fail, as they would on a GPU of that size. Host memory only.
     fence_bytes: int | None = None
+    # The directory of the worker's checkpoints, if it is to write one in each block.
+    saves: str | None = None
 
     def to_text(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -45,12 +49,19 @@ class Participant:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
+        saves, half = assignment.saves, assignment.block_steps // 2
+        self._saves = Saves(saves, half) if saves is not None else None
         self._answers = os.fdopen(assignment.read_descriptor, "rb", buffering=0)
         self._steps = 0
         self._block_end: int | None = None
         self._started = 0.0
         self._processor_started = 0.0
         self.probes = 0
+
+    @property
+    def is_unknown_to_program(self) -> bool:
+        """Whether the program does not call `begin` itself."""
+        return self._assignment.free_steps is not None
 
     def torch_imported(self, torch: Any) -> None:
         self._torch = torch
@@ -77,19 +88,28 @@ class Participant:
         if self._block_end is None:
             if self._steps == self._assignment.free_steps:
                 self.begin()
-        elif self._steps >= self._block_end:
-            self._end_block()
+        else:
+            if self._saves is not None:
+                self._saves.after_step()
+            if self._steps >= self._block_end:
+                self._end_block()
 
     def _start_block(self) -> None:
         self._block_end = self._steps + self._assignment.block_steps
         self._started, self._processor_started = time.perf_counter(), time.process_time()
+        if self._saves is not None:
+            self._saves.block_starts()
 
     def _end_block(self) -> None:
         self._synchronize()
         seconds = time.perf_counter() - self._started
         processor = time.process_time() - self._processor_started
         self._tell(
-            "block", seconds=seconds, processor_seconds=processor, peak_bytes=self._peak_bytes()
+            "block",
+            seconds=seconds,
+            processor_seconds=processor,
+            peak_bytes=self._peak_bytes(),
+            saved=self._saves.took if self._saves is not None else {},
         )
         self._start_block()
 
@@ -166,6 +186,10 @@ def take_part() -> None:
         present.torch_imported(torch)
 
     sys.meta_path.insert(0, _Finder(imported))
+    if present.is_unknown_to_program:
+        # Else it would be one of the script's own modules, and its pipes would be the script's.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "bench"]:
+            del sys.modules[name]
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio
+from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio, ratio_of_medians
 
 
 def test_median_of_the_pairs_ratios() -> None:
@@ -49,6 +49,12 @@ def test_the_quiet_quarter_tells_a_small_difference_under_heavy_noise() -> None:
     assert found.median == pytest.approx(1.05, abs=0.02)
     assert found.low < found.median < found.high
     assert found.high - found.low < 0.05
+
+
+def test_medians_are_compared_where_a_single_difference_may_be_nothing() -> None:
+    found = ratio_of_medians([0.0, 2.0, 3.0, 2.0, 2.0], [1.0, 0.0, 1.0, -1.0, 1.0])
+    assert (found.median, found.pairs) == (2.0, 5)
+    assert found.low <= 2.0 <= found.high
 
 
 def test_nothing_to_compare_is_an_error() -> None:
