@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,6 +15,7 @@ from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.stop_reasons import RECLAIMED
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.queue.quota import QuotaState
 from tests.harness.builders import (
     after,
     make_gpu,
@@ -29,31 +29,13 @@ from tests.harness.builders import (
 )
 from tests.harness.queues import queues_of
 from tests.harness.world import World
+from tests.property.queue_trees import NAMES, trees
 from tests.property.quota_reference import Reference
 
 pytestmark = pytest.mark.promise("I11")
 
-NAMES = ("a", "b", "c", "d", "e")
 # Enough for all jobs of these worlds: only quota is in the way.
 GPUS = 40
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> tuple[GPUQueue, ...]:
-    """Up to five queues with any parents: missing ones and circles as well."""
-    names = NAMES[: draw(st.integers(2, 5))]
-    found: list[GPUQueue] = []
-    for name in names:
-        # Of the queues before it mostly: those are no circles.
-        before = names[: names.index(name)]
-        others = [one for one in names if one != name]
-        usual = st.sampled_from(("", *before, *before))
-        parent = draw(usual | usual | usual | st.sampled_from([*others, "gone"]))
-        nominal = draw(st.none() | st.integers(0, 4))
-        borrow = draw(st.none() | st.integers(0, 3))
-        quota: dict[str, Any] = {} if nominal is None else {"gpus": nominal}
-        found.append(make_queue(name, parent=parent, borrow=borrow, **quota))
-    return tuple(found)
 
 
 @st.composite
@@ -108,12 +90,28 @@ def statuses_of(snapshot: Snapshot) -> dict[str, GPUJobStatus]:
 
 
 @settings(max_examples=300)
-@given(trees(), sizes(12), st.integers(1, 3))
+@given(trees(), sizes(12), st.integers(1, 3), st.sets(st.integers(0, 11), max_size=3))
 def test_every_answer_is_that_of_the_rule(
-    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int, ended: set[int]
 ) -> None:
+    """Whoever has ended counts until the next cycle, and gives nobody more or less right."""
     jobs = held_by(queues, wanted)
-    state, reference, use = queues_of(queues, jobs), reference_of(queues), use_of(jobs)
+    state, reference = queues_of(queues, jobs), reference_of(queues)
+    gone = [job for number, job in enumerate(jobs) if number in ended]
+    left = use_of(jobs) - use_of(gone)
+    state.note_ended(gone)
+    for name in reference.queues:
+        entitled = reference.is_entitled(name, gpus, left)
+        assert state.would_borrow(job_of("new", name, gpus), 1) != entitled
+    with state.simulate_removal(gone):
+        _answers_by_the_rule(state, reference, left, gpus)
+    if not gone:
+        _answers_by_the_rule(state, reference, left, gpus)
+
+
+def _answers_by_the_rule(
+    state: QuotaState, reference: Reference, use: Counter[str], gpus: int
+) -> None:
     for name in reference.queues:
         job = job_of("new", name, gpus)
         assert (state.quota_shortfall(job, 1) == "") == reference.is_allowed(name, gpus, use)

@@ -6,8 +6,9 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
-from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
-from tests.harness.world import World
+from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue, running
+from tests.harness.queues import queues_of
+from tests.harness.world import SETTLE_MAX, World
 
 pytestmark = pytest.mark.promise("I11")
 
@@ -115,3 +116,74 @@ def test_no_borrower_is_placed_whose_gpus_the_next_plan_reclaims() -> None:
     world.tick()
     assert world.running() == {"pair"}
     assert world.status("lent").attempt == 0
+
+
+def settle(world: World) -> set[str]:
+    """Ticks, and returns the jobs that were placed and stopped in it."""
+    world.seconds += 1
+    placed: set[str] = set()
+    taken_back: set[str] = set()
+    for _ in range(SETTLE_MAX):
+        world.refresh()
+        before = {job.metadata.name: job.status for job in world.snapshot.jobs}
+        if not world.step().items:
+            return taken_back
+        for job in world.snapshot.jobs:
+            name = job.metadata.name
+            if before[name].placement is None and job.status.placement is not None:
+                placed.add(name)
+            if job.status.phase is JobPhase.STOPPING and name in placed:
+                taken_back.add(name)
+    raise AssertionError("the world does not settle")
+
+
+def test_a_higher_priority_that_comes_while_others_leave_is_placed_first() -> None:
+    """What `lent` leaves for `low` would be taken from `low` at once."""
+    queues = (make_queue("a", gpus=2), make_queue("b", gpus=2, parent="a"))
+    world = world_of(whole("lent", queue="a", workers=2), queues=queues)
+    world.tick()
+    world.stubborn = {"lent"}
+    world.submit(whole("other", queue="a", workers=3), whole("low", queue="b", created=1))
+    world.tick()
+    assert world.phase("lent") is JobPhase.STOPPING
+    world.submit(whole("high", queue="b", workers=2, priority=1, created=2))
+    world.end("lent", 0)
+    assert settle(world) == set()
+    assert world.running() == {"high"}
+    assert world.status("low").attempt == 0
+
+
+def test_an_entitled_job_does_not_wait_behind_one_that_never_fits_its_queue() -> None:
+    """`wide` outranks `own` and can never start, and in the other queue a borrower outranks an
+    entitled job as well: `own` comes before that borrower, which it would stop."""
+    queues = (
+        make_queue("a", gpus=3, borrow=1),
+        make_queue("b", gpus=1, borrow=0, parent="a"),
+    )
+    running = [whole(f"a{n}", queue="a", priority=2) for n in range(2)]
+    world = world_of(*running, whole("b0", queue="b"), queues=queues)
+    world.tick()
+    world.submit(
+        whole("first", queue="a", workers=3, priority=2, created=1),
+        whole("lent", queue="a", workers=2, priority=2, created=2),
+        whole("small", queue="a", created=3),
+        whole("wide", queue="b", workers=2, priority=2, created=1),
+        whole("own", queue="b", created=2),
+    )
+    world.tick()
+    world.end("a0")
+    world.end("b0")
+    assert settle(world) == set()
+    assert {"a1", "own"} <= world.running()
+
+
+def test_who_borrows_reclaims_nothing_because_another_has_ended() -> None:
+    """What has ended is subtracted once where its removal is simulated."""
+    queues = (make_queue("a", gpus=2), make_queue("b", gpus=2, parent="a"))
+    ended = running(whole("ended", queue="a"), ("n0", ("GPU-0",)))
+    state = queues_of(queues, [ended])
+    state.note_ended([ended])
+    assert state.would_borrow(whole("next", queue="a"), 0)
+    with state.simulate_removal([ended]):
+        assert state.would_borrow(whole("next", queue="a"), 0)
+    assert state.would_borrow(whole("next", queue="a"), 0)

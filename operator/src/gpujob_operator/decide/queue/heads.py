@@ -9,18 +9,22 @@ with all below it and so on down to the queue; remaining work; arrival; UID. For
 overdue counts in its queue alone, so an old backlog takes no more than its weight.
 
 In a queue the order is `order.order_key`, and no job overtakes an earlier one but as said above.
+Whoever would stop a job at once is asked before it: so the higher priority of a queue comes before
+what others are being stopped for, and a borrower before those of its queue that it outranks.
 """
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpujob_operator.decide.capacity.cluster import ClusterSize
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
+
+# What was last said of jobs that do not fit on the GPUs of the cluster.
+_HOPELESS = (PendingReason.IMPOSSIBLE, PendingReason.NEEDS_NEW_NODE)
 
 MemoryOf = Callable[[Pending], int]
 
@@ -33,6 +37,32 @@ class _HeadKey(NamedTuple):
     work_gpu_seconds: float
     arrived_seconds: float
     uid: str
+
+
+@dataclass(slots=True)
+class _Line:
+    """What comes later of one queue, each in the order in which it was met."""
+
+    # Jobs that do not borrow behind jobs of their queue that do, and these.
+    waiting: list[Keyed] = field(default_factory=list[Keyed])
+    # Other jobs that borrow: those for which others are being stopped, and those that outrank them.
+    awaiting: list[Keyed] = field(default_factory=list[Keyed])
+    # The rest.
+    borrowing: list[Keyed] = field(default_factory=list[Keyed])
+    # Those that could stop nobody, because more is in their way: nobody waits for them.
+    hopeless: list[Keyed] = field(default_factory=list[Keyed])
+
+    def is_behind(self, head: Keyed) -> bool:
+        """Whether a job that does not borrow waits for one that does."""
+        passed = (*self.waiting, *self.awaiting, *self.borrowing[:1])
+        return any(_comes_first(one, head) for one in passed)
+
+    def wait(self, head: Keyed) -> None:
+        """Adds the job to those that wait, and whoever it waits for."""
+        for later in (self.awaiting, self.borrowing):
+            self.waiting += [one for one in later if _comes_first(one, head)]
+            later[:] = [one for one in later if not _comes_first(one, head)]
+        self.waiting.append(head)
 
 
 @dataclass(slots=True)
@@ -53,22 +83,27 @@ class QueueHeads:
             for _, pending in queue:
                 yield pending
             return
-        awaiting = {
-            name: [head for head in queue if _awaits_victims(head)]
-            for name, queue in self.ordered.items()
-        }
-        waiting: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
-        borrowing: dict[str, list[Keyed]] = {name: [] for name in self.ordered}
+        lines = {name: _Line() for name in self.ordered}
+        parts = {name: _parted(queue) for name, queue in self.ordered.items()}
         yield from self._entitled(
-            {name: self._lending(queue, waiting[name]) for name, queue in awaiting.items()}, waiting
+            {
+                name: self._lending(first, lines[name], lines[name].awaiting)
+                for name, (first, _) in parts.items()
+            },
+            {name: line.awaiting for name, line in lines.items()},
         )
-        others = {
-            name: self._others(queue, waiting[name], borrowing[name])
-            for name, queue in self.ordered.items()
-        }
-        yield from self._entitled(others, borrowing)
-        yield from self._merged(waiting)
-        yield from self._merged(borrowing)
+        yield from self._entitled(
+            {
+                name: self._lending(rest, lines[name], lines[name].borrowing)
+                for name, (_, rest) in parts.items()
+            },
+            {name: line.borrowing for name, line in lines.items()},
+        )
+        yield from self._merged({name: line.waiting for name, line in lines.items()})
+        yield from self._merged({name: line.awaiting for name, line in lines.items()})
+        yield from self._merged(
+            {name: [*line.borrowing, *line.hopeless] for name, line in lines.items()}
+        )
 
     def _entitled(
         self, queues: Mapping[str, Iterator[Keyed]], borrowing: Mapping[str, list[Keyed]]
@@ -81,43 +116,22 @@ class QueueHeads:
             else:
                 yield head.pending
 
-    def _lending(self, queue: Iterable[Keyed], borrowing: list[Keyed]) -> Iterator[Keyed]:
-        """The jobs that do not borrow; the others are added to `borrowing`."""
+    def _lending(
+        self, queue: Iterable[Keyed], line: _Line, borrowing: list[Keyed]
+    ) -> Iterator[Keyed]:
+        """The jobs that neither borrow nor wait for one of their queue that does. The others are
+        added to the line, where no other queue's borrowers come between."""
         for head in queue:
             if self._borrows(head):
-                borrowing.append(head)
-            else:
-                yield head
-
-    def _others(
-        self, queue: Iterable[Keyed], waiting: list[Keyed], borrowing: list[Keyed]
-    ) -> Iterator[Keyed]:
-        """The jobs that do not borrow and for which nobody is being stopped.
-
-        Not those behind a job in `waiting`: what is becoming free is that job's. Nor those behind
-        a borrower of their queue that has the higher priority: it would stop them at once, and is
-        asked first. Both are added to `waiting`, where no other queue's borrowers come between.
-        """
-        ahead, is_behind = {head.key.uid for head in waiting}, False
-        outranks = min((head.key.priority for head in waiting), default=inf)
-        for head in queue:
-            if _awaits_victims(head):
-                is_behind = is_behind or head.key.uid in ahead
-                continue
-            if not is_behind and self._borrows(head):
-                borrowing.append(head)
-                continue
-            if borrowing and borrowing[0].key.priority < head.key.priority:
-                outranks = min(outranks, borrowing[0].key.priority)
-                waiting += [one for one in borrowing if one.key.priority < head.key.priority]
-                borrowing[:] = [one for one in borrowing if one.key.priority >= head.key.priority]
-            if is_behind or outranks < head.key.priority:
-                waiting.append(head)
+                (line.hopeless if self._is_hopeless(head) else borrowing).append(head)
+            elif line.is_behind(head):
+                line.wait(head)
             else:
                 yield head
 
     def _merged(self, queues: Mapping[str, Iterable[Keyed]]) -> Iterator[Pending]:
-        for _, head in self._turns({name: iter(queue) for name, queue in queues.items()}):
+        ordered = {name: iter(sorted(queue)) for name, queue in queues.items()}
+        for _, head in self._turns(ordered):
             yield head.pending
 
     def _turns(self, following: Mapping[str, Iterator[Keyed]]) -> Iterator[tuple[str, Keyed]]:
@@ -148,6 +162,14 @@ class QueueHeads:
     def _borrows(self, head: Keyed) -> bool:
         return self.queues.would_borrow(head.pending.job, self.memory_of(head.pending))
 
+    def _is_hopeless(self, head: Keyed) -> bool:
+        """Whether the job could not start although no other job of its queue ran."""
+        last_reason = head.pending.last_reason
+        if last_reason is not None and last_reason.reason in _HOPELESS:
+            return True
+        job, memory_bytes = head.pending.job, self.memory_of(head.pending)
+        return not _awaits_victims(head) and self.queues.is_kept_out_by_others(job, memory_bytes)
+
     def _key(self, name: str, head: Keyed) -> _HeadKey:
         key = head.key
         return _HeadKey(
@@ -157,6 +179,27 @@ class QueueHeads:
             key.arrived_seconds,
             key.uid,
         )
+
+
+def _parted(queue: Iterable[Keyed]) -> tuple[list[Keyed], list[Keyed]]:
+    """The jobs for which others are being stopped, with those that would stop them at once because
+    their priority is higher; and the rest."""
+    heads = list(queue)
+    # A smaller key is a higher priority.
+    last = max((head.key.priority for head in heads if _awaits_victims(head)), default=None)
+    if last is None:
+        return [], heads
+    first = [head for head in heads if head.key.priority < last or _awaits_victims(head)]
+    rest = [head for head in heads if not (head.key.priority < last or _awaits_victims(head))]
+    return first, rest
+
+
+def _comes_first(one: Keyed, other: Keyed) -> bool:
+    """Whether a borrower is asked before another job of its queue, which does not borrow: it would
+    stop that one at once, or what is becoming free is its own."""
+    if one.key.priority < other.key.priority:
+        return True
+    return _awaits_victims(one) and one.key < other.key
 
 
 def _awaits_victims(head: Keyed) -> bool:

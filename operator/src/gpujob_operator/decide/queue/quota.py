@@ -69,6 +69,8 @@ class QuotaState:
     # all below it.
     _ended_own: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     _ended: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # Their UIDs.
+    _ended_uids: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         if self.tree.by_name is not self.by_name:
@@ -102,10 +104,14 @@ class QuotaState:
     def note_ended(self, jobs: Iterable[GPUJob]) -> None:
         """These jobs, which are counted, have ended: who is entitled does not depend on them."""
         for job in jobs:
-            name, use = self.queue_of(job), _use_of(job, job.status, 1)
-            self._ended_own[name] = _sum_of(self._ended_own.get(name, _UNUSED), use)
-            for one in self.tree.path(name):
-                self._ended[one] = _sum_of(self._ended.get(one, _UNUSED), use)
+            self._ended_uids.add(job.metadata.uid)
+            self._count_ended(job, 1)
+
+    def _count_ended(self, job: GPUJob, sign: int) -> None:
+        name, use = self.queue_of(job), _use_of(job, job.status, sign)
+        self._ended_own[name] = _sum_of(self._ended_own.get(name, _UNUSED), use)
+        for one in self.tree.path(name):
+            self._ended[one] = _sum_of(self._ended.get(one, _UNUSED), use)
 
     def held(self, name: str) -> QueueUse:
         """What the jobs of the queue, and of all below it, use."""
@@ -134,13 +140,19 @@ class QuotaState:
     def simulate_removal(self, jobs: Iterable[GPUJob]) -> Generator[None]:
         """The state as if these jobs, which are counted, used nothing."""
         gone, version = list(jobs), self.version
+        # What is removed has not ended as well: it would be subtracted twice.
+        ended = [job for job in gone if job.metadata.uid in self._ended_uids]
         for job in gone:
             self.add(job, job.status, -1)
+        for job in ended:
+            self._count_ended(job, -1)
         try:
             yield
         finally:
             for job in gone:
                 self.add(job, job.status)
+            for job in ended:
+                self._count_ended(job, 1)
             self.version = version
 
     def claim(self, job: GPUJob, memory_bytes: int, leaving: Iterable[GPUJob]) -> None:
@@ -227,11 +239,21 @@ class QuotaState:
         """Lets no later job of the queue overtake this one, if only jobs of its own queue are in
         its way: what others have would not become free by that.
         """
-        own = self.own(job.spec.queue)
-        for name in self.tree.path(job.spec.queue):
-            if self._exceeds(name, _less_of(self.held(name), own), job, memory_bytes):
-                return
-        self.quota_held.add(job.spec.queue)
+        if not self.is_kept_out_by_others(job, memory_bytes):
+            self.quota_held.add(job.spec.queue)
+
+    def is_kept_out_by_others(self, job: GPUJob, memory_bytes: int) -> bool:
+        """True if the job would exceed a quota although no other job of its queue ran, nor those
+        that have ended."""
+        name = job.spec.queue
+        own = _less_of(self.own(name), self._ended_own.get(name, _UNUSED))
+        return any(
+            self._exceeds(one, _less_of(self._staying(one), own), job, memory_bytes)
+            for one in self.tree.path(name)
+        )
+
+    def _staying(self, name: str) -> QueueUse:
+        return _less_of(self.held(name), self._ended.get(name, _UNUSED))
 
     def fits_in_nominal(self, job: GPUJob, memory_bytes: int) -> bool:
         """True if the job is entitled: quota was promised to its queue, and the job is within it.
