@@ -172,7 +172,7 @@ class RollbackGuard:
                 return
             if self._in_force.fit is not None:
                 # Later peaks may have other causes: an evaluation, a checkpoint. They are only
-                # reported.
+                # reported: a way that slows each later step down may not make them smaller.
                 self._in_force.fit.judge(peak, ends=settling)
                 session.state.needs(self._in_force.fit.needed_bytes)
             return
