@@ -255,6 +255,42 @@ async def test_a_claim_is_looked_for_within_half_a_minute(bench: ExecutorBench) 
     assert pauses == [10, 20, 30, 30, 30, 30]
 
 
+def with_workers(item: WriteStatus, workers: int) -> WriteStatus:
+    return replace(item, job=replace(item.job, spec=replace(item.job.spec, workers=workers)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "mode", "result"),
+    [
+        (2, "ReadWriteOncePod", WriteResult.REFUSED),
+        (1, "ReadWriteOncePod", WriteResult.DONE),
+        (2, "ReadWriteMany", WriteResult.DONE),
+    ],
+)
+async def test_a_claim_for_one_pod_keeps_a_gang_waiting(
+    bench: ExecutorBench, workers: int, mode: str, result: WriteResult
+) -> None:
+    """All workers but one would hold their GPUs and wait for it."""
+    item = with_workers(claimed(bench, "job", "data"), workers)
+    claim = {"metadata": {"name": "data", "namespace": "team"}, "spec": {"accessModes": [mode]}}
+    bench.kube.put(CLAIMS, claim)
+    assert await bench.run(item) == {result: 1}
+    refusals = bench.executor.assume(Snapshot(jobs=(item.job,))).refused_templates
+    assert [(one.reason, one.message) for one in refusals] == (
+        [
+            (
+                "SpecRefused",
+                'persistentvolumeclaim "data" has the access mode ReadWriteOncePod, and each of 2'
+                " workers mounts it: name a claim with the access mode ReadWriteMany, or set"
+                " spec.workers: 1",
+            )
+        ]
+        if result is WriteResult.REFUSED
+        else []
+    )
+    assert all((one.until - bench.clock.now()).total_seconds() <= 30 for one in refusals)
+
+
 async def test_the_claim_for_checkpoints_is_looked_for_too(bench: ExecutorBench) -> None:
     item = claimed(bench, "job", namespace="other")
     await bench.run(item)

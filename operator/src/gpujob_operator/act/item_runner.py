@@ -16,7 +16,7 @@ from gpujob_operator.act.backoff import Backoff, Target
 from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
 from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
 from gpujob_operator.act.targets import namespace_of, service_target, target_of
-from gpujob_operator.act.trials import Answer, MissingClaim, Refusals, Trials
+from gpujob_operator.act.trials import Answer, Refusals, Trials, UnfitClaim
 from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
@@ -32,7 +32,6 @@ from gpujob_operator.client.api_errors import (
     Unavailable,
 )
 from gpujob_operator.client.retry import Retry
-from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -234,8 +233,8 @@ class ItemRunner:
         except (Conflict, AlreadyExists):
             # The name is taken, which the creation will say.
             return Answer()
-        except MissingClaim as error:
-            return Answer(error.message, PendingReason.CLAIM_NOT_FOUND)
+        except UnfitClaim as error:
+            return Answer(error.message, error.why)
         except (NotFound, Throttled, Unavailable) as error:
             log.info("trial not answered", job=job.metadata.key, error=str(error))
             return None

@@ -3,7 +3,8 @@
 - `Trials`: one dry run for each template in a namespace. An accepted template is remembered; a
   refused one is tried again after a pause that doubles. A trial without an answer delays no job.
 - `look_for_claims`: the claims that the pods mount, which no dry run checks. A pod whose claim does
-  not exist would hold its GPUs and wait for it.
+  not exist would hold its GPUs and wait for it, and so would all but one worker whose claim is for
+  one pod.
 - `Refusals`: pods that were refused when they were created. Nothing stores a refusal: a process
   that starts receives it again with its next attempt.
 """
@@ -23,6 +24,7 @@ from gpujob_api.visible import visible
 from gpujob_operator.client.api_errors import ApiError, Forbidden, NotFound
 from gpujob_operator.client.kube import CLAIMS, Kube
 from gpujob_operator.decide.model.checkpoint_claim import names_a_place
+from gpujob_operator.decide.model.claim_template import AccessMode
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod
@@ -40,6 +42,10 @@ UNANSWERED_SECONDS = 5.0
 # A claim may be created at any moment, and its job waits for nothing else.
 CLAIM_SECONDS_MAX = 30.0
 
+# What `look_for_claims` finds.
+CLAIM_REASONS = (PendingReason.CLAIM_NOT_FOUND, PendingReason.SPEC_REFUSED)
+ONE_POD = AccessMode.READ_WRITE_ONCE_POD.value
+
 CLAIMS_MAX = 16
 REFUSALS_MAX = 10_000
 MESSAGE_CHARACTERS_MAX = 512
@@ -47,18 +53,23 @@ MESSAGE_CHARACTERS_MAX = 512
 Key = tuple[str, str]
 
 
-class MissingClaim(ApiError):  # noqa: N818 - a state of affairs, not a fault
-    """A claim that a job's pods mount does not exist."""
+class UnfitClaim(ApiError):  # noqa: N818 - a state of affairs, not a fault
+    """A claim that a job's pods mount does not exist, or cannot be mounted by all of them."""
+
+    def __init__(self, status: int, reason: PendingReason, message: str) -> None:
+        super().__init__(status, reason.value, message)
+        self.why = reason
 
 
 async def look_for_claims(kube: Kube, job: GPUJob) -> None:
-    """Raises `MissingClaim` for the first one that is not there, and `ApiError`. Claims that the
-    operator makes are left out, and all of them if it may not read any.
+    """Raises `UnfitClaim` for the first one that is not there, or that several workers cannot
+    mount, and `ApiError`. Claims that the operator makes are left out, and all of them if it may
+    not read any.
     """
     namespace = job.metadata.namespace
     for name in claims(job)[:CLAIMS_MAX]:
         try:
-            await kube.get(CLAIMS, name, namespace)
+            claim = await kube.get(CLAIMS, name, namespace)
         except Forbidden as error:
             log.info("claims are not looked for", job=job.metadata.key, error=str(error))
             return
@@ -67,7 +78,19 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
                 f'persistentvolumeclaim "{name}" does not exist in the namespace {namespace}:'
                 " create it, or name another one"
             )
-            raise MissingClaim(404, "ClaimNotFound", text) from None
+            raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text) from None
+        if job.spec.workers > 1 and _is_for_one_pod(claim):
+            text = (
+                f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and each of'
+                f" {job.spec.workers} workers mounts it: name a claim with the access mode"
+                " ReadWriteMany, or set spec.workers: 1"
+            )
+            raise UnfitClaim(422, PendingReason.SPEC_REFUSED, text)
+
+
+def _is_for_one_pod(claim: Mapping[str, Any]) -> bool:
+    """Kubernetes allows no other access mode beside this one."""
+    return ONE_POD in (mapping(claim.get("spec")).get("accessModes") or ())
 
 
 class Refusals:
@@ -192,7 +215,7 @@ class Trials:
             failures = before.failures + 1
             pause = self._pause_seconds * 2 ** min(failures - 1, 16)
             longest = self._pause_seconds_max
-            if answer.reason is PendingReason.CLAIM_NOT_FOUND:
+            if answer.reason in CLAIM_REASONS:
                 longest = min(longest, CLAIM_SECONDS_MAX)
             until = self._clock() + timedelta(seconds=min(pause, longest))
             message = visible(answer.message[:MESSAGE_CHARACTERS_MAX])

@@ -175,7 +175,7 @@ class Writer:
 
     async def try_pod(self, job: GPUJob) -> None:
         """Tries the pod of a placed job's first worker by a dry run. Raises what its creation
-        would, and `MissingClaim`.
+        would, and `UnfitClaim`.
         """
         pod = worker_pod(CreatePod(job, 0, Settings()), self._configuration)
         await self._kube.try_create(PODS, pod, job.metadata.namespace)
