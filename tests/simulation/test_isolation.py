@@ -75,7 +75,7 @@ def played(scene: Callable[[], Scenario]) -> Callable[[Parts], list[Violation]]:
     return lambda parts: scenes.run_calm_scene(scene(), parts=parts).violations
 
 
-# Of the crowded seeds one in 4 to one in 16 shows what a broken shell does.
+# Of the crowded seeds one in 4 to one in 40 shows what a broken shell does.
 SEEDS_TRIED = 24
 
 
@@ -111,10 +111,10 @@ CAUGHT = (
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.DOUBTFUL_WRITTEN)),
     ("I15", mutants.REPEATS_WHAT_IS_REFUSED, paired(TroubleKind.WEBHOOK)),
     ("I15", mutants.ONE_WRITE_AT_A_TIME, paired(TroubleKind.SLOW)),
-    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(5, LOST_ANSWERS)),
+    ("I1", mutants.TAKES_DOUBT_FOR_NO, crowded(38, LOST_ANSWERS)),
     ("I15", mutants.BREAKS_ON_ODD_WORDS, played(scenes.odd_words)),
     ("I5", mutants.WAITS_FOR_EVERY_CONTAINER, played(scenes.sidecars)),
-    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(4, LATE_EVENTS)),
+    ("I5", mutants.DELETES_WHAT_IT_HAS_NOT_SEEN, crowded(38, LATE_EVENTS)),
     ("I7", mutants.IGNORES_DELETION, played(scenes.finalizers)),
     ("I13", mutants.GIVES_LITTLE_GRACE, played(scenes.graces)),
     ("I13", mutants.GIVES_MUCH_GRACE, played(scenes.graces)),
