@@ -3,8 +3,9 @@
 Scripts that save on SIGTERM, and trainers too, end with 0 wherever they are. So the exit code is
 asked last. What ended a worker from outside is known by its pod, by the stop of its attempt, by its
 node, and by the last report of the worker. Against any of them only the report of the last step
-proves an end. A worker of which none of them was known when it was first seen to have ended was
-done, and stays so: see `with_done_ranks`. Times prove nothing here: they come from several clocks.
+proves an end; without them, a report that breaks off before that step disproves it. A worker of
+which none of them was known when it was first seen to have ended was done, and stays so: see
+`with_done_ranks`. Times prove nothing here: they come from several clocks.
 """
 
 from collections.abc import Iterable, Set
@@ -35,6 +36,8 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *NODE_LOSSES,
 )
+# So much may a script do after the last report, which is written every few seconds.
+UNREPORTED_SECONDS = 60.0
 # The kubelet's reasons for a pod that it ends because of the pod's own limits.
 OWN_LIMITS = ("DeadlineExceeded",)
 
@@ -92,6 +95,8 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
     if pod.reason == OOM_KILLED and (words is None or words.phase is not WorkerPhase.FINISHED):
         # Of its processes not the first, which went on, as a shell does.
         return False
+    if pod.termination is not None and _broke_off(pod.termination):
+        return False
     return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))
 
 
@@ -105,6 +110,17 @@ def _last_report(pod: PodView, around: Circumstances) -> Report | None:
 
 def _made_last_step(words: Report) -> bool:
     return words.steps_total is not None and words.step >= words.steps_total > 0
+
+
+def _broke_off(words: Report) -> bool:
+    """Whether the script left long before the steps that it announced, and by no end that the
+    worker sees: `os._exit(0)` in a signal handler of its own, or in a shell that ends with 0 after
+    it. One that stops early says that it finished."""
+    says_how = words.phase is WorkerPhase.FINISHED or words.failure is not None
+    if says_how or words.steps_total is None or words.current is None:
+        return False
+    left_seconds = (words.steps_total - words.step) * words.current.step_seconds
+    return left_seconds > UNREPORTED_SECONDS
 
 
 def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:
