@@ -11,4 +11,7 @@ def went_back(before: GPUJobStatus, after: GPUJobStatus) -> bool:
     if (0 if after.checkpoint is None else after.checkpoint.step) >= saved:
         return False
     began_again = after.resumed_from_step == 0 != before.resumed_from_step
+    # Of an attempt that ended in the same cycle the status does not say how it began.
+    ended = before.placement is not None and after.placement is None
+    began_again |= ended and before.attempt > 1 and before.resumed_from_step is None
     return not began_again and after.protection is not Protection.FROM_BEGINNING
