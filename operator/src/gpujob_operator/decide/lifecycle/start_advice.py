@@ -24,8 +24,9 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("exceeded quota",),
-        "ask for less in the template, let other pods of the namespace end, or have the "
-        "ResourceQuota raised (kubectl describe resourcequota)",
+        "ask for less in the template, let other pods of the namespace end (kubectl get pods: it "
+        "counts those of no GPUJob as well), or have the ResourceQuota raised (kubectl describe "
+        "resourcequota)",
     ),
     (
         ("usage per",),
