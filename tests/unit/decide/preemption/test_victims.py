@@ -328,7 +328,8 @@ def test_nobody_moves_when_there_is_no_other_place() -> None:
 
 
 @pytest.mark.promise("I11")
-def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
+@pytest.mark.parametrize("mode", [SharingMode.EXCLUSIVE, SharingMode.AUTO])
+def test_a_short_job_runs_on_gpus_kept_for_a_long_wait(mode: SharingMode) -> None:
     """I11: it is gone before the large one could start; one of unknown length has to wait."""
     world = World(whole("busy"), gpu_nodes=nodes(2))
     world.tick()
@@ -336,8 +337,8 @@ def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     world.change("busy", measurement=busy)
     world.submit(whole("large", gpus_per_worker=2, created=1))
     world.tick(100)
-    long = small("unknown", created=101)
-    short = small("short", created=102)
+    long = small("unknown", created=101, sharing=mode)
+    short = small("short", created=102, sharing=mode)
     known = replace(measured(4 * GIB, step=10), steps_total=1000)
     short = with_status(short, measurement=known)
     world.submit(long, short)
@@ -345,6 +346,52 @@ def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     assert world.running() == {"busy", "short"}
     assert "nominated for an earlier job" in world.why("unknown")
     assert "could start in about" in world.why("large")
+
+
+def test_no_job_that_never_shares_runs_there_beside_unmanaged_processes() -> None:
+    used = make_gpu_node("n1", make_gpu("GPU-1a", unmanaged=GIB))
+    world = World(whole("busy"), gpu_nodes=[*nodes(1), used, *nodes(0, 0, 1)[2:]])
+    world.tick()
+    busy = replace(measured(4 * GIB, step=0), steps_total=100_000)
+    world.change("busy", measurement=busy)
+    world.submit(make_job("large", workers=3, created=1))
+    world.tick(100)
+    known = replace(measured(4 * GIB, step=10), steps_total=1000)
+    for name in ("one", "other"):
+        job = small(name, created=101, sharing=SharingMode.EXCLUSIVE)
+        world.submit(with_status(job, measurement=known))
+    world.tick()
+    assert len(world.running()) == 2
+    assert "GPU-1a" not in world.gpus("one") | world.gpus("other")
+
+
+@pytest.mark.parametrize("mode", [SharingMode.EXCLUSIVE, SharingMode.AUTO])
+@pytest.mark.parametrize("others", [0, 5])
+def test_short_jobs_never_make_a_long_wait_longer(mode: SharingMode, others: int) -> None:
+    """Each ends before the GPUs are free that the first one waits for."""
+    world = World(whole("busy"), gpu_nodes=nodes(2))
+    world.tick()
+    busy = replace(measured(4 * GIB, step=0), steps_total=100_000)
+    world.change("busy", measurement=busy)
+    world.submit(whole("large", gpus_per_worker=2, created=1))
+    world.tick(100)
+    left, ran = {f"short{n}": 0.0 for n in range(others)}, set[str]()
+    known = replace(measured(4 * GIB, step=0), steps_total=20_000)
+    for name in left:
+        world.submit(with_status(small(name, created=101, sharing=mode), measurement=known))
+    while world.seconds < 10_000:
+        for name in world.running() & left.keys():
+            left[name] = left[name] or world.seconds + 2000
+            if world.seconds >= left[name]:
+                world.end(name)
+        done = measured(4 * GIB, step=int(10 * world.seconds))
+        world.change("busy", measurement=replace(done, steps_total=100_000))
+        world.tick(100)
+        ran |= world.running()
+    world.end("busy")
+    world.tick()
+    assert "large" in world.running()
+    assert len(ran & left.keys()) >= min(others, 2)
 
 
 @pytest.mark.parametrize("mode", [SharingMode.EXCLUSIVE, SharingMode.AUTO])

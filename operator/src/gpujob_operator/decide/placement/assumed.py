@@ -29,7 +29,12 @@ from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
-from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, in_order
+from gpujob_operator.decide.placement.node_views import (
+    DerivedView,
+    NodeViews,
+    PackedNodes,
+    in_order,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class AssumedCapacity:
     _no_external_use: PackedNodes | None = None
     # For jobs that end before any nominated job starts: the same with nominated GPUs open.
     _backfill: PackedNodes | None = None
+    # For those of them that never share.
+    _exclusive_backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     # Nodes on which nothing is placed now, by name.
     left_out: frozenset[str] = frozenset()
@@ -101,8 +108,9 @@ class AssumedCapacity:
         return self._place(packed, choice.row, choice.gpus)
 
     def _packed(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
-        packed = self._backfill if backfill and self._backfill is not None else self._views.main
-        return self._without_external_use() if no_external_use else packed
+        if no_external_use:
+            return self._without_external_use(backfill=backfill)
+        return self._backfill if backfill and self._backfill is not None else self._views.main
 
     def _place(self, packed: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
         node = self.capacity.nodes[packed.arrays.names[row]]
@@ -218,7 +226,7 @@ class AssumedCapacity:
         if not_before_seconds > 0:
             self.nominated_from_seconds = min(self.nominated_from_seconds, not_before_seconds)
         else:
-            closed.append(self._backfill)
+            closed += [self._backfill, self._exclusive_backfill]
         # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for node, uuid in new:
@@ -264,20 +272,29 @@ class AssumedCapacity:
         return choice.score if choice is not None else None
 
     def _all_packed(self) -> tuple[PackedNodes, ...]:
-        return tuple(
-            s for s in (self._views.main, self._no_external_use, self._backfill) if s is not None
-        )
+        derived = (self._no_external_use, self._backfill, self._exclusive_backfill)
+        return (self._views.main, *(one for one in derived if one is not None))
 
-    def _without_external_use(self) -> PackedNodes:
+    def _without_external_use(self, *, backfill: bool) -> PackedNodes:
+        if backfill and self._backfill is not None:
+            if self._exclusive_backfill is None:
+                view = self._views.exclusive_backfill
+                self._exclusive_backfill = self._closed_where_used(view, self._backfill)
+            return self._exclusive_backfill
         if self._no_external_use is None:
-            self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
-            for row in rows:
-                node = self.capacity.nodes[self._views.main.arrays.names[row]]
-                used = {gpu.uuid for gpu in node.gpus if has_external_use(gpu)}
-                if used:
-                    self._no_external_use.arrays.close(row, self._columns(node.node.name, used))
-            self._views.no_external_use.settle()
+            view = self._views.no_external_use
+            self._no_external_use = self._closed_where_used(view, self._views.main)
         return self._no_external_use
+
+    def _closed_where_used(self, view: DerivedView, of: PackedNodes) -> PackedNodes:
+        packed, rows = view.follow(of)
+        for row in rows:
+            node = self.capacity.nodes[of.arrays.names[row]]
+            used = {gpu.uuid for gpu in node.gpus if has_external_use(gpu)}
+            if used:
+                packed.arrays.close(row, self._columns(node.node.name, used))
+        view.settle()
+        return packed
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
         row = self._views.main.arrays.uuids[self._rows[node]]

@@ -56,13 +56,15 @@ class DerivedView:
 
 @dataclass(slots=True)
 class NodeViews:
-    """The packed nodes in three views: all GPUs, without GPUs with unmanaged processes, and with
-    nominated GPUs open.
+    """The packed nodes in four views: all GPUs; without GPUs with unmanaged processes; with
+    nominated GPUs open; with these open, and without GPUs with unmanaged processes.
     """
 
     main: PackedNodes
     no_external_use: DerivedView = field(default_factory=DerivedView)
     backfill: DerivedView = field(default_factory=DerivedView)
+    # Follows `backfill`.
+    exclusive_backfill: DerivedView = field(default_factory=DerivedView)
     # Changes whenever a row may stand for another node.
     order: int = 0
 
