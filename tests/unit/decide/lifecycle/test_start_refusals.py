@@ -377,6 +377,26 @@ def test_of_many_nodes_each_is_tried_before_one_is_tried_again() -> None:
     assert sorted(tried) == ["n0", "n1", "n2", "n3"]
 
 
+def test_a_gang_that_must_lie_apart_waits_for_the_node_that_it_avoids() -> None:
+    """kube-scheduler takes one of its workers a node, and one of the two nodes is avoided."""
+    avoided = StartRefusal("CannotStart", "no volume", 4, after(600.0), "n1")
+    gang = with_status(make_job("gang", workers=2), start_refusals=(avoided,))
+    gpus = [[make_gpu(f"GPU-{n}-{k}") for k in range(2)] for n in range(2)]
+    at, tried = 0.0, list[set[str]]()
+    while at < 3600 and {"n0", "n1"} not in tried:
+        nodes = [make_gpu_node(f"n{n}", *of_node, at=at) for n, of_node in enumerate(gpus)]
+        found = statuses(plan(make_snapshot(gang, gpu_nodes=nodes), after(at)).items).get("gang")
+        if found is not None and found.placement is not None:
+            tried.append({worker.node for worker in found.placement.workers})
+            (node, *_) = tried[-1]
+            refusal = Refusal("Unschedulable", "anti-affinity", node, 0.0, beside=(node,))
+            refused = with_refusal(replace(gang, status=found), refusal, DEFAULTS, after(at))
+            gang = with_status(gang, attempt=found.attempt, start_refusals=refused.start_refusals)
+        at += 30.0
+    assert tried[-1] == {"n0", "n1"}, tried
+    assert len(tried) == 2, tried
+
+
 def test_a_job_that_every_node_refused_waits_and_says_so() -> None:
     """It is not impossible: the nodes are tried again."""
     found = statuses(plan(two_nodes(refused_on("n0", "n1")), T0).items)["picky"]

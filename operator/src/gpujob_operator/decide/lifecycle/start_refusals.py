@@ -236,7 +236,15 @@ def with_refusal(
         replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
         for one in newest
     ]
-    return changed(job.status, start_refusals=tuple(avoided))
+    # That two workers must lie apart is known until the other nodes may be tried again. Else both
+    # come to one node meanwhile, and that refusal would put the other nodes off, without end.
+    apart_until = max(one.until for one in avoided) + timedelta(seconds=NODE_AVOIDED_SECONDS)
+    return changed(
+        job.status,
+        start_refusals=tuple(
+            replace(one, until=apart_until) if one.node in one.beside else one for one in avoided
+        ),
+    )
 
 
 def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
