@@ -56,7 +56,7 @@ SLOTS = (
     of_operator(
         "a cycle places however many there are",
         "decide/admission/admit.py",
-        "            if self._placed_to_write >= PLACEMENTS_MAX:\n",
+        "            if not self._budget.may_place:\n",
         "            if False:\n",
         "tests/unit/decide/admission/test_order_of_placements.py",
     ),

@@ -57,30 +57,36 @@ REST_MIN = timedelta(seconds=1)
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` must be timezone-aware; it is the only source of time.
 
-    The `cache` of earlier cycles saves time. It changes no plan, but that it may leave out what was
-    said before of jobs that are being written. Raises ValueError for a cache of another
+    The `cache` of earlier cycles saves time. It never changes a decision. It may omit status
+    updates of jobs whose write is still under way. Raises ValueError for a cache of another
     configuration.
     """
+    # 1. Bring the cache up to date with what changed since the last cycle.
     cache = cache if cache is not None else SchedulerCache.of(snapshot)
     cache.update(snapshot, now)
     cycle = _Cycle(snapshot, now, cache)
+    # 2. Step the jobs that have an attempt: starts, reports, ends, retries (`lifecycle`).
     steps = cycle.steps()
+    # 3. Admit pending jobs in the order of their queues, and stop jobs for them (`admission`).
     queues = cache.queues(snapshot)
     placed: dict[str, int] = {}
     if cache.waiting.entries or cache.holders.slowed:
         placed = _admit(steps, queues, cycle)
+    # 4. Count running jobs whose queue or priority was edited where they belong now.
     _follow_edits(steps, queues, cycle)
+    # 5. Reject jobs that cannot be read.
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
         if job.observed_generation != job.metadata.generation
     ]
+    # 6. Write statuses and pods. Placements come last, in decision order: items are written in it.
     matter = [uid for uid, step in steps.items() if cycle.matters(uid, step)]
-    # What is placed comes last, in the order in which it was decided: it is also written so.
     for uid in sorted(matter, key=lambda uid: (placed.get(uid, -1), uid)):
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
+    # 7. Delete pods without a job, expired jobs and unused profiles; publish the queues' figures.
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
@@ -90,7 +96,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
 
 
 class Planner:
-    """`plan` with a cache of its own."""
+    """`plan` with a cache that is kept from cycle to cycle."""
 
     def __init__(self) -> None:
         self._cache: SchedulerCache | None = None

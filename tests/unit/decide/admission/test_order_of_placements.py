@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.admission import admit
+from gpujob_operator.decide.admission import budget
 from gpujob_operator.decide.model.lanes import Lanes, LanesLeft
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
@@ -40,7 +40,7 @@ def test_one_cycle_places_so_many_and_the_next_one_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A cycle that takes as long as the Lease is held loses it, and all that it decided."""
-    monkeypatch.setattr(admit, "PLACEMENTS_MAX", 2)
+    monkeypatch.setattr(budget, "PLACEMENTS_MAX", 2)
     jobs = [make_job(f"job-{number}", created=float(number)) for number in range(5)]
     found = plan(make_snapshot(*jobs, gpus=GPUS), after(10))
     assert placed(found) == ["job-0", "job-1"]
@@ -53,7 +53,7 @@ def test_one_cycle_places_so_many_and_the_next_one_the_others(
 
 def test_one_cycle_says_to_so_many_why_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each cycle would word ten thousand statuses of which few can be written by the next."""
-    monkeypatch.setattr(admit, "EXPLAINED_MAX", 2)
+    monkeypatch.setattr(budget, "EXPLAINED_MAX", 2)
     jobs = [make_job(f"job-{number}", created=float(number)) for number in range(6)]
     snapshot = make_snapshot(*jobs, gpus=GPUS[:1])
     items = [item for item in plan(snapshot, after(10)).items if isinstance(item, WriteStatus)]
@@ -90,7 +90,7 @@ def test_of_a_namespace_is_placed_what_can_be_written_and_then_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its writes may hang for ever: what it would hold is free for others meanwhile."""
-    monkeypatch.setattr(admit, "UNWRITTEN_MAX", 0)
+    monkeypatch.setattr(budget, "UNWRITTEN_MAX", 0)
     jobs = of_two_namespaces(4, 2)
     snapshot = make_snapshot(*jobs, gpus=GPUS)
     assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1", "sick-2", "sick-3", "well-0"]
@@ -104,7 +104,7 @@ def test_the_first_jobs_keep_what_they_would_get_although_they_cannot_be_written
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others were stopped for them, or they have waited longest."""
-    monkeypatch.setattr(admit, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(budget, "UNWRITTEN_MAX", 1)
     snapshot = make_snapshot(*of_two_namespaces(3, 3), gpus=GPUS[:3])
     crowded = replace(snapshot, lanes=Lanes((LanesLeft("sick", 0),)))
     assert placed(plan(crowded, after(10))) == ["sick-0", "well-0", "well-1"]
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_keeps_no_other_from_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I15: of the first, every write is refused."""
-    monkeypatch.setattr(admit, "PLACEMENTS_MAX", 2)
+    monkeypatch.setattr(budget, "PLACEMENTS_MAX", 2)
     jobs = of_two_namespaces(2, 2)
     snapshot = make_snapshot(*jobs, gpus=GPUS)
     assert placed(plan(snapshot, after(10))) == ["sick-0", "sick-1"]
@@ -125,7 +125,7 @@ def test_what_cannot_be_written_keeps_no_other_from_its_turn(
 
 
 def test_who_cannot_be_told_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admit, "EXPLAINED_MAX", 1)
+    monkeypatch.setattr(budget, "EXPLAINED_MAX", 1)
     jobs = of_two_namespaces(3, 1)
     snapshot = replace(make_snapshot(*jobs, gpus=()), backing_off=(jobs[0].metadata.uid,))
     items = [item for item in plan(snapshot, after(10)).items if isinstance(item, WriteStatus)]

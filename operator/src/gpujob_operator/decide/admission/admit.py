@@ -13,19 +13,19 @@ from math import inf
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.budget import CycleBudget
 from gpujob_operator.decide.admission.new_nodes import nodes_may_come
+from gpujob_operator.decide.admission.nominations import Nominations
 from gpujob_operator.decide.admission.pending_status import (
     PendingStatusWriter,
     Wait,
     not_eligible,
     placed,
 )
-from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
+from gpujob_operator.decide.admission.refused_classes import Refused, RefusedClasses, State
 from gpujob_operator.decide.backfill.nomination import (
     READING_SECONDS,
     Nomination,
-    earliest_start,
 )
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
@@ -43,7 +43,6 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.node_filter import spread_limits
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.preemptor import Departures, Preemptor
 from gpujob_operator.decide.queue.heads import QueueHeads
@@ -53,20 +52,6 @@ from gpujob_operator.decide.queue.pending import (
     Pending,
 )
 from gpujob_operator.decide.queue.quota import QuotaState
-
-# How many pending jobs may have nominated GPUs.
-NOMINATIONS_MAX = 8
-# A cycle that placed ten thousand jobs would hold up all else for seconds, the Lease too, and many
-# of them could not be written by the next one. The others follow in the next cycle, at once.
-PLACEMENTS_MAX = 512
-# To so many jobs a cycle says anew why they wait, if nothing else depends on it and so many
-# statuses can be written.
-EXPLAINED_MAX = 512
-# So many jobs that could not be written now keep what they would get: those that others made way
-# for, or that have waited longest, come first.
-UNWRITTEN_MAX = 8
-# A search for the earliest start reads every GPU, so it runs for this many classes a cycle.
-CANDIDATES_MAX = 2
 
 
 @dataclass(slots=True)
@@ -94,29 +79,21 @@ class Admission:
     backing_off: frozenset[str] = frozenset()
     # UIDs of the jobs that were placed, with their place in the order.
     placed: dict[str, int] = field(default_factory=dict[str, int])
-    # By namespace, where it has writes under way.
-    _lanes_left: dict[str, int] = field(init=False)
-    _placed_to_write: int = 0
-    _explanations_left: int = field(init=False)
-    _unwritten: int = 0
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _status: PendingStatusWriter = field(init=False)
-    _nominations: int = 0
-    _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
+    _budget: CycleBudget = field(init=False)
+    _nominations: Nominations = field(init=False)
+    _refused: RefusedClasses = field(default_factory=RefusedClasses)
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
-        default_factory=dict[Hashable, tuple[Candidates, ...]]
-    )
     _position: int = 0
     _lines: OrderedQueues = field(default_factory=dict[str, Sequence[Keyed]])
 
     def __post_init__(self) -> None:
-        tells_left = self.lanes.tells_left
-        self._explanations_left = (
-            EXPLAINED_MAX if tells_left is None else min(tells_left, EXPLAINED_MAX)
+        self._budget = CycleBudget(self.lanes, self.backing_off)
+        self._nominations = Nominations(
+            self.assumed, self.releases, self.tenancy_of, self.configuration
         )
-        self._lanes_left = {one.namespace: one.lanes for one in self.lanes.left}
         self.preemptor = Preemptor(
             assumed=self.assumed,
             queues=self.queues,
@@ -127,16 +104,23 @@ class Admission:
         self._status = PendingStatusWriter(self.configuration, self.now)
 
     def admit(self, lines: OrderedQueues) -> None:
-        """Decides the pending jobs in order, until `PLACEMENTS_MAX` are placed that can be written.
-        All workers of a job are placed or none (I11)."""
+        """Decides the pending jobs in order. All workers of a job are placed or none (I11).
+
+        1. Take the next head of the queues, until as many jobs are placed as a cycle may place.
+        2. Skip a job of which nothing could be written now.
+        3. Skip a job that shows already why its class is refused in this state.
+        4. Decide: not eligible, refused by the API server, placed, or without capacity (`_step`).
+        5. Forget the refusals of classes if the state has changed: a job was placed, GPUs were
+           nominated or a job is being stopped.
+        """
         self._lines = lines
         self.queues.note_ended(self.view.ended)
         line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
-        before = self._state()
+        self._refused.forget_others(self._state())
         for entry in line:
-            if self._placed_to_write >= PLACEMENTS_MAX:
+            if not self._budget.may_place:
                 return
-            if not self._is_looked_at(entry.job):
+            if not self._budget.may_decide(entry.job):
                 self._position += 1
                 continue
             refused = self._refused.get(entry.equivalence_class)
@@ -144,35 +128,13 @@ class Admission:
                 self._position += 1
                 continue
             step = self.steps[entry.job.metadata.uid] = self._step(entry)
-            self._count(entry.job, step)
-            state = self._state()
-            if state != before:
-                # Another state never becomes an earlier one again.
-                self._refused = {
-                    key: one for key, one in self._refused.items() if one.state == state
-                }
-                before = state
+            if entry.job.metadata.uid in self.placed:
+                self._budget.count_placed(entry.job)
+            elif step.status is not entry.job.status:
+                self._budget.count_explained(entry.job)
+            self._refused.forget_others(self._state())
 
-    def _is_looked_at(self, job: GPUJob) -> bool:
-        """False for a job of which nothing could be written, beyond the first few."""
-        if self._lanes_left.get(job.metadata.namespace, 1) > 0:
-            return True
-        self._unwritten += 1
-        return self._unwritten <= UNWRITTEN_MAX
-
-    def _count(self, job: GPUJob, step: NextStep) -> None:
-        uid, namespace = job.metadata.uid, job.metadata.namespace
-        left = self._lanes_left.get(namespace, 1)
-        if uid in self.backing_off or left <= 0:
-            return
-        if uid in self.placed:
-            self._placed_to_write += 1
-            if namespace in self._lanes_left:
-                self._lanes_left[namespace] -= 1
-        elif step.status is not job.status:
-            self._explanations_left -= 1
-
-    def _is_still_refused(self, entry: Pending, refused: "Refused") -> bool:
+    def _is_still_refused(self, entry: Pending, refused: Refused) -> bool:
         """True if this job already shows the reason for which an equivalent job was refused in this
         same state. Such a job is skipped, so thousands of pending jobs cost next to nothing. So is
         one whose turn to show it comes in a later cycle."""
@@ -182,7 +144,7 @@ class Admission:
             and now < last_reason.until
             and refused.reason == last_reason.reason
         )
-        if not is_shown and self._explanations_left > 0:
+        if not is_shown and self._budget.may_explain:
             return False
         starved = now >= last_reason.starved_at if last_reason else self._is_starved(entry.job)
         if starved and not self._starvation_is_idle(entry.job, refused.reason):
@@ -195,10 +157,10 @@ class Admission:
         """True if nothing more can be nominated for a job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
             return job.spec.queue in self.queues.quota_held
-        return self._nominations >= NOMINATIONS_MAX
+        return self._nominations.are_exhausted
 
-    def _state(self) -> tuple[int, ...]:
-        """The state that a refusal depends on. During a pass free capacity only decreases."""
+    def _state(self) -> State:
+        """The state that a refusal depends on."""
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
@@ -220,7 +182,7 @@ class Admission:
             # Others of its class may preempt where it may not.
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
-        spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
+        spent = self.preemptor.exhausted if quota else self._nominations.are_exhausted
         preemption_in_flight = self.view.preemption_in_flight
         if not spent and (preemption_in_flight or self.preemptor.may_preempt(requirements)):
             return
@@ -229,7 +191,8 @@ class Admission:
         by_backfill = not self.assumed.nominated or self.assumed.refuses_backfill(
             requirements.scheduling_signature
         )
-        self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
+        refused = Refused(wait.reason, self._state(), by_backfill)
+        self._refused.remember(entry.equivalence_class, refused)
 
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
@@ -349,7 +312,7 @@ class Admission:
         elif not self._fits_after_ends(requirements):
             nomination = self._earliest_start(requirements)
             if nomination is not None and nomination.start_seconds <= seconds:
-                self._hold_gpus(nomination)
+                self._nominations.hold(nomination)
         if enough:
             return self.preemptor.awaiting(job, leaving)
         return self.preemptor.interrupt(requirements, victims)
@@ -376,7 +339,7 @@ class Admission:
         """Preempts for the job where it may, or nominates GPUs. Returns what the job waits for."""
         jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
-            self._hold_gpus(nomination)
+            self._nominations.hold(nomination)
             self._claim(requirements, jobs)
             return self.preemptor.awaiting(requirements.job, jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
@@ -388,7 +351,7 @@ class Admission:
                 )
                 return self.preemptor.interrupt(requirements, targets.victims)
         if self._is_starved(requirements.job):
-            self._hold_gpus(nomination)
+            self._nominations.hold(nomination)
         return None
 
     def _fits_after_ends(self, requirements: JobRequirements) -> bool:
@@ -424,40 +387,13 @@ class Admission:
             or self.preemptor.may_preempt(requirements)
             or self.view.preemption_in_flight
         )
-        if not acts or self._nominations >= NOMINATIONS_MAX:
-            return None
-        self._nominations += 1
-        return self._nomination(requirements)
+        return self._nominations.next(requirements) if acts else None
 
     def signature_of(self, job: GPUJob) -> Hashable:
         return self._requirements_of(job).scheduling_signature
 
     def nominate(self, job: GPUJob) -> Nomination | None:
-        return self._nomination(self._requirements_of(job))
-
-    def _nomination(self, requirements: JobRequirements) -> Nomination | None:
-        """The nomination of the job's class, computed at most once a cycle and for a bounded number
-        of classes.
-        """
-        if requirements.scheduling_signature not in self._candidates:
-            if len(self._candidates) >= CANDIDATES_MAX:
-                return None
-            capacity = self.assumed.capacity
-            tenancy = self.tenancy_of(capacity)
-            self._candidates[requirements.scheduling_signature] = candidates(
-                requirements, tenancy, capacity, self.assumed.memo, self.configuration
-            )
-        found = self._candidates[requirements.scheduling_signature]
-        return earliest_start(
-            requirements,
-            found,
-            self.releases,
-            self.assumed.nominated,
-            lambda: spread_limits(requirements, self.assumed.capacity),
-        )
-
-    def _hold_gpus(self, nomination: Nomination) -> None:
-        self.assumed.nominate(nomination.gpus, nomination.not_before_seconds)
+        return self._nominations.of(self._requirements_of(job))
 
     # -- the job's status
 

@@ -1,0 +1,68 @@
+"""What one admission pass may still do. Bounds keep a cycle short, whatever is pending."""
+
+from dataclasses import dataclass, field
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.model.lanes import Lanes
+
+# A cycle that placed ten thousand jobs would hold up all else for seconds, the Lease too, and many
+# of them could not be written by the next one. The others follow in the next cycle, at once.
+PLACEMENTS_MAX = 512
+# How many jobs are told anew why they wait, if nothing else depends on it.
+EXPLAINED_MAX = 512
+# How many jobs that cannot be written now keep what they would get: those that others made way for,
+# or that have waited longest, come first.
+UNWRITTEN_MAX = 8
+
+
+@dataclass(slots=True)
+class CycleBudget:
+    """`lanes`: what can be written. Jobs that back off count towards no bound: nothing of them is
+    written now.
+    """
+
+    lanes: Lanes
+    backing_off: frozenset[str]
+    _placements_left: int = field(init=False)
+    _explanations_left: int = field(init=False)
+    _unwritten_left: int = field(init=False)
+    # By namespace, if it has writes under way.
+    _lanes_left: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tells_left = self.lanes.tells_left
+        self._placements_left = PLACEMENTS_MAX
+        self._explanations_left = min(
+            EXPLAINED_MAX, EXPLAINED_MAX if tells_left is None else tells_left
+        )
+        self._unwritten_left = UNWRITTEN_MAX
+        self._lanes_left = {one.namespace: one.lanes for one in self.lanes.left}
+
+    @property
+    def may_place(self) -> bool:
+        return self._placements_left > 0
+
+    @property
+    def may_explain(self) -> bool:
+        return self._explanations_left > 0
+
+    def may_decide(self, job: GPUJob) -> bool:
+        """False for a job of which nothing could be written, beyond the first few. Counts it."""
+        if self._lanes_left.get(job.metadata.namespace, 1) > 0:
+            return True
+        self._unwritten_left -= 1
+        return self._unwritten_left >= 0
+
+    def count_placed(self, job: GPUJob) -> None:
+        if self._is_written(job):
+            self._placements_left -= 1
+            if job.metadata.namespace in self._lanes_left:
+                self._lanes_left[job.metadata.namespace] -= 1
+
+    def count_explained(self, job: GPUJob) -> None:
+        if self._is_written(job):
+            self._explanations_left -= 1
+
+    def _is_written(self, job: GPUJob) -> bool:
+        lanes = self._lanes_left.get(job.metadata.namespace, 1)
+        return lanes > 0 and job.metadata.uid not in self.backing_off
