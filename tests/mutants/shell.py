@@ -354,7 +354,7 @@ OBSERVES = (
     of_operator(
         "nobody asks when kopf last heard of its kinds",
         "telemetry/life_signs.py",
-        "return own | dict(self.front.silent_seconds())",
+        "return own | dict(self.kopf.silent_seconds())",
         "return own",
         "test_life_signs.py",
     ),

@@ -105,7 +105,7 @@ STORES = (
     ),
     Mutant(
         "what a pod has sent is counted for ever",
-        f"{OPERATOR}/observe/reports.py",
+        f"{OPERATOR}/port/reports.py",
         "LIMITED_SECONDS = 300.0\n",
         "LIMITED_SECONDS = 1e9\n",
         ("tests/simulation/test_what_jobs_leave.py",),

@@ -105,6 +105,25 @@ async def test_every_kind_is_heard_and_listed(world: World) -> None:
     assert max(world.memo.silent_seconds().values()) < 5
 
 
+async def test_a_bookmark_is_a_sign_of_life(world: World) -> None:
+    world.kopf.start()
+    await eventually(lambda: world.api.watches(JOBS) == 1)
+    world.memo._heard_at[Kind.JOB] -= 1000
+    assert world.memo.silent_seconds()["GPUJob"] >= 1000
+    world.api.bookmark(JOBS)
+    await eventually(lambda: world.memo.silent_seconds()["GPUJob"] < 100)
+
+
+async def test_what_a_page_lacks_may_be_on_the_next_one(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.cache.apply(Kind.JOB, "ADDED", world.api.put(JOBS, manifest_of(name)))
+    world.api.page_objects_max = 1
+    world.kopf.start()
+    await eventually(lambda: world.memo.unlisted() == [])
+    await eventually(lambda: world.api.watches(JOBS) == 1)
+    assert world.job_names() == {"a", "b", "c"}
+
+
 async def test_what_vanished_while_no_watch_was_open_is_gone_after_the_next_list(
     world: World,
 ) -> None:
