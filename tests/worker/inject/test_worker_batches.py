@@ -1,5 +1,6 @@
 """Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
 
+import gc
 import multiprocessing
 import random
 import weakref
@@ -298,6 +299,7 @@ def test_they_end_with_their_pass() -> None:
     workers = batches._processes._workers
     assert len(workers) == 2
     del iterator, batches
+    gc.collect()  # what ran before may hold frames in a cycle
     for worker in workers:  # torch kills one that takes longer than 5 s, and does not wait for it
         worker.join(10)
     assert not any(worker.is_alive() for worker in workers)
