@@ -129,8 +129,8 @@ HANDLERS = (
     of_operator(
         "a kind counts as listed before its list is whole",
         "handlers/session.py",
-        '        if not metadata.get("continue"):\n',
-        "        if True:\n",
+        '        if whole is not None and not metadata.get("continue"):\n',
+        "        if whole is not None:\n",
         "test_kopf_door.py",
     ),
     of_operator(

@@ -8,8 +8,8 @@
 - `stop`: from SIGTERM to a committed checkpoint and exit code 143;
 - `resume`: from the start of the next attempt until it has made a step.
 
-Prints a table, and one JSON object as its last line. Counts, not times: they are the same on every
-machine, and differ a little with the versions of Python and torch.
+Prints a table, and one JSON object as its last line. The first two walks are the same each time,
+with the same versions of Python and torch. The others depend on which settings are found faster.
 """
 
 import asyncio

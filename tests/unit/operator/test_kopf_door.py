@@ -11,10 +11,12 @@ from kubernetes.aio import client
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.client.kube import JOBS, QUEUES, Manifest
 from gpujob_operator.handlers import objects
 from gpujob_operator.handlers.kopf_thread import KopfThread
 from gpujob_operator.handlers.memo import KINDS, Memo
+from gpujob_operator.handlers.session import kopf_session
 from gpujob_operator.handlers.settings import EndlessBackoffs, NothingStored, configure
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -122,6 +124,24 @@ async def test_what_a_page_lacks_may_be_on_the_next_one(world: World) -> None:
     await eventually(lambda: world.memo.unlisted() == [])
     await eventually(lambda: world.api.watches(JOBS) == 1)
     assert world.job_names() == {"a", "b", "c"}
+
+
+async def test_the_end_of_a_list_that_did_not_begin_here_removes_nothing(world: World) -> None:
+    for name in ("a", "b"):
+        world.cache.apply(Kind.JOB, "ADDED", world.api.put(JOBS, manifest_of(name)))
+    async with kopf_session(await world.memo.connection(), world.memo) as session:
+        url = f"{world.api.url}/apis/{GROUP}/{VERSION}/{GPUJOB.plural}"
+        world.api.page_objects_max = 1
+        async with session.get(url) as answer:
+            token = (await answer.json())["metadata"]["continue"]
+    async with (
+        kopf_session(await world.memo.connection(), world.memo) as session,
+        session.get(url, params={"continue": token}) as answer,
+    ):
+        assert await answer.json()
+    await asyncio.sleep(0)
+    assert world.job_names() == {"a", "b"}
+    assert "GPUJob" in world.memo.unlisted()
 
 
 async def test_what_vanished_while_no_watch_was_open_is_gone_after_the_next_list(

@@ -89,16 +89,19 @@ class _Response(aiohttp.ClientResponse):
         """The page's objects that the cache does not know in this state. kopf takes a millisecond
         of processor time for each, and a leader has just listed them all.
         """
-        whole = self.pages.setdefault(kind, _List(self.shared.mark(kind)))
+        whole = self.pages.get(kind)
         news: list[Any] = []
         for manifest in page["items"] or ():
             found = _identity(manifest, kind, self.shared)
-            if found is not None:
+            if found is None:
+                continue
+            if whole is not None:
                 whole.found.append(found)
-                if not self.shared.knows(kind, found):
-                    news.append(manifest)
+            if not self.shared.knows(kind, found):
+                news.append(manifest)
         metadata = page.get("metadata") or {}
-        if not metadata.get("continue"):
+        # Without the beginning of the list nothing is known to be missing from it.
+        if whole is not None and not metadata.get("continue"):
             del self.pages[kind]
             version = str(metadata.get("resourceVersion") or "")
             self.shared.listed(kind, whole.found, version, whole.mark)
