@@ -115,8 +115,8 @@ HANDLERS = (
     of_operator(
         "kopf is given what the cache has",
         "handlers/session.py",
-        "                if not self.shared.knows(kind, found):\n",
-        "                if True:\n",
+        "            if not self.shared.knows(kind, found):\n",
+        "            if True:\n",
         "test_kopf_door.py",
     ),
     of_operator(
@@ -152,6 +152,13 @@ HANDLERS = (
         "handlers/memo.py",
         "            token=token or None,\n",
         "            token=None,\n",
+        "test_kopf_door.py",
+    ),
+    of_operator(
+        "the end of a list of kopf's is taken for the whole",
+        "handlers/session.py",
+        "        whole = self.pages.get(kind)\n",
+        "        whole = self.pages.setdefault(kind, _List(self.shared.mark(kind)))\n",
         "test_kopf_door.py",
     ),
 )
