@@ -83,7 +83,7 @@ def test_nothing_is_placed_where_an_unmanaged_process_left_too_little(scene: Sce
         scene.submit("large", **wants("1Gi"))
         scene.wait_phase("large", "Pending")
         waiting = scene.condition("large", "Scheduled")
-        assert (waiting["status"], waiting["reason"]) == ("False", "NoRoom")
+        assert (waiting["status"], waiting["reason"]) == ("False", "InsufficientCapacity")
         assert "1 GiB" in waiting["message"]
         assert "2 GPUs" in waiting["message"]
         scene.submit("small", **wants("256Mi"))
@@ -151,7 +151,7 @@ def test_a_leak_that_fits_is_reserved_and_keeps_others_away(scene: Scene) -> Non
         )
         scene.submit("large", **wants("1Gi"))
         scene.wait_phase("large", "Pending")
-        assert scene.condition("large", "Scheduled")["reason"] == "NoRoom"
+        assert scene.condition("large", "Scheduled")["reason"] == "InsufficientCapacity"
         assert scene.pod_names("large") == []
         scene.finish_and_wait("grows")
         scene.finish_and_wait("large")

@@ -57,7 +57,7 @@ def test_the_impossible_waits_with_its_numbers_and_writes_little(scene: Scene) -
     for name, (_spec, words) in IMPOSSIBLE.items():
         assert after[name] - before[name] <= WRITES_MAX, name
         waiting = scene.condition(name, "Scheduled")
-        assert (waiting["status"], waiting["reason"]) == ("False", "Impossible")
+        assert (waiting["status"], waiting["reason"]) == ("False", "Unsatisfiable")
         for word in words:
             assert word in waiting["message"], name
         assert scene.pod_names(name) == []

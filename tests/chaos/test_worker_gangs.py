@@ -69,7 +69,7 @@ def test_of_two_gangs_that_each_half_fit_one_runs_at_a_time(scene: Scene) -> Non
     scene.wait_steps(first)
     scene.wait_phase(second, "Pending")
     waiting = scene.condition(second, "Scheduled")
-    assert (waiting["status"], waiting["reason"]) == ("False", "NoRoom")
+    assert (waiting["status"], waiting["reason"]) == ("False", "InsufficientCapacity")
     assert "capacity for 1 of 2 workers" in waiting["message"]
     assert (gpus_of(scene, second), scene.pod_names(second)) == ([], [])
     # The GPU that is left is nobody's: a small job behind them gets it.

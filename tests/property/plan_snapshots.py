@@ -175,7 +175,7 @@ reservations = st.builds(
 stops = st.builds(StopReason, st.sampled_from([*STOP_RULES, "x"]), st.just("m"), times)
 start_refusals = st.builds(
     StartRefusal,
-    st.sampled_from(["PodRefused", "Unschedulable"]),
+    st.sampled_from(["PodRejected", "Unschedulable"]),
     st.sampled_from(["words", "{}"]),
     st.integers(0, 50),
     times,

@@ -33,7 +33,7 @@ from tests.harness.capacity import build_capacity
 from tests.harness.durable import went_back
 from tests.property.plan_snapshots import NOW, fresh_clusters, later, odd_snapshots
 
-NOT_STARTED = ("StartTimeout", "PodRefused", "Unschedulable", "CannotStart")
+NOT_STARTED = ("StartTimeout", "PodRejected", "Unschedulable", "CannotStart")
 few = settings(max_examples=40)
 many = settings(max_examples=80)
 
@@ -181,7 +181,7 @@ def test_a_waiting_job_is_told_why_with_numbers(snapshot: Snapshot) -> None:
         scheduled = find(job.status, SCHEDULED)
         assert scheduled is not None
         assert scheduled.message
-        if scheduled.reason in ("NoRoom", "OverQuota"):
+        if scheduled.reason in ("InsufficientCapacity", "OverQuota"):
             assert any(character.isdigit() for character in scheduled.message)
 
 

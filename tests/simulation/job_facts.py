@@ -97,7 +97,7 @@ def reason(job: GPUJob) -> str:
     """Why the job waits; with a number where room or quota is missing."""
     found = find(job.status, SCHEDULED)
     if found is None or (
-        found.reason in ("NoRoom", "OverQuota") and not _NUMBER.search(found.message)
+        found.reason in ("InsufficientCapacity", "OverQuota") and not _NUMBER.search(found.message)
     ):
         return ""
     return found.message

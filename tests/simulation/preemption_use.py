@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED, rule_of
+from gpujob_operator.decide.model.stop_reasons import MIGRATED, PREEMPTED, RECLAIMED, rule_of
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
 
@@ -35,7 +35,7 @@ class PreemptionUse:
         if stop is None or stop == before.status.stop:
             return
         found = _FOR.match(stop.message)
-        if stop.reason in (PREEMPTED, RECLAIMED, MOVED) and found is not None:
+        if stop.reason in (PREEMPTED, RECLAIMED, MIGRATED) and found is not None:
             self._check(found[1], revision.at)
 
     def _forget(self, job: GPUJob, before: GPUJob) -> None:

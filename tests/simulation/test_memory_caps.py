@@ -111,7 +111,7 @@ def test_a_context_above_the_cap_is_interrupted_once_and_then_reserved() -> None
     result = simulation.run()
     assert not result.violations, result.violations[:3]
     assert set(result.ends.values()) == {"Succeeded"}
-    assert stops == {"GPUOverfull": 1}
+    assert stops == {"GPUOvercommitted": 1}
     assert result.attempts[f"{TEAM}/job"] == 2
 
 

@@ -125,7 +125,7 @@ def test_a_job_whose_pods_are_refused_after_all_gives_its_gpus_back(workers: int
         said = seen.said("refused", condition)
         assert any("failed calling webhook" in text for text in said), condition
     reasons = {stop.reason for one in seen.seen["refused"] if (stop := one.status.stop)}
-    assert reasons == {"PodRefused"}
+    assert reasons == {"PodRejected"}
     # It holds GPUs for moments only, until nobody refuses its pods any more.
     tries = seen.last("refused").status.attempt - 1
     assert 3 <= tries <= 12, "the pauses between tries grow"

@@ -79,7 +79,7 @@ def test_columns_say_whether_how_far_and_where(
 PRACTICE = [
     ("llama-3-8b-finetune-lr3e-5-seed42", "Running", "", 1_234_567, 2_500_000, 72.4),
     ("resnet50-imagenet-baseline", "Succeeded", "", 450_360, 450_360, 19.8),
-    ("sweep-007-batch256-cosine", "Pending", "RefusedByQueue", 0, None, 80.0),
+    ("sweep-007-batch256-cosine", "Pending", "Inadmissible", 0, None, 80.0),
     ("sweep-008-batch512-cosine", "Failed", "OutOfMemory", 8_841, 2_500_000, 80.0),
     ("recommender", "Starting", "", 12, None, 0.9),
 ]
@@ -105,14 +105,14 @@ def test_the_columns_fit_into_a_terminal(
         if why:
             writer.set(kind, False, why)
         summary = encode(summarize(job, job.status, writer, ()))
-        wide = {"reason": "NoRoom: " + "of 64 GPUs 40 are too full; " * 6}
+        wide = {"reason": "InsufficientCapacity: " + "of 64 GPUs 40 are too full; " * 6}
         body = {"phase": phase, "attempt": 3, "summary": {**summary, **wide}}
         client.merge(f"{collection}/{name}/status", {"status": body})
     lines = control_plane.kubectl("get", "gpujobs", "-n", namespace).stdout.splitlines()
     assert lines[0].split() == COLUMNS
     assert len(lines) == 1 + len(PRACTICE)
     assert "1234567/2500000 49%" in str(lines)
-    assert "  Pending     RefusedByQueue  " in str(lines)
+    assert "  Pending     Inadmissible  " in str(lines)
     assert "  Failed      step 8841, OutOfMemory  " in str(lines)
     # The column for the age grows by three characters within months (118d).
     assert max(len(line.rstrip()) for line in lines) <= TERMINAL_COLUMNS - 3, lines

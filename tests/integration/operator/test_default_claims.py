@@ -102,7 +102,7 @@ def test_a_claim_of_somebody_else_is_named_and_left_alone(
     stage.apply_job()
     words = 'persistentvolumeclaim "job-checkpoints" exists and is not this job\'s'
     stage.wait(lambda: words in said(stage), "the condition names the claim")
-    assert "PodRefused" in said(stage)
+    assert "PodRejected" in said(stage)
     assert stage.pod_names() == []
     assert claim(stage)["spec"]["resources"]["requests"] == {"storage": "2Gi"}
 

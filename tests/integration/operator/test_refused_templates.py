@@ -37,7 +37,7 @@ def test_the_servers_words_are_the_condition_and_no_gpu_is_reserved(stage: Stage
     for name, pod, words in REFUSED:
         stage.apply_job(name, template=template(**pod))
         stage.wait(lambda n=name, w=words: w in scheduled(stage, n), f"the words about {name}")
-        assert scheduled(stage, name).startswith("PodRefused: the API server refuses the job's")
+        assert scheduled(stage, name).startswith("PodRejected: the API server refuses the job's")
         status = stage.job(name)["status"]
         assert status.get("attempt", 0) == 0
         assert "placement" not in status

@@ -98,7 +98,7 @@ def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
     stage.apply_job("second", **whole)
     stage.wait(lambda: bool(stage.job("second").get("status")), "the operator has answered")
     condition = _scheduled(stage.job("second")["status"])
-    assert second["waits"][0]["reason"] == condition["reason"] == "NoRoom"
+    assert second["waits"][0]["reason"] == condition["reason"] == "InsufficientCapacity"
     assert second["waits"][0]["message"] == condition["message"]
     assert operator.stop() == 0
 

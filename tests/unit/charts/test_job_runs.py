@@ -108,10 +108,12 @@ def run(server: Server, folder: Path, seconds: str = "60") -> "subprocess.Comple
 
 
 def test_a_job_that_succeeds_is_told_of_and_removed(tmp_path: Path) -> None:
-    server = Server([status("Pending", "NoRoom: busy"), status("Running", "WorkersRunning"), DONE])
+    server = Server(
+        [status("Pending", "InsufficientCapacity: busy"), status("Running", "WorkersRunning"), DONE]
+    )
     done = run(server, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    told = ["1 nodes with 1 GPUs", "Pending: NoRoom: busy", "Running: WorkersRunning"]
+    told = ["1 nodes with 1 GPUs", "Pending: InsufficientCapacity: busy", "Running: WorkersRunning"]
     assert done.stdout.splitlines() == [*told, "Succeeded: Succeeded", "the job succeeded"]
     assert not server.there
 
@@ -142,8 +144,8 @@ def test_what_hinders_is_said(tmp_path: Path, server: Server, words: str) -> Non
 
 
 def test_a_job_that_does_not_end_says_what_it_waits_for(tmp_path: Path) -> None:
-    server = Server([status("Pending", "NoRoom: 1 GPU is busy")])
+    server = Server([status("Pending", "InsufficientCapacity: 1 GPU is busy")])
     done = run(server, tmp_path, seconds="0")
     assert done.returncode == 1
-    assert "no end after 0 s; the job says: NoRoom: 1 GPU is busy" in done.stderr
+    assert "no end after 0 s; the job says: InsufficientCapacity: 1 GPU is busy" in done.stderr
     assert server.there, "so that it can be looked at"

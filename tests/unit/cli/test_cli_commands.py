@@ -22,12 +22,14 @@ def invoke(cluster: MemoryCluster, *arguments: str) -> Result:
 
 
 def test_why_prints_the_headline_the_reason_and_the_place() -> None:
-    conditions = [condition("Scheduled", "False", "NoRoom", "needs 20 GiB, 11.2 GiB are free")]
+    conditions = [
+        condition("Scheduled", "False", "InsufficientCapacity", "needs 20 GiB, 11.2 GiB are free")
+    ]
     held = [job(status={"conditions": conditions}), job(name="old", created="2026-11-20T09:00:00Z")]
     result = invoke(MemoryCluster(held), "why", "resnet50")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == "vision/resnet50 is Pending for 10m 00s"
-    assert "NoRoom: needs 20 GiB, 11.2 GiB are free" in result.stdout
+    assert "InsufficientCapacity: needs 20 GiB, 11.2 GiB are free" in result.stdout
     assert "2nd of 2 pending" in result.stdout
 
 
@@ -90,7 +92,7 @@ def test_a_long_reason_is_not_cut_in_a_pipe() -> None:
 
 def test_a_name_with_brackets_is_no_markup() -> None:
     message = "[red]not a colour[/red]"
-    conditions = [condition("Scheduled", "False", "NoRoom", message)]
+    conditions = [condition("Scheduled", "False", "InsufficientCapacity", message)]
     result = invoke(MemoryCluster([job(status={"conditions": conditions})]), "why", "resnet50")
     assert message in result.stdout
 

@@ -95,7 +95,7 @@ def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
     assert lines[0].endswith("until no job was pending. Nothing was written.")
     assert lines[1] == "team/new"
     assert lines[2].split()[0] == "Pending"
-    assert "NoRoom: needs 1 x a whole GPU" in lines[2]
+    assert "InsufficientCapacity: needs 1 x a whole GPU" in lines[2]
     assert "could start in about 100 s" in lines[2]
     assert "Placed" in lines[3]
     assert "in 1m 41s on n0 (GPU-0)" in lines[3]
@@ -106,7 +106,7 @@ def test_who_would_be_interrupted_is_told_with_the_lost_work(tmp_path: Path) -> 
     source = dump(tmp_path, one_busy_gpu())
     path = job_file(tmp_path, manifest("new", priority=5))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team")
-    assert "MakingRoom: waiting for team/busy to stop" in result.stdout
+    assert "Preempting: waiting for team/busy to stop" in result.stdout
     others = result.stdout[result.stdout.index("Others") :]
     assert "team/busy" in others
     assert "is interrupted at once (Preempted: stopped for team/new" in others
@@ -134,7 +134,7 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert (job["namespace"], job["name"]) == ("team", "new")
     assert job["startsSeconds"] == pytest.approx(30, abs=2)
     assert job["placements"][0]["placement"]["workers"][0]["node"] == "n0"
-    assert job["waits"][0]["reason"] == "MakingRoom"
+    assert job["waits"][0]["reason"] == "Preempting"
     other = found["others"][0]
     assert (other["name"], other["without"]["interruptions"]) == ("busy", [])
     assert other["with"]["interruptions"][0]["lostGpuSeconds"] == pytest.approx(32)
@@ -145,7 +145,7 @@ def test_what_never_fits_is_not_placed_and_the_horizon_is_told(tmp_path: Path) -
     path = job_file(tmp_path, manifest("huge", workers=2))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team", "--horizon", "2h")
     assert "up to the horizon of 2h 00m" in result.stdout
-    assert "Impossible" in result.stdout
+    assert "Unsatisfiable" in result.stdout
     assert "Not placed" in result.stdout
 
 

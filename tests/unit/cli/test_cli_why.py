@@ -6,14 +6,17 @@ from kubectl_gpujob import why
 from kubectl_gpujob.why import Position
 from tests.harness.cli_jobs import NOW, condition, job, succeeded_status
 
-NO_ROOM = "needs 20 GiB on one GPU; the most free is 11.2 GiB on node-b GPU-2c"
+INSUFFICIENT_CAPACITY = "needs 20 GiB on one GPU; the most free is 11.2 GiB on node-b GPU-2c"
 
 
 def test_what_hinders_stands_before_what_holds() -> None:
     conditions = [condition("Accepted", "True", "Valid")]
-    conditions += [condition("Scheduled", "False", "NoRoom", NO_ROOM)]
+    conditions += [condition("Scheduled", "False", "InsufficientCapacity", INSUFFICIENT_CAPACITY)]
     found = why.rows(job(status={"conditions": conditions}), None, NOW)
-    assert found[0] == ("Scheduled", f"False for 2m 00s, NoRoom: {NO_ROOM}")
+    assert found[0] == (
+        "Scheduled",
+        f"False for 2m 00s, InsufficientCapacity: {INSUFFICIENT_CAPACITY}",
+    )
     assert found[1] == ("Accepted", "True for 2m 00s, Valid")
 
 
@@ -64,9 +67,9 @@ def test_a_message_is_told_once() -> None:
     ("reason", "message", "told"),
     [
         ("OverQuota", "queue x uses 2 of 2 GPUs", True),
-        ("NoRoom", "needs 1; position 1 of the jobs waiting for GPUs", False),
-        ("Impossible", "6 too small", False),
-        ("SpecRefused", "spec.checkpoint", False),
+        ("InsufficientCapacity", "needs 1; position 1 of the jobs waiting for GPUs", False),
+        ("Unsatisfiable", "6 too small", False),
+        ("SpecRejected", "spec.checkpoint", False),
         ("Suspended", "spec.suspend is true", False),
     ],
 )
@@ -183,9 +186,9 @@ def test_the_place_is_told() -> None:
 
 
 def test_json_has_the_same_facts() -> None:
-    conditions = [condition("Scheduled", "False", "NoRoom", NO_ROOM)]
+    conditions = [condition("Scheduled", "False", "InsufficientCapacity", INSUFFICIENT_CAPACITY)]
     found = why.as_json(job(status={"conditions": conditions}), Position(3, 7))
     assert found["queue"] == {"name": "research", "position": 3, "waiting": 7}
-    assert found["conditions"][0]["message"] == NO_ROOM
+    assert found["conditions"][0]["message"] == INSUFFICIENT_CAPACITY
     assert found["phase"] == "Pending"
     assert "failure" not in found

@@ -130,7 +130,7 @@ def test_the_job_that_outgrew_its_gpu_leaves_and_not_its_neighbour() -> None:
     found = decided((tenant("grows", 8), tenant("large", 15)), {"grows": 10, "large": 14})
     stop = found["grows"].stop
     assert stop is not None
-    assert stop.reason == "GPUOverfull"
+    assert stop.reason == "GPUOvercommitted"
     assert "large" not in found or found["large"].stop is None
 
 

@@ -29,7 +29,7 @@ Entry = tuple[str, str, dict[str, Any]]
 JOB = make_job()
 
 
-def said(job: GPUJob, reason: str = "NoRoom") -> GPUJob:
+def said(job: GPUJob, reason: str = "InsufficientCapacity") -> GPUJob:
     condition = Condition(
         "Scheduled", ConditionStatus.FALSE, reason, "needs 2 GiB, 1 GiB are free", T0
     )
@@ -86,7 +86,7 @@ WHOLE_LIFE = (
     pod(phase="Running", type_="MODIFIED"),
     job(running(JOB, held=reserve(2 * GIB))),
     pod(phase="Failed", type_="MODIFIED"),
-    job(said(with_status(JOB, attempt=1, phase=JobPhase.PENDING), "WaitingForRetry")),
+    job(said(with_status(JOB, attempt=1, phase=JobPhase.PENDING), "BackingOff")),
     job(placed(JOB, attempt=2)),
     pod(2),
     pod(2, phase="Succeeded", type_="MODIFIED"),

@@ -153,7 +153,7 @@ async def test_a_conflict_of_the_newer_one_is_a_conflict(slow: _Bench) -> None:
 
 def _waits(job: GPUJob) -> WriteStatus:
     status = with_status(job, phase=JobPhase.PENDING, observed_at=after(1)).status
-    return WriteStatus(job, status, (EventNote("NoRoom", "all GPUs are taken"),))
+    return WriteStatus(job, status, (EventNote("InsufficientCapacity", "all GPUs are taken"),))
 
 
 async def test_why_a_job_waits_is_not_written_once_it_is_placed(slow: _Bench) -> None:
@@ -184,7 +184,7 @@ async def test_why_a_job_waits_was_sent_and_the_placement_comes_after_it(slow: _
     newer = WriteStatus(slow.assumed(job), placed(slow.assumed(job)).status)
     assert slow.bench.submit(newer).held_back == 1
     assert await slow.let_go() == {WriteResult.DONE: 1}
-    assert (slow.overtaken(), slow.bench.notes) == (0, ["job: NoRoom"])
+    assert (slow.overtaken(), slow.bench.notes) == (0, ["job: InsufficientCapacity"])
 
 
 async def test_what_comes_after_why_a_job_waits_is_not_given_up(slow: _Bench) -> None:

@@ -279,7 +279,7 @@ async def test_a_claim_for_one_pod_keeps_a_gang_waiting(
     assert [(one.reason, one.message) for one in refusals] == (
         [
             (
-                "SpecRefused",
+                "SpecRejected",
                 'persistentvolumeclaim "data" has the access mode ReadWriteOncePod, and each of 2'
                 " workers mounts it: name a claim with the access mode ReadWriteMany, or set"
                 " spec.workers: 1",

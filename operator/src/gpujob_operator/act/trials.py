@@ -43,7 +43,7 @@ UNANSWERED_SECONDS = 5.0
 CLAIM_SECONDS_MAX = 30.0
 
 # What `look_for_claims` finds.
-CLAIM_REASONS = (PendingReason.CLAIM_NOT_FOUND, PendingReason.SPEC_REFUSED)
+CLAIM_REASONS = (PendingReason.CLAIM_NOT_FOUND, PendingReason.SPEC_REJECTED)
 ONE_POD = AccessMode.READ_WRITE_ONCE_POD.value
 
 CLAIMS_MAX = 16
@@ -85,7 +85,7 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
                 f" {job.spec.workers} workers mounts it: name a claim with the access mode"
                 " ReadWriteMany, or set spec.workers: 1"
             )
-            raise UnfitClaim(422, PendingReason.SPEC_REFUSED, text)
+            raise UnfitClaim(422, PendingReason.SPEC_REJECTED, text)
 
 
 def _is_for_one_pod(claim: Mapping[str, Any]) -> bool:
@@ -126,7 +126,7 @@ class Answer:
     """Why the job's pod is refused; `message` is "" if it is taken."""
 
     message: str = ""
-    reason: PendingReason = PendingReason.POD_REFUSED
+    reason: PendingReason = PendingReason.POD_REJECTED
 
 
 # Returns None without an answer.
@@ -140,7 +140,7 @@ class _Verdict:
     message: str = ""
     failures: int = 0
     until: datetime | None = None
-    reason: PendingReason = PendingReason.POD_REFUSED
+    reason: PendingReason = PendingReason.POD_REJECTED
 
 
 class Trials:

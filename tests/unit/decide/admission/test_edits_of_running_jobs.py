@@ -6,7 +6,7 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, GPUJobSpec, SharingMode
 from gpujob_api.gpuqueue import GPUQueue, PriorityRange
-from gpujob_operator.decide.model.conditions import EDIT_REFUSED, find
+from gpujob_operator.decide.model.conditions import EDIT_REJECTED, find
 from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
 from tests.harness.world import World
 
@@ -46,7 +46,7 @@ def reserved(world: World) -> dict[str, int]:
 
 
 def said(world: World, name: str) -> str:
-    found = find(world.status(name), EDIT_REFUSED)
+    found = find(world.status(name), EDIT_REJECTED)
     return f"{found.reason}: {found.message}" if found is not None else ""
 
 
@@ -59,7 +59,7 @@ def test_a_queue_that_does_not_admit_a_running_job_gives_it_no_quota() -> None:
     assert world.running() == {"f0", "f1", "g"}
     assert reserved(world) == {"default": 2, "gold": 1}
     assert said(world, "f0") == (
-        "RefusedByQueue: spec.queue: gold: GPUQueue gold does not admit jobs of namespace evil; "
+        "Inadmissible: spec.queue: gold: GPUQueue gold does not admit jobs of namespace evil; "
         "the attempt runs on and uses the quota of queue default until it ends; set spec.queue "
         "back to default, or name another queue"
     )
@@ -77,7 +77,7 @@ def test_the_next_attempt_is_not_admitted_either() -> None:
     world.end("f", 1)
     world.tick()
     world.tick(1000)
-    assert world.why("f").startswith("RefusedByQueue")
+    assert world.why("f").startswith("Inadmissible")
     assert said(world, "f") == ""
     assert reserved(world) == {"default": 0, "gold": 0}
 

@@ -29,11 +29,11 @@ def world(labels: dict[str, str], autoscaler: NodeAutoscaler = AUTO) -> World:
 @pytest.mark.parametrize(
     ("labels", "autoscaler", "reason"),
     [
-        ({}, AUTO, "Impossible"),
+        ({}, AUTO, "Unsatisfiable"),
         (KARPENTER, AUTO, "NeedsNewNode"),
         ({"karpenter.sh/provisioner-name": "old"}, AUTO, "NeedsNewNode"),
         ({}, PRESENT, "NeedsNewNode"),
-        (KARPENTER, ABSENT, "Impossible"),
+        (KARPENTER, ABSENT, "Unsatisfiable"),
     ],
 )
 def test_the_reason_says_whether_a_new_node_may_come(

@@ -15,11 +15,14 @@ def said(at: float, **pod: Any) -> str:
 
 
 def test_within_its_grace_it_is_waited_for() -> None:
-    assert said(0.0, deletion_at=after(30)) == "OldAttemptEnding: waiting for job-1-0 to end"
+    assert (
+        said(0.0, deletion_at=after(30)) == "PreviousAttemptTerminating: waiting for job-1-0 to end"
+    )
 
 
 def test_past_its_grace_somebody_is_asked_to_look() -> None:
     assert said(60.0, deletion_at=after(30)) == (
-        "OldAttemptEnding: waiting for job-1-0 to end; job-1-0 on node n7 is past its grace: if "
-        "that node is gone for good, kubectl delete pod job-1-0 -n team --force lets the job go on"
+        "PreviousAttemptTerminating: waiting for job-1-0 to end; job-1-0 on node n7 is past its "
+        "grace: if that node is gone for good, kubectl delete pod job-1-0 -n team --force lets "
+        "the job go on"
     )

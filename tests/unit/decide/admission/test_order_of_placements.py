@@ -62,7 +62,9 @@ def test_one_cycle_says_to_so_many_why_they_wait(monkeypatch: pytest.MonkeyPatch
     world = World(*jobs, gpus=GPUS[:1])
     world.tick()
     assert world.running() == {"job-0"}
-    assert all(world.why(f"job-{number}").startswith("NoRoom: ") for number in range(1, 6))
+    assert all(
+        world.why(f"job-{number}").startswith("InsufficientCapacity: ") for number in range(1, 6)
+    )
 
 
 @pytest.mark.parametrize(("tells_left", "said"), [(None, 5), (5, 5), (2, 2), (0, 1)])

@@ -33,7 +33,7 @@ def test_it_waits_with_the_servers_words_and_others_go_first() -> None:
     refuse(world, "refused", 100)
     world.tick()
     assert world.running() == {"other"}
-    assert world.why("refused") == f"PodRefused: the API server refuses the job's pods: {WORDS}"
+    assert world.why("refused") == f"PodRejected: the API server refuses the job's pods: {WORDS}"
     assert world.status("refused").attempt == 0
 
 
@@ -56,7 +56,7 @@ def test_the_servers_words_are_an_event_once() -> None:
         decided = plan(world.snapshot, world.now)
         told += [e for item in decided.items if isinstance(item, WriteStatus) for e in item.events]
         world.tick()
-    assert [(one.reason, WORDS in one.message) for one in told] == [("PodRefused", True)]
+    assert [(one.reason, WORDS in one.message) for one in told] == [("PodRejected", True)]
 
 
 def test_what_can_be_done_is_said_as_for_a_pod() -> None:

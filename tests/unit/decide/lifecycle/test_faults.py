@@ -150,7 +150,7 @@ def test_of_an_overfull_gpu_the_largest_job_moves() -> None:
     assert found(A, A, leak) is None
     stop = found(leak, A, leak)
     assert stop is not None
-    assert stop.reason == "GPUOverfull"
+    assert stop.reason == "GPUOvercommitted"
     assert "25 GiB reserved by 2 jobs" in stop.message
 
 
@@ -168,7 +168,7 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
 @pytest.mark.promise("I15")
 @pytest.mark.parametrize(
     ("used_bytes", "reason"),
-    [(2 * GIB + CONTEXT_BYTES, "GPUOverfull"), (13 * GIB, "MemoryCapExceeded")],
+    [(2 * GIB + CONTEXT_BYTES, "GPUOvercommitted"), (13 * GIB, "MemoryCapExceeded")],
 )
 def test_a_job_beyond_its_own_cap_is_to_blame_itself(used_bytes: int, reason: str) -> None:
     """I15: it is counted against the job, and so it ends, instead of driving out one neighbour

@@ -40,7 +40,7 @@ def test_progress_alone_lets_interruptions_go_on(status: dict[str, Any], fruitle
     assert decision.counters.fruitless == fruitless
 
 
-@pytest.mark.parametrize("reason", ["Preempted", "Reclaimed", "Moved", "Slowed", "Suspended"])
+@pytest.mark.parametrize("reason", ["Preempted", "Reclaimed", "Migrated", "Slowed", "Suspended"])
 def test_what_others_or_the_user_interrupt_says_nothing_of_the_job(reason: str) -> None:
     stop = StopReason(reason, "because", after(30))
     job = running(make_job(), stop=stop, counters=Counters(fruitless=7))

@@ -105,7 +105,7 @@ def test_what_a_job_used_of_its_context_is_reserved_the_next_time() -> None:
     seen = {"capped": 700 * MIB, "other": 23 * GIB}
     stopped = step((CAPPED, OTHER), seen)["capped"]
     assert stopped.stop is not None
-    assert stopped.stop.reason == "GPUOverfull"
+    assert stopped.stop.reason == "GPUOvercommitted"
     stopping = replace(CAPPED, status=replace(stopped, checkpoint=CheckpointReport(9)))
     ended = step((stopping, OTHER), seen, at=9, exit_code=143)["capped"]
     assert (ended.phase, ended.counters.interruptions) == (JobPhase.PENDING, 1)

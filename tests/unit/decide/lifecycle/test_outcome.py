@@ -112,7 +112,9 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
     assert outcome.failure == JobFailure(kind, "because")
 
 
-@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "GPUOverfull", "GPUUnhealthy"])
+@pytest.mark.parametrize(
+    "reason", ["NodeReclaimed", "Suspended", "GPUOvercommitted", "GPUUnhealthy"]
+)
 @pytest.mark.parametrize("exit_code", [143, 144, 137])
 def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int) -> None:
     """I13: also when the grace was too short and SIGKILL ended it."""

@@ -83,7 +83,13 @@ def test_it_is_said_that_training_stands_still_for_trials(
 @pytest.mark.parametrize(
     ("phase", "kind", "value", "reason", "text"),
     [
-        (JobPhase.PENDING, conditions.SCHEDULED, False, "NoRoom", "NoRoom"),
+        (
+            JobPhase.PENDING,
+            conditions.SCHEDULED,
+            False,
+            "InsufficientCapacity",
+            "InsufficientCapacity",
+        ),
         (JobPhase.PENDING, conditions.SCHEDULED, False, "Suspended", "Suspended"),
         (JobPhase.STARTING, conditions.RUNNING, False, "Starting", ""),
         (JobPhase.STARTING, conditions.RUNNING, False, "ImagePullBackOff", "ImagePullBackOff"),

@@ -68,12 +68,12 @@ def stop_of(found: NextStep) -> str:
 def test_a_pod_that_the_api_server_refuses_ends_the_attempt_at_once() -> None:
     job = placed(make_job())
     found = step(job, refused_pods=(refused(job),))
-    assert stop_of(found) == "PodRefused"
+    assert stop_of(found) == "PodRejected"
     assert found.status.stop is not None
     assert "worker 0: exceeded quota" in found.status.stop.message
     assert [one.node for one in found.status.start_refusals] == [None]
     (event,) = found.events
-    assert event.reason == "StoppingPodRefused"
+    assert event.reason == "StoppingPodRejected"
     assert "worker 0: exceeded quota" in event.message
 
 
@@ -249,7 +249,7 @@ def test_a_pod_that_is_never_created_is_nobodys_error() -> None:
     first = waiting(job)
     assert stop_of(step(job, first, at=599)) == ""
     stopped = step(job, first, at=600)
-    assert stop_of(stopped) == "PodRefused"
+    assert stop_of(stopped) == "PodRejected"
     assert stopped.status.stop is not None
     assert "the pod of worker 1 was not created within 600 s" in stopped.status.stop.message
 
@@ -318,7 +318,7 @@ def test_another_node_is_tried_at_once_and_further_ones_after_pauses() -> None:
 
 
 def test_a_job_that_runs_forgets_what_refused_it_anywhere_and_the_length_of_pauses() -> None:
-    known = (StartRefusal("PodRefused", "", 4, T0), StartRefusal("Unschedulable", "", 3, T0, "n1"))
+    known = (StartRefusal("PodRejected", "", 4, T0), StartRefusal("Unschedulable", "", 3, T0, "n1"))
     job = with_status(placed(make_job()), start_refusals=known)
     found = step(job, make_pod(job)).status
     assert [(one.node, one.count) for one in found.start_refusals] == [("n1", 1)]
@@ -343,7 +343,7 @@ def refused_on(*nodes: str | None, seconds: float = 60.0) -> GPUJob:
     return with_status(make_job("picky"), start_refusals=known)
 
 
-OF_A_WEBHOOK = (StartRefusal("PodRefused", "no endpoints", 4, T0, None),)
+OF_A_WEBHOOK = (StartRefusal("PodRejected", "no endpoints", 4, T0, None),)
 
 
 def two_nodes(*jobs: GPUJob) -> Any:
@@ -401,7 +401,7 @@ def test_a_job_that_every_node_refused_waits_and_says_so() -> None:
     """It is not impossible: the nodes are tried again."""
     found = statuses(plan(two_nodes(refused_on("n0", "n1")), T0).items)["picky"]
     (scheduled,) = [one for one in found.conditions if one.type == "Scheduled"]
-    assert scheduled.reason == "NoRoom"
+    assert scheduled.reason == "InsufficientCapacity"
     assert "2 avoided: node(s) had volume node affinity conflict" in scheduled.message
 
 

@@ -102,7 +102,7 @@ def test_such_a_job_is_never_placed_and_says_why() -> None:
     status = statuses(plan(make_snapshot(job), T0).items)[job.metadata.name]
     assert status.placement is None
     (scheduled,) = (one for one in status.conditions if one.type == "Scheduled")
-    assert scheduled.reason == "SpecRefused"
+    assert scheduled.reason == "SpecRejected"
     assert "nvidia.com/mig-1g.10gb is not allowed" in scheduled.message
 
 

@@ -14,7 +14,7 @@ def test_every_reason_has_its_row() -> None:
 def test_without_a_stop_or_a_known_reason_nobody_is_at_fault() -> None:
     assert rule_of(None) == StopRule()
     assert rule_of(StopReason("of another version", "", T0)) == StopRule()
-    assert rule_of(StopReason("Moved", "", T0)).for_others
+    assert rule_of(StopReason("Migrated", "", T0)).for_others
 
 
 def test_no_reason_is_two_things_at_once() -> None:

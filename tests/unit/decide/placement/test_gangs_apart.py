@@ -139,7 +139,7 @@ def test_a_spot_node_for_all_is_passed_over_where_they_may_not_be_together() -> 
 def test_the_condition_says_why_free_gpus_do_not_do() -> None:
     said = why(gang(3, **anti()), 4, 4)
     assert "its workers must lie apart (podAntiAffinity by kubernetes.io/hostname)" in said
-    assert said.startswith("Impossible"), "there are two nodes for three workers"
+    assert said.startswith("Unsatisfiable"), "there are two nodes for three workers"
 
 
 def test_victims_are_chosen_on_nodes_apart() -> None:

@@ -71,7 +71,7 @@ def test_a_suspended_job_that_does_not_end_blocks_nobody(answers: bool) -> None:
     world.submit(whole("high", priority=5, created=1))
     world.tick()
     assert world.phase("stuck") is JobPhase.STOPPING
-    words = "MakingRoom: waiting for team/stuck to stop (Suspended)"
+    words = "Preempting: waiting for team/stuck to stop (Suspended)"
     assert world.why("high").startswith(words)
     world.tick(GRACE_SECONDS)
     assert "low" in world.running(), "a kubelet takes a moment"
@@ -128,7 +128,7 @@ def test_it_is_decided_again_when_the_wait_is_over() -> None:
     world.stubborn = {"stuck"}
     world.submit(whole("high", priority=5, created=1, workers=2))
     world.tick()
-    assert world.why("high").startswith("MakingRoom: waiting for team/stuck to stop")
+    assert world.why("high").startswith("Preempting: waiting for team/stuck to stop")
     left = world.decide(world.snapshot, world.now).next_seconds
     assert left is not None
     assert left <= GRACE_SECONDS + LATE_SECONDS

@@ -69,7 +69,7 @@ def test_for_pods_that_are_refused_jobs_are_stopped_once(reason: str | None) -> 
     assert world.preempted == 1
     assert world.status("greedy").attempt >= 1
     why = world.why("greedy")
-    assert why.startswith("NoRoom")
+    assert why.startswith("InsufficientCapacity")
     assert "no job is stopped for it in the next" in why
     assert "unless its spec is edited" in why
     assert (NO_AFFINITY if reason is None else reason) in why

@@ -80,7 +80,7 @@ def test_equal_priority_interrupts_nobody() -> None:
     world.submit(whole("second", created=1))
     world.tick(1000)
     assert world.running() == {"first"}
-    assert world.why("second").startswith("NoRoom")
+    assert world.why("second").startswith("InsufficientCapacity")
 
 
 def test_while_the_others_grace_lasts_it_says_for_whom_it_waits() -> None:
@@ -95,7 +95,7 @@ def test_while_the_others_grace_lasts_it_says_for_whom_it_waits() -> None:
     assert stop.reason == "Preempted"
     assert "stopped for team/high (priority 5 over 0)" in stop.message
     assert (stop.deadline - world.now).total_seconds() == CONFIGURATION.termination_grace_seconds
-    assert world.why("high").startswith("MakingRoom: waiting for team/low to stop (preempted ")
+    assert world.why("high").startswith("Preempting: waiting for team/low to stop (preempted ")
     # Nobody slips in between.
     world.submit(small("thief", created=2))
     world.stubborn = set()

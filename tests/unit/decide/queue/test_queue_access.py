@@ -51,13 +51,13 @@ def test_a_namespace_that_the_queue_does_not_list_is_refused_by_field_value_and_
     )
     assert world.running() == {"ours"}
     assert world.why("theirs") == (
-        "RefusedByQueue: spec.queue: gold: GPUQueue gold does not admit jobs of namespace other"
+        "Inadmissible: spec.queue: gold: GPUQueue gold does not admit jobs of namespace other"
     )
 
 
 def test_an_empty_list_of_namespaces_closes_the_queue() -> None:
     world = world_of(whole("a", queue="closed"), queues=[restricted("closed", namespaces=())])
-    assert world.why("a").startswith("RefusedByQueue: spec.queue: closed: GPUQueue closed")
+    assert world.why("a").startswith("Inadmissible: spec.queue: closed: GPUQueue closed")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_priority_beyond_the_queues_range_is_refused(priority: int, words: str
         whole("bounded", priority=10), whole("beyond", priority=priority), queues=[queue], gpus=2
     )
     assert world.running() == {"bounded"}
-    assert world.why("beyond") == f"RefusedByQueue: {words}"
+    assert world.why("beyond") == f"Inadmissible: {words}"
 
 
 def test_a_job_is_admitted_once_the_queue_lets_it_in() -> None:

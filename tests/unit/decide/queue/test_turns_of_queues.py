@@ -54,7 +54,7 @@ def test_what_was_reclaimed_is_held_for_the_job_that_reclaimed_it() -> None:
     for second in range(20):
         world.submit(whole(f"b{second + 2}", queue="b", priority=9, created=second))
         world.tick()
-    assert world.why("a2").startswith("MakingRoom")
+    assert world.why("a2").startswith("Preempting")
     leaving = {name for name in ("b0", "b1") if world.phase(name) is JobPhase.STOPPING}
     assert len(leaving) == 1
     world.end(leaving.pop(), 0)

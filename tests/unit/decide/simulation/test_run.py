@@ -76,7 +76,7 @@ def test_a_job_waits_for_the_estimated_end_of_another() -> None:
     first = busy()
     story = run(make_snapshot(first, whole("new"), pods=make_pods(first)))
     new = told(story, "new")
-    assert new.waited[0].reason == "NoRoom"
+    assert new.waited[0].reason == "InsufficientCapacity"
     assert "could start in about 100 s" in new.waited[0].message
     assert new.starts_seconds == pytest.approx(100, abs=2)
     assert told(story, "busy").finished_seconds == pytest.approx(100, abs=2)
@@ -88,7 +88,7 @@ def test_without_an_estimate_nothing_ends_and_the_horizon_does() -> None:
     story = run(make_snapshot(first, whole("new"), pods=make_pods(first)), horizon_seconds=7200)
     assert told(story, "new").starts_seconds is None
     assert told(story, "busy").finished_seconds is None
-    assert told(story, "new").waited[0].reason == "NoRoom"
+    assert told(story, "new").waited[0].reason == "InsufficientCapacity"
     assert story.ended == "horizon"
     assert story.cycles < 60
 

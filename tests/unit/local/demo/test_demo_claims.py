@@ -58,7 +58,7 @@ def test_packed_fails_without_a_measurement() -> None:
 
 
 def waiting(message: str) -> GPUJob:
-    condition = Condition("Scheduled", ConditionStatus.FALSE, "NoRoom", message, T0)
+    condition = Condition("Scheduled", ConditionStatus.FALSE, "InsufficientCapacity", message, T0)
     return with_status(make_job("guest"), conditions=(condition,))
 
 

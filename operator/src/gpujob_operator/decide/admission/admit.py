@@ -174,7 +174,7 @@ class Admission:
         jobs either.
         """
         if not entry.equivalence_class or wait.reason not in (
-            PendingReason.NO_ROOM,
+            PendingReason.INSUFFICIENT_CAPACITY,
             PendingReason.OVER_QUOTA,
         ):
             return
@@ -197,7 +197,7 @@ class Admission:
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
         if wait is None and (text := spec_refusal(entry.job, self.configuration)):
-            wait = Wait(PendingReason.SPEC_REFUSED, text)
+            wait = Wait(PendingReason.SPEC_REJECTED, text)
         refused = self._template_refusal(entry.job)
         if wait is None and refused is not None and refused.next_seconds:
             wait = refused
@@ -233,7 +233,7 @@ class Admission:
         if refused is None:
             return None
         message = refused.message
-        if refused.reason is PendingReason.POD_REFUSED:
+        if refused.reason is PendingReason.POD_REJECTED:
             message = with_advice(f"the API server refuses the job's pods: {message}")
         left = max((refused.until - self.now).total_seconds(), 0.0)
         return Wait(refused.reason, message, next_seconds=left or None)
@@ -245,7 +245,7 @@ class Admission:
         found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
             may_come = nodes_may_come(self.assumed, self.configuration)
-            reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.IMPOSSIBLE
+            reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.UNSATISFIABLE
             return Wait(reason, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
@@ -257,7 +257,11 @@ class Admission:
             over = self.queues.quota_shortfall(requirements.job, held)
             if over:
                 return Wait(PendingReason.OVER_QUOTA, over, memory_bytes=held, fits=fits)
-        return found if isinstance(found, Assignment) else Wait(PendingReason.NO_ROOM, found)
+        return (
+            found
+            if isinstance(found, Assignment)
+            else Wait(PendingReason.INSUFFICIENT_CAPACITY, found)
+        )
 
     # -- a job that does not fit now
 
@@ -267,9 +271,11 @@ class Admission:
         making = None
         if wait.reason is PendingReason.OVER_QUOTA:
             making = self._capacity_in_quota(requirements, wait)
-        elif wait.reason is PendingReason.NO_ROOM and self._fits_after_ends(requirements):
+        elif wait.reason is PendingReason.INSUFFICIENT_CAPACITY and self._fits_after_ends(
+            requirements
+        ):
             self._claim(requirements, self.view.ended)
-        elif wait.reason is PendingReason.NO_ROOM:
+        elif wait.reason is PendingReason.INSUFFICIENT_CAPACITY:
             nomination = self._earliest_start(requirements)
             making = (
                 self._capacity_on_gpus(requirements, nomination) if nomination is not None else None
@@ -278,7 +284,7 @@ class Admission:
             # Whoever is not gone by then is not waited for any longer.
             wait = replace(
                 wait,
-                reason=PendingReason.MAKING_ROOM,
+                reason=PendingReason.PREEMPTING,
                 text=making.text,
                 next_seconds=max(making.seconds, 1.0),
             )

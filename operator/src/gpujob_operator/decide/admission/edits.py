@@ -10,7 +10,7 @@ from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.model.conditions import EDIT_REFUSED, ConditionWriter, find
+from gpujob_operator.decide.model.conditions import EDIT_REJECTED, ConditionWriter, find
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.queue.quota import QuotaState
@@ -41,10 +41,10 @@ def follow_edits(job: GPUJob, step: NextStep, queues: QuotaState, now: datetime)
     refusal = refusal or _priority_refusal(job, queues)
     writer = ConditionWriter(job, job.status, now)
     if refusal is None:
-        writer.remove(EDIT_REFUSED)
+        writer.remove(EDIT_REJECTED)
     else:
-        known = find(job.status, EDIT_REFUSED)
-        writer.set(EDIT_REFUSED, True, refusal.reason, refusal.message)
+        known = find(job.status, EDIT_REJECTED)
+        writer.set(EDIT_REJECTED, True, refusal.reason, refusal.message)
         if known is None or known.reason != refusal.reason:
             events = (*events, EventNote(refusal.reason, refusal.message))
     status = writer.status()
@@ -63,7 +63,7 @@ def _queue_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
         return _Refusal(PendingReason.QUEUE_NOT_FOUND.value, f"{missing}; {effect}")
     if refusal:
         back = f"; set spec.queue back to {admitted}, or name another queue" if admitted else ""
-        return _Refusal(PendingReason.REFUSED_BY_QUEUE.value, f"{refusal}; {effect}{back}")
+        return _Refusal(PendingReason.INADMISSIBLE.value, f"{refusal}; {effect}{back}")
     held = job.status.reservation
     with queues.simulate_removal([job]):
         over = queues.quota_shortfall(job, held.memory_bytes if held is not None else 0)

@@ -68,7 +68,7 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
         return Wait(PendingReason.QUEUE_NOT_FOUND, missing)
     refusal = queues.refusal(job)
     if refusal:
-        return Wait(PendingReason.REFUSED_BY_QUEUE, refusal)
+        return Wait(PendingReason.INADMISSIBLE, refusal)
     live = [pod for pod in entry.pods if not pod.finished]
     if live:
         return _old_attempt(live, now)
@@ -77,7 +77,7 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"retry in {left:.0f} s"
-        return Wait(PendingReason.WAITING_FOR_RETRY, message, next_seconds=left)
+        return Wait(PendingReason.BACKING_OFF, message, next_seconds=left)
     return None
 
 
@@ -96,7 +96,7 @@ def _old_attempt(pods: list[PodView], now: datetime) -> Wait:
             f"; {pod.name}{where} is past its grace: if that node is gone for good, "
             f"kubectl delete pod {pod.name} -n {pod.namespace} --force lets the job go on"
         )
-    return Wait(PendingReason.OLD_ATTEMPT_ENDING, text, next_seconds)
+    return Wait(PendingReason.PREVIOUS_ATTEMPT_TERMINATING, text, next_seconds)
 
 
 def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextStep:
@@ -147,7 +147,7 @@ class PendingStatusWriter:
         if wait.position:
             message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait, jobs)
-        if wait.reason in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
+        if wait.reason in (PendingReason.INSUFFICIENT_CAPACITY, PendingReason.OVER_QUOTA):
             barred = barred_text(job, self.now)
             message += f"; {barred}" if barred else ""
         writer = ConditionWriter(job, job.status, self.now)
@@ -166,7 +166,7 @@ class PendingStatusWriter:
 
     def _estimate(self, job: GPUJob, wait: Wait, jobs: PendingJobs) -> str:
         """The estimated start of a job that waits for GPUs."""
-        if wait.reason is not PendingReason.NO_ROOM:
+        if wait.reason is not PendingReason.INSUFFICIENT_CAPACITY:
             return ""
         nomination = wait.nomination or jobs.nominate(job)
         text = describe_start(nomination) if nomination is not None else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.cache.groups import Groups
 from gpujob_operator.decide.measurement.slowdown import is_slowed
-from gpujob_operator.decide.model.conditions import EDIT_REFUSED, find
+from gpujob_operator.decide.model.conditions import EDIT_REJECTED, find
 from gpujob_operator.decide.model.held_gpus import Place, queue_of
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
@@ -40,7 +40,7 @@ class Holders:
         self._priorities[queue_of(job), job.spec.priority] += 1
         if job.status.queue is None:
             self.unsaid.add(uid)
-        if queue_of(job) != job.spec.queue or find(job.status, EDIT_REFUSED) is not None:
+        if queue_of(job) != job.spec.queue or find(job.status, EDIT_REJECTED) is not None:
             self._edited.add(uid)
         if rule_of(job.status.stop).for_others:
             self._being_preempted.add(uid)

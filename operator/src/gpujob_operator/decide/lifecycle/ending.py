@@ -147,7 +147,7 @@ def _retry_or_fail(
         status = writer.status(phase=JobPhase.FAILED, finished_at=now, progressed_at=None)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
     writer.set(conditions.RUNNING, False, kind, text)
-    writer.set(conditions.SCHEDULED, False, "WaitingForRetry", text)
+    writer.set(conditions.SCHEDULED, False, "BackingOff", text)
     status = writer.status(
         phase=JobPhase.PENDING,
         requeued_at=_requeued_at(job, outcome, now),

@@ -17,7 +17,7 @@ from gpujob_operator.decide.model.held_gpus import memory_cap_bytes
 from gpujob_operator.decide.model.notices import NoticeKind
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.model.stop_reasons import (
-    GPU_OVERFULL,
+    GPU_OVERCOMMITTED,
     GPU_UNHEALTHY,
     MEMORY_CAP_EXCEEDED,
     NODE_DRAINED,
@@ -94,7 +94,7 @@ def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         moved = max(gpu.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
         crowded = replace(gpu, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return StopReason(GPU_OVERFULL, pressure_message(gpu), deadline)
+            return StopReason(GPU_OVERCOMMITTED, pressure_message(gpu), deadline)
     return None
 
 
@@ -139,7 +139,7 @@ def _outgrown(
             f"{format_memory(held.memory_bytes)}, and can have {format_memory(most_bytes)} beside "
             f"{format_count(len(gpu.tenants) - 1, 'job')}"
         )
-        return StopReason(GPU_OVERFULL, message, deadline)
+        return StopReason(GPU_OVERCOMMITTED, message, deadline)
     return None
 
 

@@ -22,7 +22,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.current_refusals import current_refusals
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REFUSED, UNSCHEDULABLE
+from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REJECTED, UNSCHEDULABLE
 from gpujob_operator.decide.model.workers import place_of
 
 # kube-scheduler may not have seen yet what has just ended on the node.
@@ -93,7 +93,7 @@ def refusal_of(
     for one in sorted(inputs.refused_pods, key=lambda one: one.rank):
         if one.attempt == job.status.attempt and one.rank not in present:
             message = f"the API server refused the pod of worker {one.rank}: {one.message}"
-            return Refusal(POD_REFUSED, with_advice(message), None, 0.0)
+            return Refusal(POD_REJECTED, with_advice(message), None, 0.0)
     pods = tuple(pods)
     found = [_of_pod(job, pod, _beside(pod, pods), configuration, now) for pod in pods]
     found.append(_out_of_time(job, tuple(pods), configuration, now))
@@ -164,7 +164,7 @@ def _out_of_time(
         running = conditions.find(job.status, conditions.RUNNING)
         detail = f": {running.message}" if running is not None and running.message else ""
         text = f"the pod of worker {missing[0]} was not created within {limit}{detail}"
-        return Refusal(POD_REFUSED, text, None, left)
+        return Refusal(POD_REJECTED, text, None, left)
     waiting = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.deletion_at is None]
     for pod in waiting:
         if pod.node is None and not _schedules_itself(job):

@@ -61,13 +61,13 @@ def finish_status(
     )
     gpu = faults.pressure(status, sites)
     if gpu is not None:
-        writer.set(conditions.GPU_PRESSURE, True, "GPUOverfull", faults.pressure_message(gpu))
+        writer.set(conditions.GPU_PRESSURE, True, "GPUOvercommitted", faults.pressure_message(gpu))
     elif conditions.find(writer, conditions.GPU_PRESSURE) is not None:
         writer.set(conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again")
     _set_slowdown(job, status, writer, inputs)
     _set_protection(job, status, writer, inputs, configuration)
     if status.placement is None or status.finished:
-        writer.remove(conditions.EDIT_REFUSED)
+        writer.remove(conditions.EDIT_REJECTED)
     generation, summary = (
         job.metadata.generation,
         summarize(job, status, writer, sites, inputs.report),

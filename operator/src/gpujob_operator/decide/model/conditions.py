@@ -24,7 +24,7 @@ UNTUNED = "Untuned"
 # True while an interruption starts the job again from the beginning.
 UNPROTECTED = "Unprotected"
 # True while an edit of the queue or the priority does not count for the attempt that runs.
-EDIT_REFUSED = "EditRefused"
+EDIT_REJECTED = "EditRejected"
 
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,

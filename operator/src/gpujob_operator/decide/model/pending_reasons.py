@@ -9,20 +9,20 @@ class PendingReason(StrEnum):
     SUSPENDED = "Suspended"
     QUEUE_NOT_FOUND = "QueueNotFound"
     # The queue does not admit the job's namespace or its priority.
-    REFUSED_BY_QUEUE = "RefusedByQueue"
+    INADMISSIBLE = "Inadmissible"
     # The operator starts no attempt of such a spec.
-    SPEC_REFUSED = "SpecRefused"
+    SPEC_REJECTED = "SpecRejected"
     # A dry run of the API server refused the job's pods.
-    POD_REFUSED = "PodRefused"
+    POD_REJECTED = "PodRejected"
     # A claim that the job's pods mount does not exist.
     CLAIM_NOT_FOUND = "ClaimNotFound"
-    OLD_ATTEMPT_ENDING = "OldAttemptEnding"
-    WAITING_FOR_RETRY = "WaitingForRetry"
+    PREVIOUS_ATTEMPT_TERMINATING = "PreviousAttemptTerminating"
+    BACKING_OFF = "BackingOff"
     # The job can never fit on the GPUs of the cluster.
-    IMPOSSIBLE = "Impossible"
+    UNSATISFIABLE = "Unsatisfiable"
     # The same, where an autoscaler may add other nodes.
     NEEDS_NEW_NODE = "NeedsNewNode"
     OVER_QUOTA = "OverQuota"
-    NO_ROOM = "NoRoom"
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
     # Other jobs are being stopped for this job.
-    MAKING_ROOM = "MakingRoom"
+    PREEMPTING = "Preempting"

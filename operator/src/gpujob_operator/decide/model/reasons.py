@@ -15,26 +15,27 @@ Meanings = Mapping[str, str]
 PENDING: Mapping[PendingReason, str] = {
     PendingReason.SUSPENDED: "`spec.suspend` is true",
     PendingReason.QUEUE_NOT_FOUND: "there is no GPUQueue of the name in `spec.queue`",
-    PendingReason.REFUSED_BY_QUEUE: "the queue does not admit the job's namespace or its priority",
-    PendingReason.SPEC_REFUSED: "the operator starts no attempt of such a spec; the message has "
+    PendingReason.INADMISSIBLE: "the queue does not admit the job's namespace or its priority",
+    PendingReason.SPEC_REJECTED: "the operator starts no attempt of such a spec; the message has "
     "the field and what to do",
-    PendingReason.POD_REFUSED: "a dry run of the API server refused the job's pods; the message "
+    PendingReason.POD_REJECTED: "a dry run of the API server refused the job's pods; the message "
     "has its words",
     PendingReason.CLAIM_NOT_FOUND: "a PersistentVolumeClaim that the job's pods mount does not "
     "exist; it is looked for again every 10 to 30 s",
-    PendingReason.OLD_ATTEMPT_ENDING: "pods of an earlier attempt still end",
-    PendingReason.WAITING_FOR_RETRY: "the attempt ended, and the next one starts after a pause",
-    PendingReason.IMPOSSIBLE: "no node could hold the job, even an idle one",
+    PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "pods of an earlier attempt still end",
+    PendingReason.BACKING_OFF: "the attempt ended, and the next one starts after a pause",
+    PendingReason.UNSATISFIABLE: "no node could hold the job, even an idle one",
     PendingReason.NEEDS_NEW_NODE: "the same, where an autoscaler may add other nodes; see "
     "[autoscalers](../guides/install.md#autoscalers)",
     PendingReason.OVER_QUOTA: "the quota of the queue or of its parent is in use",
-    PendingReason.NO_ROOM: "no GPU has capacity now; the message counts GPUs by what they lack",
-    PendingReason.MAKING_ROOM: "other jobs are being stopped for this one",
+    PendingReason.INSUFFICIENT_CAPACITY: "no GPU has capacity now; the message counts GPUs by "
+    "what they lack",
+    PendingReason.PREEMPTING: "other jobs are being stopped for this one",
 }
 STOPS: Meanings = {
     stop_reasons.PREEMPTED: "a job of higher priority takes the GPUs",
     stop_reasons.RECLAIMED: "another queue takes back the quota that it had lent",
-    stop_reasons.MOVED: "the job is moved so that another one fits",
+    stop_reasons.MIGRATED: "the job is moved so that another one fits",
     stop_reasons.SLOWED: "co-tenants slow the job, or it slows them, more than allowed",
     stop_reasons.SUSPENDED: "`spec.suspend` was set",
     stop_reasons.NODE_RECLAIMED: "the node is being reclaimed; the stop has the node's deadline",
@@ -43,14 +44,14 @@ STOPS: Meanings = {
     stop_reasons.GPU_UNHEALTHY: "a GPU of the job is broken",
     stop_reasons.GPU_GONE: "the node does not have a GPU of the job any more: it came back with "
     "others, or its driver lost it. No retry is used",
-    stop_reasons.GPU_OVERFULL: "the GPU's jobs need more memory than it has",
+    stop_reasons.GPU_OVERCOMMITTED: "the GPU's jobs need more memory than it has",
     stop_reasons.MEMORY_CAP_EXCEEDED: "the job uses more GPU memory than its limit",
     stop_reasons.WORKER_ENDED: "a worker of the gang ended, so all do",
     stop_reasons.WORKER_LOST: "a pod of a worker is gone",
     stop_reasons.HUNG: "no progress for `retry.hangTimeoutSeconds`",
     stop_reasons.START_TIMEOUT: "a container of the job, such as an init container, took longer "
     "than `startTimeoutSeconds`",
-    stop_reasons.POD_REFUSED: "the API server refused to create a pod (ResourceQuota, LimitRange, "
+    stop_reasons.POD_REJECTED: "the API server refused to create a pod (ResourceQuota, LimitRange, "
     "Pod Security, an admission webhook or policy, an invalid template), or did not create it in "
     "time",
     stop_reasons.UNSCHEDULABLE: "kube-scheduler refused the pod's node; the job avoids it for "
@@ -104,7 +105,7 @@ CONDITIONS: Mapping[str, Meanings] = {
         "Resumed": "`spec.suspend` is false again",
     },
     conditions.GPU_PRESSURE: {
-        "GPUOverfull": "more memory of a GPU of the job is used than it has",
+        "GPUOvercommitted": "more memory of a GPU of the job is used than it has",
         "Fits": "it fits again",
     },
     conditions.SLOWED: {
@@ -123,9 +124,9 @@ CONDITIONS: Mapping[str, Meanings] = {
         "back exactly, or that nothing matches `checkpoint.path` 5 minutes after the first step; "
         "the message has its reason",
     },
-    conditions.EDIT_REFUSED: {
+    conditions.EDIT_REJECTED: {
         PendingReason.QUEUE_NOT_FOUND.value: "there is no GPUQueue of the name in `spec.queue`",
-        PendingReason.REFUSED_BY_QUEUE.value: "the queue in `spec.queue` does not admit the job; "
+        PendingReason.INADMISSIBLE.value: "the queue in `spec.queue` does not admit the job; "
         "the attempt uses the quota of the queue that admitted it",
         PendingReason.OVER_QUOTA.value: "the queue in `spec.queue` has no quota for the attempt",
         "PriorityCapped": "`spec.priority` is beyond what the queue gives, and counts as the "

@@ -185,7 +185,7 @@ class RefusedTemplate:
     job_uid: str
     message: str
     until: datetime
-    reason: PendingReason = PendingReason.POD_REFUSED
+    reason: PendingReason = PendingReason.POD_REJECTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from gpujob_api.report import FailureClass
 # Stopped for another job: see `preemption`.
 PREEMPTED = "Preempted"
 RECLAIMED = "Reclaimed"
-MOVED = "Moved"
+MIGRATED = "Migrated"
 SLOWED = "Slowed"
 # Stopped for the user, the node or the GPU.
 SUSPENDED = "Suspended"
@@ -20,7 +20,7 @@ EVICTED = "Evicted"
 GPU_UNHEALTHY = "GPUUnhealthy"
 # The node is there, and does not have the GPU any more.
 GPU_GONE = "GPUGone"
-GPU_OVERFULL = "GPUOverfull"
+GPU_OVERCOMMITTED = "GPUOvercommitted"
 # Stopped for a reason of the job itself.
 MEMORY_CAP_EXCEEDED = "MemoryCapExceeded"
 WORKER_ENDED = "WorkerEnded"
@@ -28,7 +28,7 @@ WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
 START_TIMEOUT = "StartTimeout"
 # Somebody else's: the API server, kube-scheduler or a kubelet did not let a pod start.
-POD_REFUSED = "PodRefused"
+POD_REJECTED = "PodRejected"
 UNSCHEDULABLE = "Unschedulable"
 CANNOT_START = "CannotStart"
 # A node is gone on which the attempt was to start.
@@ -61,7 +61,7 @@ class StopRule:
 STOP_RULES: Mapping[str, StopRule] = {
     PREEMPTED: StopRule(for_others=True),
     RECLAIMED: StopRule(for_others=True),
-    MOVED: StopRule(for_others=True),
+    MIGRATED: StopRule(for_others=True),
     SLOWED: StopRule(for_others=True),
     SUSPENDED: StopRule(asked_for=True),
     NODE_RECLAIMED: StopRule(bounds_grace=True),
@@ -69,13 +69,13 @@ STOP_RULES: Mapping[str, StopRule] = {
     EVICTED: StopRule(),
     GPU_UNHEALTHY: StopRule(),
     GPU_GONE: StopRule(),
-    GPU_OVERFULL: StopRule(),
+    GPU_OVERCOMMITTED: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
     WORKER_LOST: StopRule(is_consequence=True),
     MEMORY_CAP_EXCEEDED: StopRule(failure=FailureClass.OUT_OF_MEMORY),
     HUNG: StopRule(failure=FailureClass.HUNG),
     START_TIMEOUT: StopRule(failure=FailureClass.UNKNOWN),
-    POD_REFUSED: StopRule(is_refusal=True),
+    POD_REJECTED: StopRule(is_refusal=True),
     UNSCHEDULABLE: StopRule(is_refusal=True),
     CANNOT_START: StopRule(is_refusal=True),
     NODE_GONE: StopRule(is_consequence=True),

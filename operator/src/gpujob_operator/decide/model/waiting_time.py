@@ -14,9 +14,9 @@ HELD_BACK = frozenset(
     {
         PendingReason.SUSPENDED,
         PendingReason.QUEUE_NOT_FOUND,
-        PendingReason.REFUSED_BY_QUEUE,
-        PendingReason.SPEC_REFUSED,
-        PendingReason.POD_REFUSED,
+        PendingReason.INADMISSIBLE,
+        PendingReason.SPEC_REJECTED,
+        PendingReason.POD_REJECTED,
         PendingReason.CLAIM_NOT_FOUND,
     }
 )

@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_a
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
-from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
+from gpujob_operator.decide.model.stop_reasons import MIGRATED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
@@ -205,7 +205,7 @@ class Preemptor:
         if recent or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
-            uid: Victim(job, MOVED, self._cost(job))
+            uid: Victim(job, MIGRATED, self._cost(job))
             for uid, job in self.view.running.items()
             if durable_checkpoint(job, self.configuration) is not None
             and self._is_free_to_interrupt(job)

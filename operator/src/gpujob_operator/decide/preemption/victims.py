@@ -2,8 +2,8 @@
 
 Three reasons allow it. `Preempted`: the pending job is of the same queue and has the higher
 priority. `Reclaimed`: it is within its queue's nominal quota, and the victim's queue borrows.
-`Moved`: the victim has a checkpoint, fits elsewhere at once, and the migration costs less than half
-of what it gains (consolidation).
+`Migrated`: the victim has a checkpoint, fits elsewhere at once, and the migration costs less than
+half of what it gains (consolidation).
 
 The set that loses the least work is chosen. Preemption terminates: a victim waits behind the jobs
 that were already pending, can never preempt the same job in turn, and is preempted a bounded number

@@ -24,7 +24,7 @@ from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
 # What was last said of jobs that do not fit on the GPUs of the cluster.
-_HOPELESS = (PendingReason.IMPOSSIBLE, PendingReason.NEEDS_NEW_NODE)
+_HOPELESS = (PendingReason.UNSATISFIABLE, PendingReason.NEEDS_NEW_NODE)
 
 MemoryOf = Callable[[Pending], int]
 
@@ -205,4 +205,4 @@ def _comes_first(one: Keyed, other: Keyed) -> bool:
 def _awaits_victims(head: Keyed) -> bool:
     """Whether others are being stopped, or were, so that the job can start."""
     last_reason = head.pending.last_reason
-    return last_reason is not None and last_reason.reason == PendingReason.MAKING_ROOM
+    return last_reason is not None and last_reason.reason == PendingReason.PREEMPTING

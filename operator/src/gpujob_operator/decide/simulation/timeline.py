@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 
 # Messages of a job between two attempts, before the next admission pass.
-_IN_BETWEEN = ("OldAttemptEnding", "WaitingForRetry")
+_IN_BETWEEN = ("PreviousAttemptTerminating", "BackingOff")
 # Maximum number of recorded starts and stops of one job.
 EVENTS_MAX = 100
 
