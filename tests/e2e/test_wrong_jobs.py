@@ -50,7 +50,12 @@ def test_a_runtime_class_that_is_not_there(team: Team) -> None:
 def test_a_quota_that_is_used_up(team: Team) -> None:
     team.apply(limit(team, "ResourceQuota", {"hard": {"pods": "0"}}))
     team.submit("squeezed")
-    team.wait_for_words("squeezed", "exceeded quota: small", "have the ResourceQuota raised")
+    team.wait_for_words(
+        "squeezed",
+        "exceeded quota: small",
+        "ResourceQuota small: pods 0 of 0 used (0 by pods of GPUJobs)",
+        "have the ResourceQuota raised",
+    )
 
 
 def test_a_quota_that_wants_requests(team: Team) -> None:

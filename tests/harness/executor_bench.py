@@ -20,6 +20,7 @@ from gpujob_operator.client.retry import Retry
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.observe.placement_records import PlacementRecords
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import make_job, placed, with_status
@@ -48,6 +49,8 @@ class ExecutorBench:
         self.notes: list[str] = []
         self.settled = 0
         self.restores = 0
+        # What the jobs' pods in any namespace ask for.
+        self.requests_of_jobs: list[PodRequests] = []
         # The resourceVersions of objects in the newest snapshot, by UID.
         self.versions: dict[str, int] = {}
         writer = Writer(
@@ -68,6 +71,7 @@ class ExecutorBench:
             backoff=Backoff(self.clock.monotonic, uniform=lambda low, high: high),
             slots=WriteSlots(self.clock.monotonic, total=slots, of_a_namespace=slots),
             trials=Trials(Configuration(), self.clock.now),
+            requests_of_jobs=lambda namespace: self.requests_of_jobs,
         )
         self.executor = Executor(runner, self.metrics, settled=self._settle, lanes_max=lanes_max)
 

@@ -289,6 +289,7 @@ class OperatorShell:
             backoff=Backoff(self._now, uniform),
             trials=self._parts.trials(self._configuration, self._moment),
             placements=self._cache.placements,
+            requests_of_jobs=self._cache.requests_of_jobs,
         )
         return self._parts.executor(runner, METRICS, settled=self._dirty.mark)
 

@@ -286,6 +286,7 @@ class Operator:
             retry=Retry(retried=self._metrics.write_retries.inc),
             trials=Trials(self._configuration, self._clock.now),
             placements=self._cache.placements,
+            requests_of_jobs=self._cache.requests_of_jobs,
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 

@@ -329,3 +329,16 @@ def test_snapshot_is_immutable(cache: Cache) -> None:
     assert len(snapshot.jobs) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         snapshot.jobs = ()  # type: ignore[misc]
+
+
+def test_what_the_jobs_of_a_namespace_ask_for_leaves_other_pods_out(cache: Cache) -> None:
+    """Neither pods of other owners, whatever their names, nor those that have ended."""
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB))
+    for pod in (
+        pod_manifest(JOB),
+        pod_manifest(JOB, attempt=2, phase="Succeeded"),
+        pod_manifest(name="web-1-0", namespace=JOB.metadata.namespace),
+    ):
+        cache.apply(Kind.POD, "ADDED", pod)
+    assert list(cache.requests_of_jobs(JOB.metadata.namespace)) == [(1000, GIB)]
+    assert list(cache.requests_of_jobs("other")) == []

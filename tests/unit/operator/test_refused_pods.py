@@ -8,6 +8,7 @@ import pytest
 from gpujob_operator.act.trials import REFUSALS_MAX, Refusals
 from gpujob_operator.client.api_errors import ApiError, Forbidden, Refused, Throttled, Unavailable
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import RefusedPod, Snapshot
 from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import after, make_job, placed, with_status
@@ -47,6 +48,16 @@ async def test_a_refusal_is_told_until_the_pod_is_there(
     bench.clock.advance(100)
     await bench.run(create_item(job))
     assert told(bench, job) == []
+
+
+async def test_a_full_quota_is_told_with_what_jobs_have_of_it(bench: ExecutorBench) -> None:
+    words = "exceeded quota: small, requested: pods=1, used: pods=10, limited: pods=10"
+    bench.requests_of_jobs = [PodRequests()] * 3
+    bench.kube.fail("create", "pods", Forbidden(403, "Forbidden", words))
+    job = bench.job()
+    await bench.run(create_item(job))
+    ((_, message),) = told(bench, job)
+    assert message.endswith("; ResourceQuota small: pods 10 of 10 used (3 by pods of GPUJobs)")
 
 
 @pytest.mark.parametrize("error", [Throttled("later", 1.0), Unavailable(503, "x", "y")])

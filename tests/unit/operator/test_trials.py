@@ -29,6 +29,7 @@ from gpujob_operator.client.kube import CLAIMS, JOBS
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
 from tests.harness.builders import after, make_job, make_template, placed
 from tests.harness.clocks import FakeClock
@@ -144,6 +145,16 @@ async def test_a_pod_that_is_refused_after_all_is_tried_before_the_next_attempt(
     other = placement(bench, "other")
     assert await bench.run(other) == {WriteResult.REFUSED: 1}
     assert told(bench, other) == [(other.job.metadata.uid, "exceeded quota")]
+
+
+async def test_a_full_quota_is_told_with_what_jobs_have_of_it(bench: ExecutorBench) -> None:
+    words = "exceeded quota: small, requested: pods=1, used: pods=10, limited: pods=10"
+    bench.requests_of_jobs = [PodRequests()] * 3
+    bench.kube.fail("try", "pods", Forbidden(403, "Forbidden", words))
+    item = placement(bench)
+    await bench.run(item)
+    ((_, message),) = told(bench, item)
+    assert message == f"{words}; ResourceQuota small: pods 10 of 10 used (3 by pods of GPUJobs)"
 
 
 async def test_only_one_request_for_a_template_is_under_way() -> None:

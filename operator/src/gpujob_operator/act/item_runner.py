@@ -7,7 +7,7 @@ server answers. Only the caller waits for that.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,7 +32,9 @@ from gpujob_operator.client.api_errors import (
     Unavailable,
 )
 from gpujob_operator.client.retry import Retry
+from gpujob_operator.decide.lifecycle.quota_figures import with_quota_figures
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.telemetry.logs import Log
@@ -111,7 +113,9 @@ class ItemRunner:
         slots: WriteSlots | None = None,
         trials: Trials | None = None,
         placements: Placements | None = None,
+        requests_of_jobs: Callable[[str], Iterable[PodRequests]] = lambda namespace: (),
     ) -> None:
+        """`requests_of_jobs`: what the jobs' pods in a namespace ask for."""
         self._writer = writer
         self._metrics = metrics
         self._monotonic = monotonic
@@ -124,6 +128,7 @@ class ItemRunner:
         self._placements = placements
         # None: templates are not tried.
         self._trials = trials
+        self._requests_of_jobs = requests_of_jobs
         # Results since the last `take_results`.
         self.results: Counter[WriteResult] = Counter()
 
@@ -242,7 +247,7 @@ class ItemRunner:
             if NO_DRY_RUN in error.message:
                 return Answer()
             log.warning("template refused", job=job.metadata.key, error=str(error))
-            return Answer(error.message or str(error))
+            return Answer(self._words(error.message or str(error), job))
         except Exception as error:
             # A defect in rendering one job must not stop the other jobs.
             log.error(
@@ -321,9 +326,13 @@ class ItemRunner:
 
     def _refused(self, item: PlanItem, message: str) -> None:
         if isinstance(item, CreatePod):
-            self.refusals.refused(item, message)
+            self.refusals.refused(item, self._words(message, item.job))
             if self._trials is not None:
                 self._trials.forget(item.job)
+
+    def _words(self, message: str, job: GPUJob) -> str:
+        """A refusal, with what jobs use of the quota that it names."""
+        return with_quota_figures(message, self._requests_of_jobs(job.metadata.namespace))
 
     async def _request(self, sending: Sending, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(sending.item), deferral=sending.deferral()):

@@ -5,7 +5,7 @@ snapshot out. Only changed objects are parsed again; a snapshot of 10,000 unchan
 the existing tuple.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -18,6 +18,7 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import InvalidJob, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.observe.dirty import Dirty
@@ -274,6 +275,15 @@ class Cache:
         namespace, name = job_name_of(pod) or ("", "")
         job = self.jobs.by_name(name, namespace)
         return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
+
+    def requests_of_jobs(self, namespace: str) -> Iterator[PodRequests]:
+        """What the jobs' pods in the namespace ask for, without those that have ended."""
+        for pod in self.pods.views:
+            view = pod.view
+            if view is None or view.namespace != namespace or pod.finished:
+                continue
+            if self.job_of(view) is not None:
+                yield pod.requests
 
     def job(self, uid: str) -> GPUJob | None:
         job = self.jobs.get(uid)
