@@ -14,6 +14,7 @@ from typing import Protocol
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.backoff import Backoff, Target
 from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
+from gpujob_operator.act.quota_figures import with_quota_figures
 from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
 from gpujob_operator.act.targets import namespace_of, service_target, target_of
 from gpujob_operator.act.trials import Answer, Refusals, Trials, UnfitClaim
@@ -32,7 +33,6 @@ from gpujob_operator.client.api_errors import (
     Unavailable,
 )
 from gpujob_operator.client.retry import Retry
-from gpujob_operator.decide.lifecycle.quota_figures import with_quota_figures
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.protection import RESUME_REFUSED

@@ -3,7 +3,7 @@
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.lifecycle.quota_figures import with_quota_figures
+from gpujob_operator.act.quota_figures import with_quota_figures
 from gpujob_operator.decide.model.pod_requests import PodRequests
 
 POD = PodRequests(cpu_milli=1500, memory_bytes=2 * GIB)
