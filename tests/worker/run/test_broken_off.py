@@ -92,3 +92,34 @@ def test_a_stop_of_the_loaders_processes_alone(tmp_path: Path) -> None:
     assert run.wait() == 144, run.errors
     assert run.report["phase"] == "draining"
     assert "failure" not in run.report
+
+
+# A handler of the script's own, which saves and leaves as if all was done. HOW: where it stands.
+LEAVES = """
+import signal, sys, time
+def leave(*_): sys.exit(0)
+def handle(): signal.signal(signal.SIGTERM, leave)
+if sys.argv[1] == "first": handle()
+import torch
+if sys.argv[1] == "second": handle()
+net = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad(); net(torch.ones(4, 2)).sum().backward(); optimizer.step()
+if sys.argv[1] == "late": handle()
+print("ready", flush=True)
+while True: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("when", ["first", "second", "late"])
+def test_a_handler_of_the_script_that_ends_with_0_is_no_end_of_the_training(
+    when: str, tmp_path: Path
+) -> None:
+    """Kubernetes may not know of the signal: it was a probe's, a person's or systemd's."""
+    (tmp_path / "train.py").write_text(LEAVES)
+    run = start_worker(tmp_path, ["python", str(tmp_path / "train.py"), when])
+    run.wait_until(lambda: (tmp_path / "stdout").exists() and "ready" in run.output)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 0, run.errors
+    assert run.report["phase"] == "draining"
+    assert "failure" not in run.report

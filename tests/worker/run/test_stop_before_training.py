@@ -168,3 +168,15 @@ def test_a_stop_while_the_process_begins_to_train_is_reported(
         session.start()
     session.finish(Interrupted.latest)
     assert Report.from_text(message.read_text()).phase is WorkerPhase.DRAINING
+
+
+@pytest.mark.parametrize("signaled", [False, True])
+def test_who_was_asked_to_end_has_not_failed_to_come_back(signaled: bool, tmp_path: Path) -> None:
+    """A resume that is under way is given up after a clean end; the script may just have been told
+    to leave."""
+    session = Session(Environment(Settings(), termination_file=tmp_path / "termination"))
+    ends: list[bool] = []
+    session.on_end(ends.append)
+    session.stop.signaled = signaled
+    session.finish(SystemExit(0))
+    assert ends == ([] if signaled else [True])

@@ -97,11 +97,22 @@ def test_a_worker_that_broke_off_before_its_steps_was_not_done(phase: WorkerPhas
 
 
 def test_a_worker_may_make_its_last_steps_after_its_last_report() -> None:
-    """Reports come every few seconds, and `os._exit(0)` at the end leaves no other. One that
-    was received may be much older."""
+    """Reports come every few seconds, and `os._exit(0)` at the end leaves no other."""
     assert ended(termination=make_report(step=900, steps_total=1000)).end is AttemptEnd.SUCCEEDED
-    older = Circumstances(report=make_report(step=40, steps_total=1000))
-    assert ended(around=older).end is AttemptEnd.SUCCEEDED
+
+
+@pytest.mark.parametrize(("age_seconds", "is_done"), [(5, False), (30, False), (40, True)])
+def test_a_report_that_was_received_counts_for_what_could_be_done_since(
+    age_seconds: float, is_done: bool
+) -> None:
+    """The script wrote over the termination message; 960 steps of 0.1 s were left."""
+    report = make_report(step=40, steps_total=1000)
+    around = Circumstances(report=report, report_age_seconds=age_seconds)
+    outcome = ended(around=around, termination_text="bye")
+    assert (outcome.end is AttemptEnd.SUCCEEDED) is is_done
+    finished = replace(report, phase=WorkerPhase.FINISHED)
+    assert ended(around=replace(around, report=finished)).end is AttemptEnd.SUCCEEDED
+    assert ended(around=Circumstances(report=report)).end is AttemptEnd.SUCCEEDED, "nobody knows"
 
 
 def test_a_worker_that_heard_a_signal_says_so_itself() -> None:
@@ -270,6 +281,13 @@ def test_an_end_that_is_seen_with_its_nodes_notice_is_no_end() -> None:
     report = make_report(step=40, steps_total=40)
     done = said(JOB, make_pod(JOB, exit_code=0), nodes=nodes, reports=(received(JOB, report),))
     assert done.status.phase is JobPhase.SUCCEEDED
+
+
+@pytest.mark.parametrize("before_seconds", [5, 2000])
+def test_the_report_before_an_end_counts_while_it_is_fresh(before_seconds: float) -> None:
+    fresh = received(JOB, make_report(step=40, steps_total=1000), at=3000 - before_seconds)
+    job = said(JOB, make_pod(JOB, exit_code=0), at=3000, reports=(fresh,))
+    assert (job.status.phase is JobPhase.SUCCEEDED) is (before_seconds == 2000)
 
 
 @pytest.mark.parametrize("stop", [None, STOP, replace(STOP, reason="Evicted")])

@@ -10,6 +10,7 @@ Python runs a signal handler between two of its instructions. A main thread that
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ from gpujob_worker.run.process_tree import children
 EXIT_MARGIN_SECONDS = 0.5
 # For so long the main thread may take to come to the signal's handler where nothing can be saved.
 ANSWER_SECONDS = 5.0
+# The watcher has nothing to do but to look.
+WATCHER_ENDS_SECONDS = 1.0
 
 
 class SignalPipe:
@@ -67,6 +70,13 @@ class SignalPipe:
     def wait(self) -> bytes:
         """Waits for signals, and returns their numbers; 0 for a `wake`."""
         return os.read(self.open()[0], 64)
+
+    def unread(self) -> bytes:
+        """Those for which nobody waited."""
+        found = b""
+        while self._ends is not None and select.select([self._ends[0]], [], [], 0.0)[0]:
+            found += os.read(self._ends[0], 4096)
+        return found
 
 
 class Interrupted(SystemExit):
@@ -117,12 +127,14 @@ class Stop:
     def __init__(self, grace_seconds: float, final_report: Callable[[str], None]) -> None:
         """`final_report` is called with why the watcher ends the process."""
         self.reason = ""
+        # SIGTERM came, whoever handled it. Known at the end of the run.
+        self.signaled = False
         self._grace_seconds = grace_seconds
         self._final_report = final_report
         self._deadline = float("inf")
         self._pipe = SignalPipe()
         self._watcher: threading.Thread | None = None
-        self._over = self._answered = False
+        self._over = self._answered = self._forks = False
         self.listens = False
         # A signal may be meant for this process alone; the operator means the run.
         self.by_operator = False
@@ -169,10 +181,13 @@ class Stop:
             if threading.current_thread() is not threading.main_thread():
                 of = "and torch was imported by another one"
                 return f"only the main thread may handle SIGTERM, {of}"
+            if not self._forks:
+                os.register_at_fork(after_in_child=self._in_child)
+                self._forks = True
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                self._pipe.hear_signals()
                 return "the script handles SIGTERM itself"
             signal.signal(signal.SIGTERM, self._on_signal)
-            os.register_at_fork(after_in_child=self._in_child)
         hears = threading.current_thread() is threading.main_thread()
         if hears:
             # Also without a thread yet: another thread may import torch, and start it.
@@ -194,6 +209,10 @@ class Stop:
         self._pipe.wake()
         if threading.current_thread() is not threading.main_thread():
             return
+        if self._watcher is not None and not self.requested:
+            # It may have read a signal that is not written down yet.
+            self._watcher.join(WATCHER_ENDS_SECONDS)
+        self.signaled = self.signaled or signal.SIGTERM in self._pipe.unread()
         self._pipe.hear_no_signals()
         if self._is_handler:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -235,7 +254,10 @@ class Stop:
             self._leave(f"no safe point before the deadline ({self.reason})")
 
     def _hear(self) -> None:
-        if signal.SIGTERM in self._pipe.wait() and self._is_handler and not self._answered:
+        if signal.SIGTERM not in self._pipe.wait():
+            return
+        self.signaled = True
+        if self._is_handler and not self._answered:
             self._heard_at = time.monotonic()
             self.request("SIGTERM", self._grace_seconds)
 

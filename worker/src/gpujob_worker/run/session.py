@@ -312,7 +312,7 @@ class Session:
         held, needed = self.meter.window.peak_memory_bytes or None, self.state.needed_bytes
         end = end_of(error, stopped=stopped, used_bytes=held, predicted_bytes=needed)
         self.broke_off = end.broke_off
-        if not end.interrupted:
+        if not (end.interrupted or (end.clean and self._asked_early)):
             attempted("resume", lambda: self._on_end(end.clean), self.explanation)
         if end.note:
             self.explanation.note("stop", end.note)
@@ -346,9 +346,14 @@ class Session:
     @property
     def _left_early(self) -> bool:
         """Ended well, and is not known to have made the last step."""
+        return self._asked_early or self.is_unfinished
+
+    @property
+    def _asked_early(self) -> bool:
+        """Asked to end before the last step. A handler of the script's own ends with 0 then."""
         total = self.state.steps_total
-        early = self.stop.requested and (total is None or self.state.step < total)
-        return early or self.is_unfinished
+        asked = self.stop.requested or self.stop.signaled
+        return asked and (total is None or self.state.step < total)
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None

@@ -97,7 +97,7 @@ def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
     pods = inputs.job_pods.current
-    done = known_done(job, pods, circumstances_of(job, inputs))
+    done = known_done(job, pods, circumstances_of(job, inputs, now))
     known = with_done_ranks(job.status, done)
     if known is not job.status:
         job = replace(job, status=known)

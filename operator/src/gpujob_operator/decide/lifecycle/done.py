@@ -10,6 +10,8 @@ which none of them was known when it was first seen to have ended was done, and 
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from datetime import datetime
+from math import inf
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
@@ -51,9 +53,11 @@ class Circumstances:
     leaving_nodes: frozenset[str] = frozenset()
     # The newest one that came, of one of its workers.
     report: Report | None = None
+    # For how long it is known; the script may have gone on for so long without another one.
+    report_age_seconds: float = inf
 
 
-def circumstances_of(job: GPUJob, inputs: JobInputs) -> Circumstances:
+def circumstances_of(job: GPUJob, inputs: JobInputs, now: datetime) -> Circumstances:
     leaving = frozenset(
         site.node
         for site in inputs.sites
@@ -61,8 +65,11 @@ def circumstances_of(job: GPUJob, inputs: JobInputs) -> Circumstances:
         and site.facts.notice is not None
         and site.facts.notice.kind.stops_jobs
     )
-    report = inputs.report.report if inputs.report is not None else None
-    return Circumstances(job.status.stop, leaving, report)
+    newest = inputs.report
+    if newest is None:
+        return Circumstances(job.status.stop, leaving)
+    age_seconds = max(0.0, (now - newest.received_at).total_seconds())
+    return Circumstances(job.status.stop, leaving, newest.report, age_seconds)
 
 
 def outside_reason(pod: PodView) -> str:
@@ -95,7 +102,8 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
     if pod.reason == OOM_KILLED and (words is None or words.phase is not WorkerPhase.FINISHED):
         # Of its processes not the first, which went on, as a shell does.
         return False
-    if pod.termination is not None and _broke_off(pod.termination):
+    age_seconds = 0.0 if pod.termination is not None else around.report_age_seconds
+    if words is not None and _broke_off(words, age_seconds):
         return False
     return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))
 
@@ -112,7 +120,7 @@ def _made_last_step(words: Report) -> bool:
     return words.steps_total is not None and words.step >= words.steps_total > 0
 
 
-def _broke_off(words: Report) -> bool:
+def _broke_off(words: Report, age_seconds: float) -> bool:
     """Whether the script left long before the steps that it announced, and by no end that the
     worker sees: `os._exit(0)` in a signal handler of its own, or in a shell that ends with 0 after
     it. One that stops early says that it finished."""
@@ -120,7 +128,7 @@ def _broke_off(words: Report) -> bool:
     if says_how or words.steps_total is None or words.current is None:
         return False
     left_seconds = (words.steps_total - words.step) * words.current.step_seconds
-    return left_seconds > UNREPORTED_SECONDS
+    return left_seconds > UNREPORTED_SECONDS + age_seconds
 
 
 def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:

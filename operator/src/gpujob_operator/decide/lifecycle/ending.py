@@ -51,7 +51,7 @@ def end_attempt(
         cost=cost_so_far(job, inputs.sites, configuration, seconds),
     )
     job = replace(job, status=ended)
-    around = circumstances_of(job, inputs)
+    around = circumstances_of(job, inputs, now)
     judged = judge(job, pods, inputs.lost_nodes, around)
     access = configuration.device_access
     outcome = without_others_faults(job, judged, pods, inputs.sites, access)

@@ -41,7 +41,7 @@ def reason_to_stop(
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.spec.suspend:
         return StopReason(SUSPENDED, "spec.suspend is true", deadline)
-    done = known_done(job, pods, circumstances_of(job, inputs))
+    done = known_done(job, pods, circumstances_of(job, inputs, now))
     ended = [pod.name for pod in pods if pod.ended and pod.rank not in done]
     if ended:
         names = ", ".join(ended)
