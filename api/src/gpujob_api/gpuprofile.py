@@ -1,5 +1,6 @@
 """GPUProfile: measurements of a workload from earlier runs, one entry for each GPU model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
@@ -18,6 +19,7 @@ from gpujob_api.bounds import (
 from gpujob_api.codec import check
 from gpujob_api.gpujob import GPUS_PER_WORKER_MAX, WORKERS_MAX
 from gpujob_api.meta import Conditions, Metadata
+from gpujob_api.quantities import format_memory, format_seconds
 from gpujob_api.report import Joules, Seconds, Timing
 from gpujob_api.settings import TunedSettings
 
@@ -70,12 +72,43 @@ class GPUProfileSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GPUProfileSummary:
+    """The printer columns, ready to read."""
+
+    workload: Annotated[str, Text(128, clip=True)] = ""
+    step: Annotated[str, Text(64, clip=True)] = ""
+    memory: Annotated[str, Text(64, clip=True)] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GPUProfileStatus:
     observed_generation: Count = 0
     entries: Annotated[
         tuple[ProfileEntry, ...], Items(64, keys=("gpu_model", "torch_version"))
     ] = ()
+    summary: GPUProfileSummary = field(default_factory=GPUProfileSummary)
     conditions: Conditions = ()
+
+
+def summarize(spec: GPUProfileSpec, entries: Sequence[ProfileEntry]) -> GPUProfileSummary:
+    """What the workload is and what was measured last, for people: `train.py`, `1.4 s`."""
+    workload = spec.workload or _program(spec.command) or spec.image
+    if not entries:
+        return GPUProfileSummary(workload)
+    newest = entries[0]
+    timing = newest.current or newest.baseline
+    step = format_seconds(timing.step_seconds) if timing is not None else ""
+    return GPUProfileSummary(workload, step, format_memory(newest.memory_bytes))
+
+
+def _program(command: Sequence[str]) -> str:
+    """The script, the module of `python -m`, else the command's first word; without folders."""
+    # A shell's command is one word to Kubernetes.
+    words = [word.rsplit("/", 1)[-1] for part in command for word in part.split()]
+    script = next((word for word in words if word.endswith(".py")), "")
+    if not script and "-m" in words[:-1]:
+        script = words[words.index("-m") + 1]
+    return script or next(iter(words), "")
 
 
 @dataclass(frozen=True, slots=True)

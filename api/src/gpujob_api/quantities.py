@@ -134,6 +134,11 @@ def format_memory(amount_bytes: int) -> str:
     return f"{amount_bytes} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """Seconds with three digits: 1.23 s, 412 ms."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
 def is_gpu_uuid(text: str) -> bool:
     """True for the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
     return _GPU_UUID.fullmatch(text) is not None

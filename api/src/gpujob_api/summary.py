@@ -5,6 +5,9 @@ from typing import Annotated
 
 from gpujob_api.bounds import Text
 
+# The end of `progress` while training stands still for trials.
+STANDS_STILL = "tuning"
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpujob_api.codec import encode
-from gpujob_api.gpuprofile import GPUProfileStatus
+from gpujob_api.gpuprofile import GPUProfileStatus, summarize
 from gpujob_api.manifest import GPUPROFILE
 from gpujob_api.meta import API_VERSION
 from gpujob_api.unknown_fields import with_unknown_fields
@@ -31,6 +31,9 @@ def profile_status(
     """The profile with the status, valid only at this resourceVersion. `unknown` are the fields of
     the stored status that this version does not know: they stay.
     """
-    metadata = replace(save.profile.metadata, resource_version=resource_version)
-    status = with_unknown_fields(GPUProfileStatus, encode(save.profile.status), unknown)
+    profile = save.profile
+    metadata = replace(profile.metadata, resource_version=resource_version)
+    summary = summarize(profile.spec, profile.status.entries)
+    shown = encode(replace(profile.status, summary=summary))
+    status = with_unknown_fields(GPUProfileStatus, shown, unknown)
     return replacement(GPUPROFILE, metadata, status)

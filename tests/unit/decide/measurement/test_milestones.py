@@ -8,8 +8,9 @@ import pytest
 from gpujob_api.gpujob import GPUJobStatus
 from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB, MIB
-from gpujob_api.report import CheckpointReport, Speedup
+from gpujob_api.report import CheckpointReport, Speedup, WorkerPhase
 from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
+from gpujob_api.summary import Summary
 from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.profile import attempt_mode, profile_name
 from gpujob_operator.decide.model.plan import WriteStatus
@@ -46,6 +47,17 @@ def test_what_was_tuned_and_what_it_gave() -> None:
     assert said(tuned, tuned, tuned=TUNED, speedup=gain) == []
     # Settings of an earlier run, of which this one has measured nothing.
     assert said(START, tuned, tuned=TUNED) == [("Tuned", "runs with bfloat16, fused optimizer")]
+
+
+def test_that_training_stands_still_is_said_once() -> None:
+    tries: dict[str, Any] = {"phase": WorkerPhase.TUNING}
+    ((reason, text),) = said(START, START, **tries)
+    assert reason == "Tuning"
+    assert text.startswith("attempt 2 tries settings; training stands still meanwhile")
+    assert said(START, START, step=0, **tries) == [], "before the first step nothing stands still"
+    assert said(replace(START, summary=Summary(progress="step 10, tuning")), START, **tries) == []
+    assert said(replace(START, tuning_seconds=3.0), START, **tries) == [], "between two trials"
+    assert said(START, replace(START, attempt=3), **tries) == [], "of an earlier attempt"
 
 
 def test_a_script_that_runs_as_written_is_no_news_unless_it_did_not() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.meta import ConditionStatus
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_memory, format_seconds
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode
-from gpujob_api.summary import Summary
+from gpujob_api.summary import STANDS_STILL, Summary
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.lifecycle.cost import cost_text
 from gpujob_operator.decide.model import conditions
@@ -41,11 +41,6 @@ def summarize(
         cost=cost_text(job, status, sites),
         reason=_reason(status.phase, stated),
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds with three digits: 1.23 s, 412 ms."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def _where(status: GPUJobStatus) -> str:
@@ -101,7 +96,7 @@ def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
     if received is None or received.report.attempt != status.attempt:
         return ""
     tuning = received.report.phase is WorkerPhase.TUNING and received.report.step > 0
-    return "tuning" if tuning and status.phase is JobPhase.RUNNING else ""
+    return STANDS_STILL if tuning and status.phase is JobPhase.RUNNING else ""
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.quantities import format_count, format_memory
-from gpujob_api.report import CheckpointReport, Report
+from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_api.summary import STANDS_STILL
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.protection import (
@@ -39,6 +40,12 @@ def _milestones(
         elif lost := _steps_made(before):
             text = f"attempt {after.attempt} starts from the beginning; {_steps_lost(lost)}"
             yield EventNote("RestartedFromBeginning", text, EventType.WARNING)
+    if _begins_to_tune(before, after, report):
+        yield EventNote(
+            "Tuning",
+            f"attempt {after.attempt} tries settings; training stands still meanwhile, for about "
+            "2 % of the run, 12 to 120 s (optimize.mode: Off leaves it out)",
+        )
     if after.tuned is not None and after.tuned != before.tuned:
         if mode is OptimizeMode.AUTO:
             reason, text = "Tuned", _tuned(before.tuned, after.tuned, report)
@@ -121,6 +128,15 @@ def _tuned(before: TunedSettings | None, after: TunedSettings, report: Report | 
         f"runs with {words}: a step is {gain.ratio:.2f} times as fast "
         f"(95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs)"
     )
+
+
+def _begins_to_tune(before: GPUJobStatus, after: GPUJobStatus, report: Report | None) -> bool:
+    """Of a job that was not tuned yet, for the first of its trials."""
+    if report is None or report.attempt != after.attempt:
+        return False
+    tries = report.phase is WorkerPhase.TUNING and report.step > 0
+    known = before.tuning_seconds is not None or before.summary.progress.endswith(STANDS_STILL)
+    return tries and not known
 
 
 def _is_first(before: GPUJobStatus, saved: CheckpointReport) -> bool:

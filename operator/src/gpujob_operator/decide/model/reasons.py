@@ -145,6 +145,7 @@ EVENTS: Meanings = {
     "QueueChanged": "the queue that `spec.queue` names now admitted the attempt that runs",
     "PriorityCapped": "`spec.priority` is beyond what the queue of the running attempt gives",
     "Placed": "GPUs are reserved for an attempt: which, how much of each, and what that rests on",
+    "Tuning": "an attempt begins to try settings: training stands still meanwhile; once for a job",
     "Tuned": "which settings are in force, and how much faster steps are with them",
     "Recommends": "which settings were measured to be faster, where `optimize.mode: Recommend` "
     "applies none",
