@@ -257,6 +257,7 @@ def odd_pods(draw: st.DrawFn, jobs: tuple[GPUJob, ...], number: int) -> PodView:
         termination=draw(st.none() | reports),
         reason=draw(st.sampled_from(REASONS)),
         scheduled_since=draw(maybe_times),
+        preempts=draw(mostly(False, True)),
         sandbox_ready=draw(mostly(True, False)),
         pulls_images=draw(mostly(False, True)),
         last_change_at=draw(maybe_times),

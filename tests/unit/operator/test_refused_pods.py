@@ -123,6 +123,12 @@ FAILING = {"waiting": {"reason": "ImagePullBackOff"}}
 CRASHING = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 
+@pytest.mark.parametrize("node", [None, "", "n0", 7])
+def test_whether_kube_scheduler_preempts_others_for_a_pod(node: Any) -> None:
+    view = pod_view({**pod_manifest(make_job()), "status": {"nominatedNodeName": node}})
+    assert view.preempts is (node == "n0")
+
+
 @pytest.mark.parametrize(
     ("status", "ready", "pulls"),
     [

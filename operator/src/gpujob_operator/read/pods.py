@@ -128,6 +128,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         grace_seconds=_grace_seconds(spec),
         record=_record_in(metadata["annotations"]),
         scheduled_since=moment(_condition(status, "PodScheduled").get("lastTransitionTime")),
+        preempts=bool(text(status.get("nominatedNodeName"))),
         sandbox_ready=sandbox.get("status") != "False",
         last_change_at=_last_change(status),
         pulls_images=sandbox.get("status") == "True" and _nothing_started(status, state),

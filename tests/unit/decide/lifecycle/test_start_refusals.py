@@ -65,6 +65,16 @@ def stop_of(found: NextStep) -> str:
     return found.status.stop.reason if found.status.stop is not None else ""
 
 
+def test_a_pod_for_which_kube_scheduler_preempts_others_waits_for_their_end() -> None:
+    """They have a grace of minutes. Else each try would end somebody's pods for nothing."""
+    job = placed(make_job())
+    assert stop_of(step(job, unschedulable(job), at=30)) == "Unschedulable"
+    last = CONFIGURATION.start_timeout_seconds
+    pod = unschedulable(job, preempts=True)
+    assert stop_of(step(job, pod, at=last - 1)) == ""
+    assert stop_of(step(job, pod, at=last + 1)) == "Unschedulable"
+
+
 def test_a_pod_that_the_api_server_refuses_ends_the_attempt_at_once() -> None:
     job = placed(make_job())
     found = step(job, refused_pods=(refused(job),))

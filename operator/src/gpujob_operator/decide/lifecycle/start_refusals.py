@@ -123,6 +123,9 @@ def _of_pod(
         limit = _SCHEDULER_SECONDS.get(pod.reason)
         if limit is None:
             return None
+        if pod.preempts:
+            # They have their grace. To give up before would end them for nothing, node by node.
+            limit = max(limit, configuration.start_timeout_seconds)
         text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
         # The volume would be made no sooner for another node.
         is_of_node = _UNBOUND_CLAIM not in pod.message

@@ -72,6 +72,8 @@ class PodView:
     grace_seconds: int | None = None
     # Since when kube-scheduler has had the same answer: the pod's node, or that there is none.
     scheduled_since: datetime | None = None
+    # kube-scheduler preempts other pods for it, and waits for their end.
+    preempts: bool = False
     # Its volumes and network are there; True where the kubelet does not say.
     sandbox_ready: bool = True
     # Nothing of it has started, because images are being pulled, as far as anybody can tell.
