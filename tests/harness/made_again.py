@@ -20,7 +20,7 @@ from gpujob_worker.checkpoint.errors import UnsavableError
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.put_back import PutBack, deep_calls
-from gpujob_worker.resume.script_values import Baseline, ScriptValues
+from gpujob_worker.resume.script_values import Baseline, ScriptValues, see_kept
 
 NAME = "train_of_test"
 # At the beginning of each script.
@@ -77,6 +77,7 @@ class MadeAgain:
         made = made_in(variables)
         for each in made:
             self.baseline.sees_structure(each)
+        see_kept(made, self.baseline)
         values = ScriptValues(made, self.baseline, first=True)
         for name, value in own(variables).items():
             try:

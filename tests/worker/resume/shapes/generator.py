@@ -34,6 +34,7 @@ def digest(tensors):
         found.update(tensor.detach().float().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 """
+LIBRARY_SHARE = 0.1
 # In this order: later ones read what earlier ones have decided.
 PARTS: dict[str, tuple[float, Part]] = {
     **training_parts.PARTS,
@@ -67,6 +68,10 @@ def generate(seed: int) -> Shape:
     models.add_model(script)
     script.setup.append(f"$loader = {models.loader(script)}")
     script.setup += ["$micro = 0"] if script.accumulation > 1 else []
+    # Drawn apart, so that all other scripts stay what they were.
+    if random.Random(f"library {seed}").random() < LIBRARY_SHARE:
+        script.labels["library"] = "standin"
+        state_parts.library(script)
     is_over_epochs = script.one_of("over", {"epochs": 7, "steps": 3}) == "epochs"
     parts = _add_parts(script, is_over_epochs)
     if script.resumes_itself:

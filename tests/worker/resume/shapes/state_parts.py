@@ -1,6 +1,11 @@
 """What scripts keep beside torch's state: averages, histories, buffers, generators, counters."""
 
+from pathlib import Path
+
 from tests.worker.resume.shapes.script import OUTPUTS, ROWS, Part, Script
+
+# What lies there counts as installed.
+LIBRARIES = Path(__file__).parent / "site-packages"
 
 
 def running_mean(script: Script) -> None:
@@ -303,6 +308,23 @@ def confusion(script: Script) -> None:
         "    $confusion[one, other] += 1",
     ]
     script.results.append('print("confusion", $confusion.tolist())')
+
+
+def library(script: Script) -> None:
+    """A part of the model whose library keeps what its forward passes decide."""
+    if not script.is_module:
+        return
+    script.top += [
+        "import sys",
+        f"sys.path.insert(0, {str(LIBRARIES)!r})",
+        "import standin",
+    ]
+    script.setup.append(f"$head = standin.Head(standin.Config({OUTPUTS}))")
+    script.forward.insert(1, "pred = $head(pred)")
+    script.results.append(
+        'print("head", $head.config.problem_type, sorted($head.config.lengths.items()),'
+        " $head.means, $head.last.item())"
+    )
 
 
 PARTS: dict[str, tuple[float, Part]] = {

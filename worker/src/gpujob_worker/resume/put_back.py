@@ -36,6 +36,7 @@ from gpujob_worker.resume.tensor_memory import (
     layout,
     layout_of,
     owner_of,
+    parts_of,
     plain_digest,
     storage_key,
     storage_key_of,
@@ -47,6 +48,7 @@ from gpujob_worker.resume.value_kinds import (
     CONTAINERS,
     ITERATORS,
     KIND,
+    LEFT,
     TENSORS,
     attributes,
     attributes_of_module,
@@ -57,6 +59,7 @@ from gpujob_worker.resume.value_kinds import (
     constant_text,
     found_global,
     functions_of_class,
+    held_by_loader,
     is_of_script,
     is_plain_object,
     name_of,
@@ -95,7 +98,7 @@ class PutBack:
             self._own(each)
 
     def _own(self, made: Any) -> None:
-        tensors = [tensor for _, tensor in tensors_of(made)] if _is_module(made) else []
+        tensors = [tensor for _, tensor in tensors_of(parts_of(made))] if _is_module(made) else []
         if isinstance(made, torch.optim.Optimizer):
             states = [dict(state).values() for state in made.state.values()]
             tensors += [each for state in states for each in state if type(each) is torch.Tensor]
@@ -150,7 +153,7 @@ class PutBack:
 
     def _part(self, of: Any, path: str) -> torch.Tensor:
         number, name = of
-        for known, tensor in tensors_of(self._made[number]):
+        for known, tensor in tensors_of(parts_of(self._made[number])):
             if known == name:
                 return tensor
         raise MismatchError(f"{path}: {type(self._made[number]).__name__} has no {name}")
@@ -357,11 +360,17 @@ class PutBack:
         values = {
             name: self.value(entry, before.get(name), f"{path}.{name}")
             for name, entry in saved.items()
+            if not self._is_made_later(entry, before.get(name))
         }
         for name in before:
-            if name not in values:
+            if name not in saved:
                 object.__delattr__(target, name)
         set_attributes(target, before, values)
+
+    def _is_made_later(self, encoded: Encoded, existing: Any) -> bool:
+        """What only its library can read, and makes when it needs it."""
+        by_library = isinstance(encoded, tuple) and self._nodes[int(encoded[1])][KIND] == LEFT
+        return existing is None and by_library
 
     def make_same(self, index: int, node: Any, existing: Any, path: str) -> None:
         if name_of(type(existing)) != node["type"]:
@@ -546,9 +555,7 @@ class PutBack:
         of.tell_epochs(node["epochs"])
         if of.orders() != node["orders"]:
             raise MismatchError(f"{path} has a sampler of other weights or indices than it had")
-        held = (loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn)
-        own = [each for each in held if each is not None and is_of_script(type(each))]
-        for encoded, each in zip(node.get("own", ()), own, strict=False):
+        for encoded, each in zip(node.get("own", ()), held_by_loader(loader), strict=False):
             self.value(encoded, each, path)
 
     def make_later_loader(self, index: int, node: Any, existing: Any, path: str) -> None:
@@ -703,6 +710,8 @@ class PutBack:
             del own[key]
         for key, encoded in saved.items():
             before = own.get(key)
+            if self._is_made_later(encoded, before):
+                continue
             value = self.value(encoded, before, f"{type(target).__name__}.{key}")
             if value is not before or key not in own:
                 own[key] = value
@@ -735,7 +744,7 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
     "made": PutBack.make_made, "part": PutBack.make_part, "of optimizer": PutBack.make_of_optimizer,
     "inner module": PutBack.make_inner_module, "module": PutBack.make_module,
     "tensor": PutBack.make_tensor, "array": PutBack.make_array,
-    "unchanged": PutBack.make_unchanged, "same": PutBack.make_same,
+    "unchanged": PutBack.make_unchanged, "same": PutBack.make_same, LEFT: PutBack.make_same,
     "constant": PutBack.make_constant, "made constant": PutBack.make_made_constant,
     "member": PutBack.make_member, "global": PutBack.make_global,
     "builtin method": PutBack.make_builtin_method, "count": PutBack.make_count,

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.made_at import MadeAt, made_at
 from gpujob_worker.resume.script_place import At, current_frame
 from gpujob_worker.resume.sharded import (
+    is_spread_possible,
     joined_module,
     joined_optimizer,
     shape_of,
@@ -75,7 +77,10 @@ class ScriptObjects:
         """What has a state of its own: modules that are in no other one, and all but loaders."""
         made = [found for found in self._alive() if not isinstance(found, DataLoader)]
         modules = [found for found in made if isinstance(found, torch.nn.Module)]
-        inner = {id(part) for module in modules for part in module.modules() if part is not module}
+        inner: set[int] = set()
+        for module in modules:
+            if id(module) not in inner:  # its parts are those of another one
+                inner.update(id(part) for part in module.modules() if part is not module)
         return [
             found
             for found in made
@@ -200,13 +205,17 @@ _STATES_OF_THEIR_OWN = {
 
 def _has_memory(module: torch.nn.Module) -> bool:
     """Whether it has a state: a skeleton for `functional_call` has none."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    if any(tensor.device.type != "meta" for tensor in tensors):
+        return True
     values = module.state_dict().values()
     return any(getattr(value, "device", None) != torch.device("meta") for value in values)
 
 
 def _state_of(found: Any) -> Any:
     try:
-        return with_own_parts(found.state_dict())
+        state = found.state_dict()
+        return with_own_parts(state) if is_spread_possible() else state
     except Exception as error:  # whatever a class of the script raises
         text = f"the state of {_kind(found)} cannot be read: {type(error).__name__}: {error}"
         raise UnsavableError(text[:500]) from None

@@ -26,7 +26,7 @@ from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.value_kinds import is_of_script
 
-FORMAT = 4
+FORMAT = 5
 _OF_SCRIPT = "_gpujob_of_script"
 
 

@@ -9,6 +9,7 @@ its hash is compared. What cannot be read is a reason not to save at all.
 """
 
 import collections
+import contextlib
 import enum
 import functools
 import inspect
@@ -35,12 +36,14 @@ from gpujob_worker.resume.passes import Passes, pass_of
 from gpujob_worker.resume.persistent_workers import is_begun, memory_refusal
 from gpujob_worker.resume.random_numbers import Generators
 from gpujob_worker.resume.tensor_memory import (
+    Parts,
     address_key,
     bytes_of,
     bytes_of_array,
     digest_of,
     may_go_backward,
     owner_of,
+    parts_of,
     plain_digest,
     storage_key,
     structure_of,
@@ -48,12 +51,14 @@ from gpujob_worker.resume.tensor_memory import (
     unsaved_buffers,
 )
 from gpujob_worker.resume.value_kinds import (
+    AROUND_DATA,
     AS_IT_IS,
     BASES,
     CONSTANT,
     CONTAINERS,
     ITERATORS,
     KIND,
+    LEFT,
     MEMBER_OWN,
     PLAIN,
     READ,
@@ -66,6 +71,7 @@ from gpujob_worker.resume.value_kinds import (
     constant_text,
     functions_of_class,
     global_name,
+    held_by_loader,
     inner_containers,
     is_of_script,
     is_plain_object,
@@ -102,13 +108,14 @@ class Baseline:
         self._structures: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
     def sees_structure(self, made: Any) -> None:
-        self._structures[id(made)] = weakref.ref(made), structure_of(made)
+        parts = parts_of(made) if isinstance(made, torch.nn.Module) else []
+        self._structures[id(made)] = weakref.ref(made), structure_of(made, parts)
 
-    def has_other_structure(self, made: Any) -> bool:
-        """Whether it is known, and was made of other parts."""
+    def has_other_structure(self, made: Any, parts: Parts) -> bool:
+        """Whether it is known, and was made of other parts than these."""
         reference, before = self._structures.get(id(made), (None, None))
         known = reference is not None and reference() is made
-        return known and structure_of(made) != before
+        return known and structure_of(made, parts) != before
 
     def sees_memory(self, key: int, path: str, content: Any) -> None:
         digest, paths = self._memory.get(key) or (digest_of(content), set[str]())
@@ -151,6 +158,8 @@ class ScriptValues:
         self.nodes: list[Any] = []
         self._baseline, self._first = baseline, first
         self._made = {id(each): number for number, each in enumerate(made)}
+        # By identity of a module that is made, its parts.
+        self._inside: dict[int, Parts] = {}
         self._parts: dict[int, tuple[int, str]] = {}
         self._inner: dict[int, tuple[int, str]] = {}
         self._part_storages: dict[int, tuple[int, str]] = {}
@@ -164,7 +173,9 @@ class ScriptValues:
         # Parts of optimizers; tensors of which `ScriptGradients` keeps the gradients.
         self._of_optimizers: dict[int, tuple[int, str, int]] = {}
         self._stepped: set[int] = set()
-        self._waiting: collections.deque[tuple[int, Any, str]] = collections.deque()
+        self._waiting: collections.deque[tuple[int, Any, str, bool]] = collections.deque()
+        # Whether an object of a library has what is described, and a module or a loader has that.
+        self._of_library = False
         for number, each in enumerate(made):
             if isinstance(each, torch.nn.Module):
                 self._own_parts(number, each)
@@ -172,11 +183,12 @@ class ScriptValues:
                 self._own_groups(number, each)
 
     def _own_parts(self, number: int, module: torch.nn.Module) -> None:
-        for name, tensor in tensors_of(module):
+        parts = self._inside[id(module)] = parts_of(module)
+        for name, tensor in tensors_of(parts):
             self._parts.setdefault(id(tensor), (number, name))
             if type(tensor) in TENSORS and tensor.layout is torch.strided and tensor.numel():
                 self._part_storages.setdefault(storage_key(tensor), (number, name))
-        for name, part in module.named_modules():
+        for name, part in parts:
             self._inner.setdefault(id(part), (number, name))
 
     def _own_groups(self, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -223,13 +235,16 @@ class ScriptValues:
         if id(value) in self._within:
             self._read_whole(*self._within[id(value)])
         index = self._known.get(id(value))
+        if index is not None and not self._of_library and _is_left(self.nodes[index]):
+            # A variable of the script has it, too.
+            self.nodes[index] = self._describe(value, path)
         if index is None:
             index = self._known[id(value)] = len(self.nodes)
             if index >= NODES_MAX:
                 raise UnsavableError(f"its variables hold more than {NODES_MAX} values")
             self._alive.append(value)
             self.nodes.append(None)
-            self._waiting.append((index, value, path))
+            self._waiting.append((index, value, path, self._of_library))
         return ("r", index)
 
     def _read_whole(self, container: Any, path: str) -> None:
@@ -238,9 +253,12 @@ class ScriptValues:
         self.nodes[self._known[id(container)]] = self._whole_container(container, path)
 
     def _read(self) -> None:
-        while self._waiting:
-            index, value, path = self._waiting.popleft()
-            self.nodes[index] = self._describe(value, path)
+        try:
+            while self._waiting:
+                index, value, path, self._of_library = self._waiting.popleft()
+                self.nodes[index] = self._describe(value, path)
+        finally:
+            self._of_library = False
 
     def _stays(self, scope: str, name: str, value: Any) -> bool:
         """Whether the variable has what it had before the first step, and that has no state."""
@@ -423,6 +441,8 @@ class ScriptValues:
     def _function(self, value: Any, path: str) -> dict[str, Any]:
         name, code = global_name(value), code_key(value)
         node: dict[str, Any] = {KIND: "function", "name": name, "code": code}
+        if name is None and self._of_library and not is_of_script(value):
+            return self._left(value)
         if name is None:
             self._is_made_before(path, code)
         if not is_of_script(value):
@@ -453,6 +473,8 @@ class ScriptValues:
             return {KIND: "global", "name": name}
         owner = getattr(value, "__self__", None)
         if owner is None or isinstance(owner, types.ModuleType):
+            if self._of_library:
+                return self._left(value)
             raise UnsavableError(f"{path} is the function {value.__name__} of an unknown module")
         own = self.encode(owner, path)
         return {KIND: "builtin method", "self": own, "name": value.__name__}
@@ -480,6 +502,10 @@ class ScriptValues:
         name = name_of(type(value))
         self._is_made_before(path, name)
         return {KIND: "same", "type": name}
+
+    def _left(self, value: Any) -> dict[str, Any]:
+        """What only its library can read, in an object of a library: that makes it again."""
+        return {KIND: LEFT, "type": name_of(type(value))}
 
     def _is_made_before(self, path: str, what: str) -> None:
         """A resume finds there what the script makes before it trains, and nothing else."""
@@ -547,10 +573,20 @@ class ScriptValues:
         }
         if self._first and isinstance(value.dataset, torch.utils.data.TensorDataset):
             return described
-        held = (value.dataset, value.sampler, value.batch_sampler, value.collate_fn)
-        own = [each for each in held if each is not None and is_of_script(type(each))]
-        described["own"] = [self.encode(each, f"{path}.{type(each).__name__}") for each in own]
+        described["own"] = [
+            self._kept(each, each, f"{path}.{type(each).__name__}")
+            for each in held_by_loader(value)
+        ]
         return described
+
+    def _kept(self, owner: Any, value: Any, path: str) -> Encoded:
+        """A value that a module, an optimizer or a loader has; the owner tells whose it is."""
+        before = self._of_library
+        self._of_library = before or not is_of_script(type(owner))
+        try:
+            return self.encode(value, path)
+        finally:
+            self._of_library = before
 
     def _later_loader(self, value: Any, path: str) -> dict[str, Any]:
         arguments = later_loaders.arguments_of(value)
@@ -612,10 +648,17 @@ class ScriptValues:
     def _object(self, value: Any, path: str) -> dict[str, Any]:
         kind = type(value)
         name = name_of(kind)
-        if name not in READ and learns_nothing(kind):
+        own = is_of_script(kind)
+        if self._of_library and not own and self._only_library_reads(kind):
+            return self._left(value)
+        if name not in READ and learns_nothing(kind) and not isinstance(value, AROUND_DATA):
             return self.same(value, path)
-        if isinstance(value, Dataset) and not is_of_script(kind):
-            return self.same(value, path)
+        if isinstance(value, Dataset) and not own and not self._of_library:
+            self._is_made_before(path, name)
+            if not is_plain_object(kind):
+                return self.same(value, path)
+            self._of_library = True
+        self._of_library = self._of_library and not own
         described: dict[str, Any] = {KIND: "object", "class": self.encode(kind, path)}
         base = next((each for each in kind.__mro__ if each in BASES), None)
         if not is_plain_object(kind):
@@ -625,14 +668,18 @@ class ScriptValues:
         described["attributes"] = self._attributes(attributes(value), path)
         return described
 
+    def _only_library_reads(self, kind: type) -> bool:
+        read = name_of(kind) in READ or issubclass(kind, AROUND_DATA)
+        return not read and (learns_nothing(kind) or not is_plain_object(kind))
+
     def modules(self, made: Sequence[Any]) -> list[Any]:
-        """What modules have besides parameters and buffers: flags, and attributes of the script's
-        own classes; also those of optimizers.
+        """What modules have besides parameters and buffers: flags, and attributes; also those of
+        optimizers.
         """
         found: list[Any] = []
         for each in made:
             if isinstance(each, torch.optim.Optimizer):
-                own = self._attributes(attributes_of_optimizer(each), _kind_name(each))
+                own = self._attributes_of(each, attributes_of_optimizer(each))
                 self._read()
                 found.append(own)
                 continue
@@ -641,9 +688,20 @@ class ScriptValues:
                 continue
             parts = self._parts_of(each)
             self._read()
-            learns = {name: tensor.requires_grad for name, tensor in each.named_parameters()}
+            tensors = tensors_of(self._inside[id(each)])
+            learns = {
+                name: tensor.requires_grad
+                for name, tensor in tensors
+                if isinstance(tensor, torch.nn.Parameter)
+            }
             found.append({"parts": parts, "learns": learns, "buffers": unsaved_buffers(each)})
         return found
+
+    def sees_kept(self, made: Sequence[Any]) -> None:
+        for each in made:
+            with contextlib.suppress(UnsavableError, RecursionError):
+                self.modules([each])
+            self._forget(0)
 
     def _module(self, value: torch.nn.Module, path: str) -> dict[str, Any]:
         """A part of a module that is saved, or one without a state of its own."""
@@ -654,14 +712,21 @@ class ScriptValues:
 
     def _parts_of(self, module: torch.nn.Module) -> dict[str, Any]:
         return {
-            name: (part.training, self._attributes(attributes_of_module(part), _kind_name(part)))
-            for name, part in module.named_modules()
+            name: (part.training, self._attributes_of(part, attributes_of_module(part)))
+            for name, part in self._inside.get(id(module)) or parts_of(module)
+        }
+
+    def _attributes_of(self, owner: Any, values: Names) -> Names:
+        kind = _kind_name(owner)
+        return {
+            name: each if type(each) in PLAIN else self._kept(owner, each, f"{kind}.{name}")
+            for name, each in values.items()
         }
 
     def structures(self, made: Sequence[Any]) -> None:
         """Raises `UnsavableError` for one that got other parts than a resume gives it."""
         for each in made:
-            if self._baseline.has_other_structure(each):
+            if self._baseline.has_other_structure(each, self._inside.get(id(each), [])):
                 raise UnsavableError(
                     f"{_kind_name(each)} got other parts or parameters while the script trained"
                 )
@@ -679,6 +744,19 @@ class ScriptValues:
                         found.append((number, at, place, self.encode(tensor, path)))
         self._read()
         return found
+
+
+def _is_left(node: Any) -> bool:
+    return node is not None and node.get(KIND) == LEFT
+
+
+def see_kept(made: Sequence[Any], baseline: Baseline) -> None:
+    """What only the script can make, of what modules and optimizers have besides their states.
+    Large values are not noted: a forward pass may have made them, and a resume makes none.
+    """
+    seen = Baseline()
+    ScriptValues(made, seen, first=True).sees_kept(made)
+    baseline.made |= seen.made
 
 
 def _kind_name(value: Any) -> str:

@@ -16,7 +16,7 @@ from gpujob_worker.resume.put_back import PutBack, deep_calls, is_self_contained
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
-from gpujob_worker.resume.script_values import Baseline, ScriptValues
+from gpujob_worker.resume.script_values import Baseline, ScriptValues, see_kept
 
 # Reasons that are reported, of an inexact resume that the user asked for.
 _LEFT_MAX = 5
@@ -46,6 +46,7 @@ class ScriptVariables:
         made = self._objects.all()
         for each in made:
             self._baseline.sees_structure(each)
+        see_kept(made, self._baseline)
         values = ScriptValues(made, self._baseline, first=True)
         for scope, names in self._scopes(functions, all_names=True):
             for name, value in names.items():

@@ -35,6 +35,11 @@ def sharding_refusal(module: torch.nn.Module) -> str | None:
     return None
 
 
+def is_spread_possible() -> bool:
+    """Whether there may be tensors that are spread: there are none without a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def with_own_parts(state: Any) -> Any:
     """The same nested state, with plain tensors of this process alone."""
     if is_sharded(state):

@@ -7,31 +7,49 @@ import numpy as np
 import torch
 import xxhash
 
+Parts = list[tuple[str, torch.nn.Module]]
 
-def tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
+
+def parts_of(module: torch.nn.Module) -> Parts:
+    return list(module.named_modules())
+
+
+def tensors_of(parts: Parts) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, each under its first name."""
+    found = {id(tensor): (name, tensor) for name, tensor in reversed(_all_tensors(parts))}
+    return list(found.values())[::-1]
+
+
+# pyright: reportPrivateUsage=false
+def _all_tensors(parts: Parts) -> list[tuple[str, torch.Tensor]]:
+    """Also under further names. Torch's own lists walk through all parts for each kind."""
+    kinds = ([part._parameters for _, part in parts], [part._buffers for _, part in parts])
+    return [
+        (f"{prefix}.{name}" if prefix else name, tensor)
+        for tensors in kinds
+        for (prefix, _), own in zip(parts, tensors, strict=True)
+        for name, tensor in own.items()
+        if tensor is not None
+    ]
 
 
 def unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    saved = module.state_dict(keep_vars=True)
-    return {name: value for name, value in module.named_buffers() if name not in saved}
+    buffers = dict(module.named_buffers())
+    saved = module.state_dict(keep_vars=True) if buffers else {}
+    return {name: value for name, value in buffers.items() if name not in saved}
 
 
-def structure_of(made: Any) -> Any:
-    """What of a module or an optimizer has to be alike for a state to fit."""
+def structure_of(made: Any, parts: Parts) -> Any:
+    """What of a module with these parts, or of an optimizer, has to be alike for a state to fit."""
     if isinstance(made, torch.optim.Optimizer):
         return [len(group["params"]) for group in made.param_groups]
     if not isinstance(made, torch.nn.Module):
         return None
     first: dict[int, str] = {}
     unsaved = unsaved_buffers(made)
-    tensors = [
-        *made.named_parameters(remove_duplicate=False),
-        *made.named_buffers(remove_duplicate=False),
-    ]
-    return [name for name, _ in made.named_modules()], [
+    return [name for name, _ in parts], [
         (name, tensor.dtype, tensor.shape, first.setdefault(id(tensor), name))
-        for name, tensor in tensors
+        for name, tensor in _all_tensors(parts)
         if name not in unsaved
     ]
 

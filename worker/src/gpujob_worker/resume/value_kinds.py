@@ -23,6 +23,8 @@ import torch
 from gpujob_worker.resume.script_source import is_script_file
 
 KIND = "k"
+# The kind of a node for what only its library can read, and makes again.
+LEFT = "left"
 # A class of its own for buffers is younger than the oldest torch that is known here.
 TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -58,6 +60,14 @@ _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "tor
 # An `argparse.Namespace` is where scripts keep numbers that they change.
 READ = ("argparse.Namespace", "types.SimpleNamespace")
 MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
+# What torch's recurrent layers make of their parameters, and make again.
+_OF_LAYERS = frozenset((
+    "_all_weights", "_flat_weight_refs", "_flat_weights", "_flat_weights_names",
+))  # fmt: skip
+# Torch's data sets that hand on what others have.
+AROUND_DATA = (
+    torch.utils.data.Subset, torch.utils.data.ConcatDataset, torch.utils.data.ChainDataset,
+)  # fmt: skip
 # What torch puts into every optimizer: its state tells it, or the script's code makes it.
 _OPTIMIZER_OWN = frozenset((
     "defaults", "param_groups", "state", "step", "_opt_called",
@@ -134,30 +144,60 @@ def functions_of_class(kind: type) -> dict[str, str]:
 
 
 def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
-    """What a module has besides its parts, its parameters and its buffers: all that a module of the
-    script has, and the numbers of others, such as the share of a dropout.
+    """What a module has besides its parts, its parameters and its buffers. Of torch's own layers
+    what torch declares for them is left out, but for numbers such as the share of a dropout.
     """
-    own = is_of_script(type(part)) or type(part).__module__.startswith("torchmetrics")
+    made = _made_with(type(part))
     return {
         name: value
         for name, value in vars(part).items()
         if name not in MODULE_OWN
+        and (type(value) in PLAIN or (made is not None and name not in made))
         and not isinstance(value, torch.nn.Module)
         # What the worker put there it puts there again.
         and not type(value).__module__.startswith("gpujob_worker.")
-        and (own or type(value) in PLAIN)
     }
 
 
+@functools.lru_cache(maxsize=4096)
+def _made_with(kind: type) -> frozenset[str] | None:
+    """Attributes that stay as torch makes them in its layers; None for all that are not plain."""
+    if not kind.__module__.startswith("torch."):
+        return frozenset()
+    if not kind.__module__.startswith("torch.nn.modules."):
+        return None
+    declared = [vars(each).get("__constants__", ()) for each in kind.__mro__]
+    annotated = [vars(each).get("__annotations__", ()) for each in kind.__mro__]
+    return _OF_LAYERS.union(*declared, *annotated)
+
+
 def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What one of the script's own class keeps beside its state: counters, averages."""
-    if not is_of_script(type(optimizer)):
+    """What one that is not torch's keeps beside its state: counters, averages."""
+    if type(optimizer).__module__.startswith("torch."):
         return {}
     return {
         name: value
         for name, value in vars(optimizer).items()
         if name not in _OPTIMIZER_OWN and not name.startswith("_optimizer_")
     }
+
+
+def held_by_loader(loader: Any) -> list[Any]:
+    """What of the script or of a library a loader calls, and may change by it."""
+    held = (loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn)
+    of_script = [each for each in held if each is not None and is_of_script(type(each))]
+    called = [loader.dataset, loader.collate_fn]
+    return [*of_script, *(each for each in called if _may_keep(each))]
+
+
+def _may_keep(called: Any) -> bool:
+    kind = type(called)
+    if isinstance(called, types.FunctionType):
+        return is_of_script(called)
+    if isinstance(called, (types.MethodType, functools.partial, *AROUND_DATA)):
+        return True
+    of_torch = kind.__module__.startswith("torch.")
+    return not (of_torch or is_of_script(kind) or learns_nothing(kind) or kind in _ATOMS)
 
 
 def inner_containers(value: Any) -> list[int]:
