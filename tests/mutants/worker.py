@@ -144,8 +144,8 @@ COMMITS = (
     _of(
         "a small file is written in place",
         "manifest.py",
-        '    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")\n',
-        "    temporary = path\n",
+        '    return path.with_name(f".{path.name}.tmp-{os.getpid()}")\n',
+        "    return path\n",
         _STORE,
         _WRITER,
     ),

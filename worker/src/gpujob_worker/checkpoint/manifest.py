@@ -25,13 +25,31 @@ _SMALL_BYTES_MAX = 16 << 20
 
 def write_durably(path: Path, data: bytes) -> None:
     """The file with these bytes is on the disk when this returns; never half of it."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = _beside(path)
     with temporary.open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def write_at_once(path: Path, data: bytes) -> None:
+    """The file with these bytes, or what was there before; after a crash of the machine neither may
+    be there.
+    """
+    temporary = _beside(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    temporary.replace(path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
 
 
 def sync_directory(path: Path) -> None:

@@ -35,6 +35,9 @@ class StagingBuffer:
     def __init__(self, available: Callable[[], int | None] = available_bytes) -> None:
         self._available = available
         self._block: torch.Tensor | None = None
+        # The views of the block that the last state took, and what that consisted of.
+        self._views: dict[str, torch.Tensor] = {}
+        self._layout: list[tuple[str, torch.dtype, torch.Size]] = []
         self._pinned = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -45,8 +48,11 @@ class StagingBuffer:
 
     def refusal(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Why the tensors cannot be copied here; None when they can."""
-        needed, free = int(data_bytes(tensors) * HEADROOM), self._available()
+        needed = int(data_bytes(tensors) * HEADROOM)
         more = needed - self.size_bytes
+        if more <= 0:
+            return None
+        free = self._available()
         if free is None or more <= free * SHARE_MAX:
             return None
         return f"a copy of {needed} bytes takes more than half of the {free} bytes of host memory"
@@ -69,22 +75,29 @@ class StagingBuffer:
         pin = any(tensor.is_cuda for tensor in tensors.values())
         if data_bytes(tensors) > self.size_bytes:
             self._grow(int(data_bytes(tensors) * HEADROOM), pin)
-        staged: dict[str, torch.Tensor] = {}
-        start = 0
-        for name, tensor in in_file_order(tensors).items():
-            staged[name] = view = self._view(start, tensor)
-            view.copy_(tensor, non_blocking=self._pinned > 0)
-            start += view.numel() * view.element_size()
+        views = self._views_for(tensors)
+        for name, view in views.items():
+            view.copy_(tensors[name], non_blocking=self._pinned > 0)
         if pin:
             torch.cuda.synchronize()
-        return staged
+        return views
 
     def release(self) -> None:
         """Gives the memory back; views of it must be gone."""
         with self._lock:
             self._unpin()
-            self._block = None
+            self._block, self._views = None, {}
             self._thread = None
+
+    def _views_for(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the last time, where the tensors are as they were then."""
+        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        if layout != self._layout or not self._views:
+            self._layout, self._views, start = layout, {}, 0
+            for name, tensor in in_file_order(tensors).items():
+                self._views[name] = self._view(start, tensor)
+                start += tensor.numel() * tensor.element_size()
+        return dict(self._views)
 
     def _view(self, start: int, tensor: torch.Tensor) -> torch.Tensor:
         assert self._block is not None
@@ -98,7 +111,7 @@ class StagingBuffer:
             if size <= self.size_bytes:
                 return
             self._unpin()
-            self._block = None
+            self._block, self._views = None, {}
             block = _touched(max(size, _PAGE_BYTES))
             if pin:
                 self._pinned = _pin(block)

@@ -24,6 +24,8 @@ __all__ = ["decode_tree", "encode_tree"]
 # Python refuses to print longer numbers in decimal digits.
 _INTEGER_BITS_MAX = 10_000
 _INTEGER_MAX = 1 << _INTEGER_BITS_MAX
+# They are written as they are, and there are many.
+_AS_IT_IS = frozenset((bool, str, type(None)))
 _FACTORY_NAMES = {factory: name for name, factory in FACTORIES.items()}
 
 
@@ -86,12 +88,21 @@ class _Encoder:
         values = list(values)
         if set(map(type, values)) == {int} and max(map(abs, values)) < _INTEGER_MAX:
             return values  # a state of random numbers has hundreds
-        return [self.encode(entry, f"{path}[{n}]") for n, entry in enumerate(values)]
+        return [
+            entry if type(entry) in _AS_IT_IS else self.encode(entry, f"{path}[{n}]")
+            for n, entry in enumerate(values)
+        ]
 
     def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
         items = list(values.items())  # at once: another thread may add some meanwhile
-        pairs = [[self.encode(k, path), self.encode(v, f"{path}.{k}")] for k, v in items]
-        tensors = [key["name"] for key, _ in pairs if _is_tensor(key)]
+        pairs = [
+            [
+                k if type(k) is str else self.encode(k, path),
+                v if type(v) in _AS_IT_IS else self.encode(v, f"{path}.{k}"),
+            ]
+            for k, v in items
+        ]
+        tensors = [key["name"] for key, _ in pairs if type(key) is dict and key[TAG] == "tensor"]
         if len(set(tensors)) < len(tensors):
             raise UnsavableError(f"{path}: two of its keys are the same tensor")
         return pairs
@@ -190,17 +201,13 @@ class _Encoder:
         views of one address may differ in a sign that is only noted until it is needed.
         """
         signs = (tensor.is_conj(), tensor.is_neg())
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), signs)
+        layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, signs)
         key = (tensor.data_ptr(), *layout) if tensor.numel() else (id(tensor), *layout)
         if key not in self._names:
             self._names[key] = name = f"t{len(self.tensors)}"
             plain = tensor.detach()
             self.tensors[name] = plain.resolve_conj().resolve_neg() if any(signs) else plain
         return self._names[key]
-
-
-def _is_tensor(encoded: Any) -> bool:
-    return isinstance(encoded, dict) and cast("dict[str, Any]", encoded)[TAG] == "tensor"
 
 
 def _sequence(kind: str) -> "_Encode":

@@ -7,10 +7,11 @@ at the next safe point and ends nothing, but for a newer attempt that owns the d
 
 import atexit
 import contextlib
+import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
 import torch
@@ -215,7 +216,8 @@ class Checkpointer:
     def _encoded(self) -> tuple[str, dict[str, torch.Tensor]]:
         """The state as it is now; what cannot be saved is not waited for by others."""
         try:
-            return encode_tree(self._snapshot())
+            with _without_collections():
+                return encode_tree(self._snapshot())
         except CheckpointError as error:
             self._abstain(str(error))
             raise
@@ -338,6 +340,20 @@ class Checkpointer:
 
     def _waits(self, text: str) -> None:
         self._session.explanation.note(f"{_ITEM} wait", text)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Generator[None]:
+    """A state is thousands of small containers for a moment: looking for cycles among them, and
+    among the script's own objects because of them, finds nothing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _StepLengths:

@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from gpujob_worker.checkpoint.errors import CheckpointError
-from gpujob_worker.checkpoint.manifest import read_small, write_durably
+from gpujob_worker.checkpoint.manifest import read_small, write_at_once
 from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.session import Session
 
@@ -96,7 +96,7 @@ class Continuation:
         if self._step is not None:
             self._recorded.append(facts)
             text = json.dumps({"step": self._step, "next": self._recorded})
-            write_durably(self._path, text.encode())
+            write_at_once(self._path, text.encode())
             if len(self._recorded) >= STEPS:
                 self._step = None
         return self._compare(facts) if self._expected is not None else None

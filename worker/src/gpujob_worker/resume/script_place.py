@@ -192,6 +192,8 @@ class Place:
         """Raises `NoPlaceError`."""
         self.functions = functions_of(frame)
         self._passes = passes
+        # As it was when it was asked for first: the script stands still meanwhile.
+        self._saved: list[dict[str, Any]] | None = None
         last = self.functions[-1]
         if not last.loops:
             raise NoPlaceError("its steps are in no loop")
@@ -211,6 +213,11 @@ class Place:
 
     def saved(self) -> list[dict[str, Any]]:
         """The place as plain values and tensors. Raises `NoPlaceError`."""
+        if self._saved is None:
+            self._saved = self._described()
+        return self._saved
+
+    def _described(self) -> list[dict[str, Any]]:
         described: list[dict[str, Any]] = []
         for at in self.functions:
             last = at is self.functions[-1]

@@ -166,10 +166,15 @@ class Loop:
     def _taken_from(self) -> list[ast.expr | Link]:
         return list(_taken_from(self.node.iter)) if isinstance(self.node, ast.For) else []
 
-    def changed_names(self) -> set[str]:
+    def changed_names(self) -> frozenset[str]:
         """Names that a turn binds, or whose items it changes, as far as it names them."""
-        found = _bound(self.node.body) | changed_in(self.node)
-        return found | (_names(self.node.target) if isinstance(self.node, ast.For) else set())
+        return _changed_names(self.node)
+
+
+@functools.lru_cache(maxsize=4096)
+def _changed_names(loop: ast.For | ast.While) -> frozenset[str]:
+    targets = _names(loop.target) if isinstance(loop, ast.For) else set[str]()
+    return frozenset(_bound(loop.body) | changed_in(loop) | targets)
 
 
 def _taken_from(found: ast.expr) -> Iterator[ast.expr | Link]:
@@ -214,7 +219,8 @@ def _bound(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-def changed_in(scope: ast.AST) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def changed_in(scope: ast.AST) -> frozenset[str]:
     """Names of containers that get other items, or the same in other places."""
     found: list[ast.expr] = []
     for node in ast.walk(scope):
@@ -226,7 +232,7 @@ def changed_in(scope: ast.AST) -> set[str]:
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             moves = isinstance(node.ctx, ast.Del) or isinstance(node.slice, ast.Slice)
             found += [node.value] if moves else []
-    return {root_of(each) for each in found}
+    return frozenset(root_of(each) for each in found)
 
 
 def root_of(expression: ast.expr) -> str:
@@ -421,15 +427,22 @@ def is_script_file(filename: str) -> bool:
 
 # Modules of libraries by name: there are thousands, and each checkpoint asks for those of the user.
 _of_libraries: dict[str, Any] = {}
+# What was imported when that was asked last, and the answer.
+_imported: tuple[list[str], list[Any], list[str]] = ([], [], [])
 
 
 def script_modules() -> list[str]:
     """Names of imported modules that are the user's, `__main__` first."""
-    modules = list(sys.modules.items())
-    unknown = [(name, each) for name, each in modules if _of_libraries.get(name) is not each]
-    names = [name for name, module in unknown if _is_of_script(name, module)]
-    _of_libraries.update((name, module) for name, module in unknown if name not in names)
-    return ["__main__", *sorted(names)]
+    global _imported
+    known, values = list(sys.modules), list(sys.modules.values())
+    # What is the same is not asked whether it is equal.
+    if known != _imported[0] or values != _imported[1]:
+        modules = list(zip(known, values, strict=False))
+        unknown = [(name, each) for name, each in modules if _of_libraries.get(name) is not each]
+        names = [name for name, module in unknown if _is_of_script(name, module)]
+        _of_libraries.update((name, module) for name, module in unknown if name not in names)
+        _imported = known, values, ["__main__", *sorted(names)]
+    return _imported[2]
 
 
 def _is_of_script(name: str, module: Any) -> bool:
