@@ -2,9 +2,20 @@
 
 from typing import Any
 
-from gpujob_operator.decide.model.conditions import SCHEDULED, find
+from gpujob_api.gpujob import JobPhase, StopReason
+from gpujob_operator.decide.model.conditions import RUNNING, SCHEDULED, find
 from gpujob_operator.decide.planner import plan
-from tests.harness.builders import after, make_job, make_pod, make_snapshot, statuses, with_status
+from tests.harness.builders import (
+    after,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_snapshot,
+    running,
+    statuses,
+    with_status,
+)
+from tests.harness.world import World
 
 
 def said(at: float, **pod: Any) -> str:
@@ -26,3 +37,24 @@ def test_past_its_grace_somebody_is_asked_to_look() -> None:
         "grace: if that node is gone for good, kubectl delete pod job-1-0 -n team --force lets "
         "the job go on"
     )
+
+
+def test_an_attempt_that_does_not_end_says_so_itself() -> None:
+    """Its node may well answer: a volume that is not unmounted holds a pod as well."""
+    stop = StopReason("Suspended", "spec.suspend is true", after(30))
+    job = running(make_job("job", suspend=True), phase=JobPhase.STOPPING, stop=stop)
+    world = World(job, pods=[make_pod(job, deletion_at=after(30))], gpu_nodes=[make_gpu_node("n0")])
+    world.stubborn = {"job"}
+    world.tick(40)
+    assert "past its grace" not in said_of(world)
+    assert plan(world.snapshot, world.now).next_seconds == 6
+    world.tick(20)
+    assert said_of(world).startswith(
+        "Suspended: spec.suspend is true; job-1-0 on node n0 is past its grace: if that node is "
+        "gone for good, kubectl delete pod job-1-0 -n team --force"
+    )
+
+
+def said_of(world: World) -> str:
+    found = find(world.status("job"), RUNNING)
+    return f"{found.reason}: {found.message}" if found is not None else ""

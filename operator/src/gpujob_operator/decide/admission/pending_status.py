@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob, JobPhase
@@ -12,7 +12,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.current_refusals import is_edited_since_refused
-from gpujob_operator.decide.model.grace import LATE_SECONDS
+from gpujob_operator.decide.model.grace import past_grace
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import (
     PlacementRecord,
@@ -82,20 +82,9 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
 
 
 def _old_attempt(pods: list[PodView], now: datetime) -> Wait:
-    """Nothing but their end proves that no process of theirs runs on (I3): after their deadline
-    somebody has to look."""
     text = f"waiting for {', '.join(pod.name for pod in pods[:3])} to end"
-    due = [(pod.deletion_at, pod) for pod in pods if pod.deletion_at is not None]
-    late = [pod for at, pod in due if (now - at).total_seconds() > LATE_SECONDS]
-    ahead = [at + timedelta(seconds=LATE_SECONDS + 1) for at, _ in due]
-    next_at = min((at for at in ahead if at > now), default=None)
-    next_seconds = (next_at - now).total_seconds() if next_at is not None else None
-    if late:
-        pod, where = late[0], f" on node {late[0].node}" if late[0].node else ""
-        text += (
-            f"; {pod.name}{where} is past its grace: if that node is gone for good, "
-            f"kubectl delete pod {pod.name} -n {pod.namespace} --force lets the job go on"
-        )
+    late, next_seconds = past_grace(pods, now)
+    text += f"; {late}" if late else ""
     return Wait(PendingReason.PREVIOUS_ATTEMPT_TERMINATING, text, next_seconds)
 
 

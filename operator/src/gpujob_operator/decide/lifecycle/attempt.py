@@ -53,6 +53,7 @@ from gpujob_operator.decide.model.grace import (
     GRACE_SECONDS_MIN,
     asked_seconds,
     grace_seconds,
+    past_grace,
 )
 from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
@@ -309,7 +310,14 @@ def _stopping(
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job, job.status, inputs.report, configuration)
-    return NextStep(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
+    late, next_seconds = past_grace(live, now)
+    if asked:
+        next_seconds = max(left - until, 1.0)
+    if late and stop is not None:
+        writer = ConditionWriter(job, status, now)
+        writer.set(conditions.RUNNING, False, stop.reason, f"{stop.message}; {late}")
+        status = writer.status()
+    return NextStep(status, deletes=deletes, next_seconds=next_seconds)
 
 
 def _ranks(pods: tuple[PodView, ...]) -> str:

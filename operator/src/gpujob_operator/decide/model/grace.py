@@ -2,6 +2,7 @@
 a stop.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -59,6 +60,25 @@ def is_awaited(job: GPUJob, now: datetime) -> bool:
     """True while the job is being stopped and is expected to leave its GPUs."""
     until = awaited_until(job)
     return until is not None and now < until
+
+
+def past_grace(pods: Iterable[PodView], now: datetime) -> tuple[str, float | None]:
+    """What can be done about the first of the pods that should be gone and is not, "" if there is
+    none, and in how many seconds another one may be; None: none will. Nothing but their end proves
+    that no process of theirs runs on (I3): somebody has to look."""
+    due = [(pod.deletion_at, pod) for pod in pods if pod.deletion_at is not None]
+    late = [pod for at, pod in due if (now - at).total_seconds() > LATE_SECONDS]
+    ahead = [at + timedelta(seconds=LATE_SECONDS + 1) for at, _ in due]
+    next_at = min((at for at in ahead if at > now), default=None)
+    next_seconds = (next_at - now).total_seconds() if next_at is not None else None
+    if not late:
+        return "", next_seconds
+    pod, where = late[0], f" on node {late[0].node}" if late[0].node else ""
+    text = (
+        f"{pod.name}{where} is past its grace: if that node is gone for good, "
+        f"kubectl delete pod {pod.name} -n {pod.namespace} --force lets the job go on"
+    )
+    return text, next_seconds
 
 
 def _asked_share(job: GPUJob) -> float:
