@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import API_VERSION
+from gpujob_api.version import installed_version
 from gpujob_api.visible import visible
 from kubectl_gpujob import report, screen, why
 from kubectl_gpujob.arguments import (
@@ -46,6 +46,15 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool,
+            typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
+        ] = False,
+    ) -> None:
+        del version
 
     app.command("why")(_why_command(connect, now))
 
@@ -89,9 +98,19 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
     @app.command("version")
     def version_command() -> None:
         """Show the version of this plugin and of the API that it reads."""
-        print(f"kubectl-gpujob {installed_version('gpujob')} ({API_VERSION})")
+        _print_version()
 
     return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        _print_version()
+        raise typer.Exit
+
+
+def _print_version() -> None:
+    print(f"kubectl-gpujob {installed_version()} ({API_VERSION})")
 
 
 def _why_command(connect: Connect, now: Callable[[], datetime]) -> Callable[..., None]:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from gpujob_api.codec import FieldError
 from gpujob_api.quantities import Memory, format_memory
+from gpujob_api.version import installed_version
 from gpujob_local.cluster.options import (
     DEFAULT_IMAGES,
     NODES_MAX,
@@ -53,12 +54,32 @@ INSTALL_COMMAND = (
     "--set agent.devices=cpu"
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help=__doc__,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 console = Console(highlight=False)
 
 Name = Annotated[
     str, typer.Option(help="Name of the cluster; several clusters may run side by side.")
 ]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(f"gpujob-local {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    del version
 
 
 @app.command()

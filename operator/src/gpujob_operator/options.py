@@ -11,6 +11,7 @@ import yaml
 
 from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
+from gpujob_api.version import ShowVersion
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.leadership.lease import LEASE_SECONDS
 from gpujob_operator.leadership.report_endpoint import ReportService
@@ -52,6 +53,7 @@ class RunOptions:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpujob-operator", description=_HELP)
+    parser.add_argument("--version", action=ShowVersion)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="run the operator"))
     replay = commands.add_parser("replay", help="decide a dumped cycle again and compare")

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
+from gpujob_api.version import ShowVersion
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.profiling import FIRST_STEP, ProfileRequest, ProfileWith
 from gpujob_worker.run.settings_names import refuse_unknown_names
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
         description="Starts a command; what trains in it runs with injected settings, measured.",
         epilog="example: gpujob-run --explain -- python train.py --epochs 3",
     )
+    made.add_argument("--version", action=ShowVersion)
     made.add_argument("--explain", action="store_true", help="print what is applied and skipped")
     made.add_argument(
         "--settings", metavar="JSON", type=_settings, help=f"in place of {ENV_SETTINGS}"

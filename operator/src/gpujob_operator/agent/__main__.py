@@ -9,12 +9,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPUS_MAX
 from gpujob_api.quantities import MIB, Memory
+from gpujob_api.version import ShowVersion, installed_version
 from gpujob_operator.agent.agent import HANG_SECONDS, Agent, AgentMustEndError, nothing
 from gpujob_operator.agent.cpu.devices import cpu_devices
 from gpujob_operator.agent.cpu.pods import PodDevices
@@ -49,6 +49,7 @@ OWNERS = {"cgroup": owner_by_cgroup, "environment": owner_by_environment}
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpujob-agent", description=__doc__)
     add = parser.add_argument
+    add("--version", action=ShowVersion)
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
     add("--devices", choices=("nvml", "cpu"), default="nvml", help="cpu: stand-ins, see --cpu-...")
@@ -143,7 +144,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         kube,
         arguments.node,
         interval_seconds=arguments.interval_seconds,
-        agent_version=version("gpujob"),
+        agent_version=installed_version(),
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
         direct=direct,
