@@ -137,12 +137,12 @@ SCALES = """
 class Scales(nn.Module):
     def __init__(self, depth):
         super().__init__()
-        self.scales = nn.Parameter(torch.linspace(0.5, 1.5, depth * 1024).view(depth, 1024))
+        self.scales = nn.Parameter(torch.linspace(0.5, 1.5, depth * 512).view(depth, 512))
     def forward(self, v):
         for scale in self.scales: v = torch.tanh(v * scale)
         return v
 class Top(Scales): pass
-wide = torch.randn(2048, 1024, device="cuda")
+wide = torch.randn(1024, 512, device="cuda")
 def steps(*nets, n=16):
     opt = torch.optim.SGD([p for net in nets for p in net.parameters()], 0.1)
     for i in range(n):
@@ -156,7 +156,7 @@ LIMITED = {
     "limited, folds": 'for fold in range(3): steps(Scales(10).to("cuda"))',
     "limited, another model": 'steps(Scales(10).to("cuda")); steps(Top(12).to("cuda"))',
 }
-LIMIT_BYTES = 640 * 2**20
+LIMIT_BYTES = 580 * 2**20
 _MEASURED = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?|\d+(e[-+]?\d+)|\d+ MiB")
 
 
@@ -176,6 +176,7 @@ def decisions(folder: Path, name: str) -> list[str]:
         folder,
         ["python", str(script)],
         settings=settings,
+        options=("--explain", "--tuning-seconds", "100"),
         environment=environment,
         gpu=GpuModel() if name in LIMITED else None,
     )
@@ -189,7 +190,7 @@ def _without_measures(line: str) -> str:
     return _MEASURED.sub("#", line)
 
 
-@pytest.mark.parametrize("name", (*SCRIPTS, *LIMITED))
+@pytest.mark.parametrize("name", [*SCRIPTS, *LIMITED])
 def test_decisions_are_as_recorded(name: str, tmp_path: Path) -> None:
     recorded: dict[str, list[str]] = json.loads(RECORDED.read_text())
     assert decisions(tmp_path, name) == recorded[name]

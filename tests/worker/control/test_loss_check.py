@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.loss_check import (
     BETWEEN_STEPS,
     COST_MAX,
@@ -22,7 +21,6 @@ from gpujob_worker.control.loss_check import (
 )
 from gpujob_worker.control.rollback_guard import RollbackGuard
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features
@@ -30,6 +28,7 @@ from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.tuner import Tuner
+from tests.harness.trained_models import trained_model
 
 pytestmark = pytest.mark.promise("I16")
 
@@ -45,16 +44,16 @@ class Run:
         self.module, self.root = module, Root(module, lambda _: None)
         self.root.install()
         self.root.settled, self.root.asks = True, False
-        self.in_force = AppliedSettings(self.session, ScriptFacts(), [self.root])
-        self.in_force.tuner = Tuner(Settings(), Features(), self.session.explanation, 1.0)
-        self.in_force.tuner.applied = Applied(plan)
+        self.model = trained_model(self.session, self.root)
+        self.model.first.tuner = Tuner(Settings(), Features(), self.session.explanation, 1.0)
+        self.model.first.tuner.applied = Applied(plan)
         self.session.explanation.applied("precision", "1.50x")
-        self.in_force.apply()
-        self.guard = RollbackGuard(self.session, self.in_force)
+        self.model.apply()
+        self.guard = RollbackGuard(self.session, self.model)
         self.seconds, self.look_seconds, self.looks = 0.0, look_seconds, list[int]()
         self.looking = False
         self.check = LossCheck(
-            self.session, self.in_force, self.guard.loss_changed, lambda: self.clock()
+            self.session, self.model, self.guard.loss_changed, lambda: self.clock()
         )
         self.since, self.finite, self.always = 0, True, False
 
@@ -108,7 +107,7 @@ def test_what_changes_the_loss_is_rolled_back_after_some_looks(offset: float) ->
     assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in run.said
     assert run.session.state.tuned is not None
     assert run.session.state.tuned.precision is Precision.FLOAT32
-    assert not run.in_force.rolled_back, "nothing else was"
+    assert not run.model.rolled_back, "nothing else was"
 
 
 def test_outputs_too_large_to_be_kept_are_looked_at_in_a_sample(
@@ -299,10 +298,9 @@ def test_modules_are_looked_at_in_turn_and_lose_the_precision_together() -> None
     other = Root(module, lambda _: None)
     other.install()
     other.settled, other.asks = True, False
-    run.in_force.roots.append(other)
-    beside = run.in_force.find_beside(other)
-    beside.tuner.applied.plan = HALF
-    beside.put()
+    run.model.meet(other)
+    further = run.model.choose_for(other)
+    further.run_with(HALF)
     looks = 0
     for _ in range(FIRST_STEPS + 4 * BETWEEN_STEPS):
         run.seconds += 1.0
@@ -317,7 +315,7 @@ def test_modules_are_looked_at_in_turn_and_lose_the_precision_together() -> None
     assert 2 + LOOKS_NEEDED <= looks <= 3 + LOOKS_NEEDED
     assert run.root.plan == other.plan == RootPlan()
     assert "the loss differs by" in run.session.explanation.line("loss check")
-    assert "the loss differs by" in beside.explanation.line("loss check")
+    assert "the loss differs by" in further.log.line("loss check")
     assert "precision skipped: rolled back: in 3 looks of 3" in run.said
 
 

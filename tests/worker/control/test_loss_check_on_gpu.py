@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from gpujob_api.settings import Settings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.loss_check import FIRST_STEPS, LOOKS_NEEDED, LossCheck
 from gpujob_worker.control.rollback_guard import RollbackGuard
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.environment import Environment
@@ -22,6 +20,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.imitated_gpu import ImitatedGpu, installed
+from tests.harness.trained_models import trained_model
 
 pytestmark = pytest.mark.any_torch
 HALF = RootPlan(autocast=torch.bfloat16)
@@ -42,15 +41,15 @@ class Run:
         self.module, self.root = module.to("cuda"), Root(module, lambda _: None)
         self.root.install()
         self.root.settled, self.root.asks = True, False
-        in_force = AppliedSettings(session, ScriptFacts(), [self.root])
-        in_force.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
-        in_force.tuner.applied = Applied(HALF)
+        model = trained_model(session, self.root)
+        model.first.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+        model.first.tuner.applied = Applied(HALF)
         session.explanation.applied("precision", "1.50x")
-        in_force.apply()
+        model.apply()
         self.optimizer = torch.optim.Adam(module.parameters(), 1e-3)
         self.explanation, self.steps, self.looked = session.explanation, 0, list[int]()
-        guard = RollbackGuard(session, in_force)
-        check = LossCheck(session, in_force, guard.loss_changed, lambda: 60.0 * self.steps)
+        guard = RollbackGuard(session, model)
+        check = LossCheck(session, model, guard.loss_changed, lambda: 60.0 * self.steps)
         self.check = check if looks else None
 
     def step(self, x: torch.Tensor, loss_of: Loss) -> None:

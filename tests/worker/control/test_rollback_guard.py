@@ -10,14 +10,13 @@ from torch import nn
 
 from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.rollback_guard import (
     CONFIRM_STEPS,
     DIVERGED_CHECKS,
     LossDivergence,
     RollbackGuard,
 )
-from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features
@@ -25,6 +24,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import tuned
 from gpujob_worker.tune.tuner import Tuner
+from tests.harness.trained_models import trained_model
 from tests.harness.worker_process import run_worker
 
 
@@ -44,18 +44,18 @@ def test_ordinary_losses_are_left_alone(first: list[float]) -> None:
 
 
 @pytest.fixture
-def in_force() -> AppliedSettings:
+def model() -> TrainedModel:
     session = Session(Environment(settings=Settings()))
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     root.install()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = AppliedSettings(session, ScriptFacts(), [root])
+    found = trained_model(session, root)
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
     plan = RootPlan(autocast=torch.bfloat16)
-    found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
+    found.first.choices.applied = Applied(plan, fused=True, loader_workers=2)
     found.optimizers.fuse([optimizer])
     found.apply(optimizer)
     return found
@@ -69,12 +69,12 @@ def test_what_modules_beside_took_over_is_rolled_back_too(limit: int | None) -> 
     roots = [Root(module, lambda _: None) for module in modules]
     for root in roots:
         root.install()
-    found = AppliedSettings(session, ScriptFacts(), roots)
-    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    found = trained_model(session, *roots)
+    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=2)
-    found.tuner.applied = Applied(plan)
-    beside = found.find_beside(roots[1])
-    beside.tuner.applied = Applied(plan)
+    found.first.choices.applied = Applied(plan)
+    further = found.choose_for(roots[1])
+    further.choices.applied = Applied(plan)
     found.apply()
     assert [root.plan for root in roots] == [plan, plan]
     found.roll_back("why")
@@ -82,31 +82,31 @@ def test_what_modules_beside_took_over_is_rolled_back_too(limit: int | None) -> 
     assert [root.plan for root in roots] == [kept, kept]
 
 
-def test_a_roll_back_takes_everything_back_for_good(in_force: AppliedSettings) -> None:
-    root, optimizer, tuner = in_force.roots[0], in_force.facts.optimizers[0], in_force.tuner
+def test_a_roll_back_takes_everything_back_for_good(model: TrainedModel) -> None:
+    root, optimizer, tuner = model.roots[0], model.facts.optimizers[0], model.first.tuner
     assert root.plan.autocast is torch.bfloat16
     assert optimizer.param_groups[0]["fused"] is True
-    session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
-    session.state.gained(tuned(in_force.applied), gain)
-    in_force.report()
+    session, gain = model.session, Speedup(1.42, 1.38, 1.46, 10)
+    session.state.gained(tuned(model.first.applied), gain)
+    model.report()
     assert session.report().speedup == gain
-    in_force.session.state.loss_tensor = torch.tensor(1.0)
-    guardian = RollbackGuard(in_force.session, in_force)
+    model.session.state.loss_tensor = torch.tensor(1.0)
+    guardian = RollbackGuard(model.session, model)
     guardian.first_steps()
-    in_force.session.state.loss_tensor = torch.tensor(50.0)
+    model.session.state.loss_tensor = torch.tensor(50.0)
     for check in range(DIVERGED_CHECKS):
-        assert not in_force.rolled_back
+        assert not model.rolled_back
         guardian.step(20 * (check + 1) + 20)
-    assert in_force.rolled_back
+    assert model.rolled_back
     assert session.report().speedup is None
     refused = "speed-up skipped: not measured with the settings now in force"
     assert session.explanation.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None
-    assert in_force.session.state.tuned == TunedSettings(data_loader_workers=2)
+    assert model.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert tuner is not None
     assert tuner.applied.plan == RootPlan()
-    assert in_force.session.explanation.lines[-1] == (
+    assert model.session.explanation.lines[-1] == (
         "roll-back to plain settings: the loss diverges: 50 after 1 in the first steps"
     )
 
@@ -116,12 +116,12 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = AppliedSettings(session, ScriptFacts(), [root])
+    found = trained_model(session, root)
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
-    found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
+    found.first.choices.applied = Applied(plan, fused=True, optimizer_offload=True)
     found.optimizers.fuse([optimizer])
     found.apply(optimizer)
     assert optimizer.param_groups[0]["fused"] is True
@@ -139,9 +139,9 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
 def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> None:
     session = Session(Environment(memory_limit_bytes=1000))
     root = Root(nn.Linear(2, 2), lambda _: None)
-    found = AppliedSettings(session, ScriptFacts([]), [root])
-    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
-    found.tuner.applied = Applied(RootPlan(rows_per_step=12))
+    found = trained_model(session, root)
+    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
+    found.first.choices.applied = Applied(RootPlan(rows_per_step=12))
     found.apply()
     RollbackGuard(session, found).step(CONFIRM_STEPS)
     assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
@@ -150,13 +150,11 @@ def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> Non
 
 
 @pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
-def test_slower_steps_take_it_back(
-    in_force: AppliedSettings, seconds: float, rolled_back: bool
-) -> None:
-    in_force.session.state.baseline = Timing(0.1, 0)
-    in_force.session.meter.window.seconds.extend([seconds] * 3)
-    RollbackGuard(in_force.session, in_force).step(CONFIRM_STEPS)
-    assert in_force.rolled_back is rolled_back
+def test_slower_steps_take_it_back(model: TrainedModel, seconds: float, rolled_back: bool) -> None:
+    model.session.state.baseline = Timing(0.1, 0)
+    model.session.meter.window.seconds.extend([seconds] * 3)
+    RollbackGuard(model.session, model).step(CONFIRM_STEPS)
+    assert model.rolled_back is rolled_back
 
 
 SCRIPT = """
@@ -202,24 +200,23 @@ def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None
     module = LaterBranch()
     session = Session(Environment())
     root = Root(module, lambda _: None)
-    in_force = AppliedSettings(session, ScriptFacts(), [root])
-    root.failed = RollbackGuard(session, in_force).call_failed
-    root.install()
-    in_force.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=2))
-    root.plan = in_force.applied.plan
+    model = trained_model(session, root)
+    root.install(RollbackGuard(session, model).call_failed)
+    model.first.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=2))
+    root.plan = model.first.applied.plan
     x = torch.randn(4, 4)
     module.broken = True
     with pytest.raises(IndexError, match="own") as raised:
         module(x)
     assert raised.value.__context__ is None
-    assert not in_force.rolled_back
+    assert not model.rolled_back
     module.broken, module.late = False, True
     with torch.no_grad():
         expected = module(x)
     output = module(x)
     assert torch.equal(output, expected)
     output.sum().backward()
-    assert in_force.rolled_back
+    assert model.rolled_back
     assert root.plan.autocast is None
     said = session.explanation.line("roll-back")
     assert "a call of the model failed with it, RuntimeError: index_add_()" in said
@@ -227,17 +224,19 @@ def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_modules_of_which_nothing_learns_are_rolled_back_too(
-    alone: bool, in_force: AppliedSettings
+    alone: bool, model: TrainedModel
 ) -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    root = in_force.met_frozen(frozen)
+    root = model.meet_frozen(frozen)
     assert root is not None
-    root.plan = RootPlan(autocast=torch.bfloat16)
-    assert in_force.frozen.lowered
+    model.frozen[0].log.applied("precision", "bfloat16")
+    model.frozen[0].run_with(RootPlan(autocast=torch.bfloat16))
+    assert root.plan.autocast is torch.bfloat16
+    assert model.has_lowered_frozen
     if alone:
-        in_force.roll_back_setting("precision", "why")
+        model.roll_back_setting("precision", "why")
     else:
-        in_force.roll_back("why")
+        model.roll_back("why")
     assert root.plan == RootPlan()
-    said = in_force.session.explanation.line("precision of frozen Linear")
+    said = model.session.explanation.line("precision of frozen Linear")
     assert said == "precision of frozen Linear skipped: rolled back: why"

@@ -8,9 +8,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from gpujob_api.settings import Settings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import Consensus
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
@@ -18,6 +16,7 @@ from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.data_parallel import said, train
+from tests.harness.trained_models import trained_model
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -223,14 +222,14 @@ def test_a_module_in_the_place_of_the_first_is_measured_by_the_tuner_that_all_sh
     first, second, third = roots = [Root(nn.Linear(2, 2), lambda _: None) for _ in range(3)]
     for root in roots:
         root.install()
-    in_force = AppliedSettings(Session(Environment(settings=Settings())), ScriptFacts(), roots)
-    in_force.decide_together(Consensus(HashStore(), 0, 2))
-    in_force.use(Tuner(Settings(), Features(), DecisionLog(), 1.0))
-    in_force.refuse_runs("it has hooks")
-    in_force.find_beside(second)
-    in_force.drop(first)
-    assert in_force.tuner is None
-    assert in_force.run_refusal is None
-    in_force.drop(second)
-    assert in_force.roots == [third]
-    assert in_force.run_refusal == "it was not looked at by all processes"
+    model = trained_model(Session(Environment(settings=Settings())), *roots)
+    model.decide_together(Consensus(HashStore(), 0, 2))
+    model.first.use(Tuner(Settings(), Features(), DecisionLog(), 1.0))
+    model.first.refuse("it has hooks")
+    model.choose_for(second)
+    model.drop(first)
+    assert model.first.tuner is None
+    assert model.first.refusal is None
+    model.drop(second)
+    assert model.roots == [third]
+    assert model.first.refusal == "it was not looked at by all processes"

@@ -8,8 +8,8 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, SubsequentModels
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
@@ -24,7 +24,7 @@ from tests.harness.blocks import Model, root_and_call
 
 def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> SubsequentModels:
     session = Session(Environment(settings=Settings(mode=mode), **values), tuning_seconds=0.0)
-    return SubsequentModels(session, AppliedSettings(session, ScriptFacts()))
+    return SubsequentModels(session, TrainedModel(session, ScriptFacts()))
 
 
 def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
@@ -37,15 +37,15 @@ def trains(later: SubsequentModels, root: Root) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
     later.made(optimizer)
     later.before_call(root)
-    later._in_force.roots[:] = [root]  # pyright: ignore[reportPrivateUsage]
-    later._in_force.facts.saw(optimizer)  # pyright: ignore[reportPrivateUsage]
+    later._model.meet(root)  # pyright: ignore[reportPrivateUsage]
+    later._model.facts.saw(optimizer)  # pyright: ignore[reportPrivateUsage]
     return optimizer
 
 
 def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> None:
     for limit in (None, 2**40):
         later = later_models(memory_limit_bytes=limit)
-        session, in_force = later._session, later._in_force  # pyright: ignore[reportPrivateUsage]
+        session, model = later._session, later._model  # pyright: ignore[reportPrivateUsage]
         for seconds in (0.0, 0.0, 60.0, 0.0):
             root, call = root_and_call(Model())
             root.recorded = call
@@ -54,7 +54,7 @@ def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> N
             session.state.tuned, session.state.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
             del optimizer
             assert later.is_over(warm=True)
-            known, alike = session.state.known_tuned, in_force.first_shape
+            known, alike = session.state.known_tuned, model.first_shape
             later.begin()
         assert alike is (limit is not None)
         assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
@@ -125,11 +125,11 @@ def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     assert not later.suits(torch.optim.Adam(root.module.parameters()))
     # Of another model, and kept: it says nothing of this one.
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    later._in_force.facts.saw(other)  # pyright: ignore[reportPrivateUsage]
+    later._model.facts.saw(other)  # pyright: ignore[reportPrivateUsage]
     del optimizer
     assert later.is_over(warm=False)
     later.begin()
-    later._in_force.roots.append(root)  # pyright: ignore[reportPrivateUsage]
+    later._model.meet(root)  # pyright: ignore[reportPrivateUsage]
     assert not later.is_over(warm=False)  # nobody has stepped this one yet: all must be gone
     del other
     assert later.is_over(warm=False)
@@ -138,18 +138,18 @@ def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
 def test_a_split_is_made_for_the_next_model_as_it_was_for_the_last_one_like_it() -> None:
     """The limit found that the last chunk's graph is not to be kept; a report does not say it."""
     later = later_models(memory_limit_bytes=2**40)
-    in_force = later._in_force  # pyright: ignore[reportPrivateUsage]
+    model = later._model  # pyright: ignore[reportPrivateUsage]
     for alike, rows, kept in ((True, None, True), (True, 4, False), (False, 4, False)):
         root, _ = root_and_call(Model())
-        in_force.roots.append(root)
-        in_force.first_shape = alike
-        in_force.applied = Applied(RootPlan(rows_per_step=rows, keeps_chunk=not alike))
-        in_force.renew()
-        assert in_force.keeps_chunk is kept
+        model.meet(root)
+        model.first_shape = alike
+        model.first.applied = Applied(RootPlan(rows_per_step=rows, keeps_chunk=not alike))
+        model.renew()
+        assert model.keeps_chunk is kept
     root, call = root_and_call(Model().eval())
     tuner = Tuner(Settings(), Features(), DecisionLog(), 1.0, source=AN_EARLIER_RUN)
     known = TunedSettings(batch_per_step=4)
-    tuner.adopt(root, call, known, keeps_chunk=in_force.keeps_chunk)
+    tuner.adopt(root, call, known, keeps_chunk=model.keeps_chunk)
     assert tuner.applied.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject import offload
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
@@ -134,20 +134,20 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     module = model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     session = Session(Environment())
-    in_force = AppliedSettings(session, ScriptFacts())
-    in_force.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
-    in_force.tuner.applied = Applied(optimizer_offload=True)
-    in_force.apply(optimizer)
+    trained = TrainedModel(session, ScriptFacts())
+    trained.first.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    trained.first.tuner.applied = Applied(optimizer_offload=True)
+    trained.apply(optimizer)
     gradients(module, torch.randn(16, 64))
     optimizer.step()
     before = next(iter(optimizer.state.values()))["exp_avg"]
-    in_force.step_starts(optimizer)
-    in_force.step_ends(optimizer)
+    trained.step_starts(optimizer)
+    trained.step_ends(optimizer)
     after = next(iter(optimizer.state.values()))["exp_avg"]
     assert after is not before
     assert torch.equal(after, before)
-    in_force.roll_back("a test")
-    assert in_force.optimizer_offload is None
+    trained.roll_back("a test")
+    assert trained.optimizer_offload is None
     assert session.state.tuned == TunedSettings()
 
 

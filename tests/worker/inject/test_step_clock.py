@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.process_flags import ConvolutionAutotuning
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
@@ -50,31 +50,31 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     facts.saw(gone)
     facts.saw(gone)
     assert facts.optimizers == [gone]
-    in_force = AppliedSettings(Session(Environment()), facts)
-    in_force.optimizers.lead(gone)
+    model = TrainedModel(Session(Environment()), facts)
+    model.optimizers.lead(gone)
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     root.install()
-    in_force.roots.append(root)
-    in_force.applied = Applied(RootPlan(autocast=torch.bfloat16), loader_workers=1)
+    model.meet(root)
+    model.first.applied = Applied(RootPlan(autocast=torch.bfloat16), loader_workers=1)
     seen = weakref.ref(gone), weakref.ref(module)
-    in_force.drop(root)
+    model.drop(root)
     del gone, module, root
     gc.collect()
     assert [found() for found in seen] == [None, None]
-    assert (facts.optimizers, in_force.optimizers.first) == ([], None)
-    assert in_force.applied.plan == RootPlan()
-    in_force.roll_back("a test")  # with nothing there to take back from
+    assert (facts.optimizers, model.optimizers.first) == ([], None)
+    assert model.first.applied.plan == RootPlan()
+    model.roll_back("a test")  # with nothing there to take back from
 
 
 def test_what_was_set_for_the_whole_process_goes_with_the_model() -> None:
-    in_force = AppliedSettings(Session(Environment()), ScriptFacts())
+    model = TrainedModel(Session(Environment()), ScriptFacts())
     root = Root(nn.Linear(2, 2), lambda _: None)
-    in_force.roots.append(root)
+    model.meet(root)
     before = torch.backends.cudnn.benchmark
     root.plan = RootPlan(settings=(ConvolutionAutotuning(),))
     assert torch.backends.cudnn.benchmark
-    in_force.drop(root)
+    model.drop(root)
     assert torch.backends.cudnn.benchmark is before is False
 
 

@@ -27,7 +27,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-@pytest.mark.parametrize("broken", [None, "gpujob_worker.hooks:Hooks._advance"])
+@pytest.mark.parametrize("broken", [None, "gpujob_worker.control.phases:Phases.after_step"])
 def test_a_script_without_standard_error(name: str, broken: str | None, tmp_path: Path) -> None:
     lines = ENDS[name] if TRAINING in ENDS[name] else ENDS[name] + TRAINING
     (tmp_path / "train.py").write_text(lines)

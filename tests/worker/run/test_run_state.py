@@ -20,7 +20,8 @@ SOURCES = Path(gpujob_worker.__file__).parent
 OWNERS = {
     "state": "run/run_state.py",
     "session": "run/session.py",
-    "in_force": "control/applied_settings.py",
+    "model": "control/trained_model.py",
+    "root": "inject/wrapped_module.py",
     "tuner": "tune/tuner.py",
     "stop": "run/graceful_stop.py",
     "explanation": "run/decision_log.py",
@@ -47,13 +48,11 @@ def written(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def test_the_check_sees_writes() -> None:
-    tree = ast.parse(
-        "a.session.x = 1\n_state.y, z = 1, 2\nin_force.n += 1\nself.tuner.a: int = 0\n"
-    )
+    tree = ast.parse("a.session.x = 1\n_state.y, z = 1, 2\nmodel.n += 1\nself.tuner.a: int = 0\n")
     assert set(written(tree)) == {
         ("session", "x"),
         ("state", "y"),
-        ("in_force", "n"),
+        ("model", "n"),
         ("tuner", "a"),
     }
 
@@ -67,11 +66,13 @@ def test_nobody_else_writes_into_what_has_an_owner() -> None:
     ]
     # The stop is given what it may ask when the session makes it, how the whole run ends, and
     # what saves a script that it interrupts. The session is told how a forked child begins.
+    # Settings are applied in one place.
     allowed = {
         ("run/session.py", "stop", "interrupt_at_once"),
         ("process.py", "stop", "end_run"),
         ("resume/plain_script.py", "stop", "heard"),
         ("hooks.py", "session", "begin_in_child"),
+        ("tune/registry.py", "root", "plan"),
     }
     assert [entry for entry in found if entry[1] in OWNERS and entry not in allowed] == []
 

@@ -9,18 +9,17 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.fused_optimizer import OptimizerCopy, fused_in_force
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.registry import tuned
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.imitated_gpu import GpuModel
+from tests.harness.trained_models import trained_model
 from tests.worker.tune.test_several_optimizers import SCRIPT, Measured, Run, stepped, trained
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,24 +54,24 @@ class Adopting:
         self.session.state.start_with(known)
         session, settings = self.session, self.session.environment.settings
         self.tuner = Tuner(settings, session.features, session.explanation, 60.0)
-        self.in_force = AppliedSettings(session, ScriptFacts(), tuner=self.tuner)
-        self.startup = Startup(session, self.in_force)
+        self.model = trained_model(session, tuner=self.tuner)
+        self.startup = Startup(session, self.model)
         self.kept: list[Any] = []
 
     def optimizer(self, kind: Any = torch.optim.Adam, *, of_this_model: bool = True) -> Any:
         module = nn.Linear(2, 2)
         self.kept.append(module)
         if of_this_model:
-            self.in_force.roots.append(Root(module, lambda _: None))
+            self.model.meet(Root(module, lambda _: None))
         return kind(module.parameters(), lr=0.1)
 
     def steps(self, *optimizers: torch.optim.Optimizer) -> list[bool]:
         """Which of them have the kernel once each has made its first step."""
         for optimizer in optimizers:
-            first = self.in_force.optimizers.first is None
+            first = self.model.optimizers.first is None
             begins = self.startup.before_first_step if first else None
-            (begins or self.startup.before_first_step_beside)(optimizer)
-            self.in_force.facts.saw(optimizer)
+            (begins or self.startup.before_first_step_of_another)(optimizer)
+            self.model.facts.saw(optimizer)
         return [fused_in_force(optimizer) for optimizer in optimizers]
 
     @property
@@ -96,7 +95,7 @@ def test_names_number_the_optimizers_of_this_model(earlier: int) -> None:
     run = Adopting(TunedSettings(fused_optimizer=True, optimizers_judged=2))
     kept = [run.optimizer(of_this_model=False) for _ in range(earlier)]
     for optimizer in kept:
-        run.in_force.facts.saw(optimizer)
+        run.model.facts.saw(optimizer)
     assert run.steps(run.optimizer(), run.optimizer()) == [True, True], run.said
     known = "applied: from an earlier run"
     assert run.said == [f"{FIRST} {known}", f"{SECOND} {known}"]
@@ -155,8 +154,8 @@ def test_the_tuning_keeps_how_many_it_judged(
     assert run.tune() == [True] * count
     expected = TunedSettings(fused_optimizer=True, optimizers_judged=count)
     assert run.tuner.tuned() == expected
-    run.in_force.roll_back("a test")
-    assert tuned(run.in_force.applied) == TunedSettings()
+    run.model.roll_back("a test")
+    assert tuned(run.model.first.applied) == TunedSettings()
 
 
 def without_memory(_: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,5 +197,5 @@ def test_where_one_could_not_be_compared_the_next_run_begins_with_none(
     run = Run(stepped(torch.optim.Adam, "cpu"), second)
     spoil(run, monkeypatch)
     assert run.tune() == [True, False], run.session.explanation.lines
-    assert run.in_force.applied.fused
+    assert run.model.first.applied.fused
     assert run.tuner.tuned() == TunedSettings()

@@ -60,7 +60,7 @@ def chosen(
     with torch.set_grad_enabled(learns):
         module(x)
     made = FrozenModules(settings or Settings(), Features(), facts or ScriptFacts(), 60.0)
-    made.choose(root, said)
+    root.plan = made.choose(root, said)
     return root, said.line("precision")
 
 

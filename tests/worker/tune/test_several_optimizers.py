@@ -10,11 +10,9 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, named
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.fused_optimizer import OptimizerCopy, fused_in_force
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.probe.compare import Speedup
 from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.environment import Environment
@@ -24,6 +22,7 @@ from gpujob_worker.tune import tuner as tuner_module
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.imitated_gpu import GpuModel
+from tests.harness.trained_models import trained_model
 from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -70,14 +69,14 @@ class Run:
         self.optimizers = optimizers
         self.session = session
         self.tuner = Tuner(Settings(**settings), session.features, session.explanation, 60.0)
-        self.in_force = AppliedSettings(session, ScriptFacts(), tuner=self.tuner)
+        self.model = trained_model(session, tuner=self.tuner)
         for optimizer in optimizers:
-            self.in_force.facts.saw(optimizer)
+            self.model.facts.saw(optimizer)
 
     def tune(self) -> list[bool]:
         """Which of them step with the kernel afterwards."""
-        TuningRun(self.session, self.in_force, self.optimizers[0]).without_root("none is seen")
-        self.in_force.apply()
+        TuningRun(self.session, self.model, self.optimizers[0]).without_root("none is seen")
+        self.model.apply()
         return self.fused
 
     @property
@@ -125,9 +124,9 @@ def test_one_whose_numbers_disagree_stays_as_written_and_the_next_run_begins_wit
         "fused optimizer of Adam skipped: numbers disagree: parameters differ by "
     )
     assert not run.tuner.tuned().fused_optimizer
-    run.in_force.roll_back("a test")
+    run.model.roll_back("a test")
     assert run.fused == [False, False]
-    assert run.in_force.applied == Applied()
+    assert run.model.first.applied == Applied()
 
 
 def test_an_optimizer_without_such_a_kernel_keeps_the_other_from_nothing(device: str) -> None:
@@ -142,7 +141,7 @@ def test_where_none_is_faster_nothing_is_chosen(device: str, measured: Measured)
     measured.times = [1.0, 1.0]
     run = Run(*two_adams(device))
     assert run.tune() == [False, False]
-    assert run.in_force.applied == Applied()
+    assert run.model.first.applied == Applied()
 
 
 def test_more_optimizers_than_are_looked_at_step_as_written(device: str) -> None:
@@ -160,7 +159,7 @@ def test_a_recommendation_changes_none_of_them(device: str) -> None:
 def test_a_roll_back_is_of_all_of_them(device: str) -> None:
     run = Run(*two_adams(device))
     assert run.tune() == [True, True]
-    run.in_force.roll_back("a test")
+    run.model.roll_back("a test")
     assert run.fused == [False, False]
     assert [optimizer.param_groups[0]["fused"] for optimizer in run.optimizers] == [None, None]
 
@@ -172,13 +171,13 @@ def test_one_that_gets_a_group_without_a_kernel_steps_as_written_alone(device: s
     odd = nn.Parameter(torch.ones(2, dtype=torch.cfloat, device=device))
     second.add_param_group({"params": [odd]})
     for optimizer in run.optimizers:
-        run.in_force.step_starts(optimizer)
+        run.model.step_starts(optimizer)
     assert run.fused == [True, False]
-    assert run.in_force.applied.fused
+    assert run.model.first.applied.fused
     first.add_param_group({"params": [nn.Parameter(odd.detach().clone())]})
-    run.in_force.step_starts(first)
+    run.model.step_starts(first)
     assert run.fused == [False, False]
-    assert not run.in_force.applied.fused
+    assert not run.model.first.applied.fused
 
 
 @pytest.mark.parametrize("times", [[2.0, 2.0], [2.0, 1.0]])
@@ -190,7 +189,7 @@ def test_processes_that_decide_together_choose_it_for_all_or_for_none(
     """
     measured.times = list(times)
     run = Run(*two_adams(device), stepped(torch.optim.Adadelta, device))
-    run.in_force.agreement = cast("Any", object())
+    run.model.consensus = cast("Any", object())
     both = times == [2.0, 2.0]
     assert run.tune() == [both, both, False]
     none = f"{FIRST} skipped: processes take it for all optimizers or for none"

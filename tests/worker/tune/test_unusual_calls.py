@@ -9,15 +9,12 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.control.secondary_modules import SecondaryModule
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fused_optimizer import COPIES_BYTES
 from gpujob_worker.inject.recorded_call import RecordedCall
-from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
@@ -31,6 +28,7 @@ from gpujob_worker.tune.probe import ProbeResult
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
+from tests.harness.trained_models import trained_model
 
 
 def tuner(explanation: DecisionLog, settings: Settings | None = None) -> Tuner:
@@ -87,17 +85,17 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     optimizer = torch.optim.Adadelta(root.module.parameters(), lr=0.1)
     session = Session(Environment())
     session.state.baseline = Timing(0.1, 77)
-    in_force = AppliedSettings(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
-    in_force.facts.saw(optimizer)
-    assert in_force.tuner is not None
-    tuning = TuningRun(session, in_force, optimizer)
+    model = trained_model(session, root, tuner=tuner(session.explanation))
+    model.facts.saw(optimizer)
+    assert model.first.tuner is not None
+    tuning = TuningRun(session, model, optimizer)
     tuning.run_several("Critic", "2 modules are trained")
     line = session.explanation.line
     assert line("batch split") == "batch split skipped: 2 modules are trained"
     kernel = "fused optimizer skipped: Adadelta has no fused kernel in torch"
     assert line("fused optimizer") == kernel
-    fit: Any = KnownFit(in_force.tuner.applied)
-    in_force.fit = fit
+    fit: Any = KnownFit(model.first.tuner.applied)
+    model.first.keep_limit_by(fit)
     tuning.run_several("Critic", "2 modules are trained")
     assert fit.asked == [("judged", 77)]
     root.recorded = call
@@ -135,11 +133,12 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
         fit.settles, fit.chose_finer = it_settles, it_is_finer
     of_first: Any = fits[0]
     of_other: Any = fits[1]
-    beside = SecondaryModule(other, second, of_other, session.explanation.about("Critic"))
-    in_force = AppliedSettings(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
-    in_force.fit = of_first
+    model = trained_model(session, root, other, tuner=first)
+    model.first.keep_limit_by(of_first)
+    model.modules[1].use(second)
+    model.modules[1].keep_limit_by(of_other)
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
-    TuningRun(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
+    TuningRun(session, model, optimizer).among_others(root, "Critic", "2 modules")
     assert [name for name, _ in fits[0].asked] == asked
     put = "Critic" in asked and settles[1]
     assert other.plan == (RootPlan(rows_per_step=3) if put else RootPlan())
@@ -149,49 +148,47 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     """The script trained two, and goes on with the second one."""
     session = Session(Environment())
     (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
-    said = session.explanation.about("Model 2")
-    beside = SecondaryModule(second, tuner(said), None, said)
-    beside.tuner.applied.plan = RootPlan(rows_per_step=3)
-    beside.put()
-    in_force = AppliedSettings(
-        session, ScriptFacts(), [first, second], tuner=tuner(session.explanation), beside=[beside]
-    )
-    in_force.drop(first)
-    assert (in_force.roots, in_force.beside) == ([second], [])
-    assert in_force.applied.plan == second.plan == RootPlan(rows_per_step=3)
-    said.skipped("batch split", "why")
+    model = trained_model(session, first, second, tuner=tuner(session.explanation))
+    further = model.modules[1]
+    log = further.log
+    further.use(tuner(log)).applied.plan = RootPlan(rows_per_step=3)
+    further.apply()
+    model.drop(first)
+    assert (model.roots, model.further) == ([second], [])
+    assert model.first.applied.plan == second.plan == RootPlan(rows_per_step=3)
+    log.skipped("batch split", "why")
     assert session.explanation.lines == ("batch split of Model 2 skipped: why",)
-    in_force.renew()
+    model.renew()
     assert second.plan == RootPlan()
 
 
 def test_groups_that_come_later_step_as_the_others_do(device: str) -> None:
     """A scaler hands its scale to the fused kernel, and the others refuse it."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to(device)
-    optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to(device)
+    optimizer = torch.optim.AdamW(net[1].parameters(), lr=0.01)
     scaler = torch.amp.GradScaler(device, init_scale=8.0)
-    in_force = AppliedSettings(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
+    model = trained_model(Session(Environment()), tuner=tuner(DecisionLog()))
     before = copy.deepcopy(optimizer.state_dict())
-    assert in_force.tuner is not None
-    in_force.tuner.applied = Applied(fused=True)
-    in_force.optimizers.fuse([optimizer])
-    in_force.apply(optimizer)
+    assert model.first.tuner is not None
+    model.first.tuner.applied = Applied(fused=True)
+    model.optimizers.fuse([optimizer])
+    model.apply(optimizer)
 
     def starts(*_: Any) -> None:
-        in_force.step_starts(optimizer)
+        model.step_starts(optimizer)
 
     handle = optimizer.register_step_pre_hook(starts)
 
     def step() -> None:
         optimizer.zero_grad()
-        scaler.scale(model(torch.randn(3, 4, device=device)).square().mean()).backward()
+        scaler.scale(net(torch.randn(3, 4, device=device)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
 
     step()
     optimizer.load_state_dict(before)
     step()
-    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.1})
+    optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.1})
     step()
     assert [group["fused"] for group in optimizer.param_groups] == [True, True]
     assert len(optimizer.state) == 4
@@ -199,8 +196,8 @@ def test_groups_that_come_later_step_as_the_others_do(device: str) -> None:
     optimizer.add_param_group(
         {"params": [nn.Parameter(torch.ones(2, dtype=torch.cfloat, device=device))]}
     )
-    in_force.step_starts(optimizer)
-    assert not in_force.applied.fused
+    model.step_starts(optimizer)
+    assert not model.first.applied.fused
     assert [group["fused"] for group in optimizer.param_groups] == [None] * 3
 
 
@@ -323,7 +320,7 @@ def test_copies_of_the_optimizer_take_no_more_than_steps_do(
             return False
 
     asks = Asked(Settings(), Features(), session.explanation, 1.0)
-    in_force = AppliedSettings(session, ScriptFacts(), [root], tuner=asks)
-    in_force.facts.saw(optimizer)
-    TuningRun(session, in_force, optimizer).without_root("none")
+    model = trained_model(session, root, tuner=asks)
+    model.facts.saw(optimizer)
+    TuningRun(session, model, optimizer).without_root("none")
     assert asked == [free]

@@ -10,7 +10,6 @@ import torch
 
 from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import (
     COME_SECONDS,
     COMPILE_SECONDS,
@@ -19,6 +18,7 @@ from gpujob_worker.control.consensus import (
     MEASURED,
     Consensus,
 )
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.ddp import (
     group_store,
     inside,
@@ -53,14 +53,14 @@ _ROWS = 2
 class SharedTuner(Tuner):
     """One of several tuners that decide together."""
 
-    agreement: Consensus
+    consensus: Consensus
     # Of the module that it measures or checks.
     number: int
     # What is decided next.
     round: str = MEASURED
 
-    def join(self, agreement: Consensus, number: int) -> None:
-        self.agreement = agreement
+    def join(self, consensus: Consensus, number: int) -> None:
+        self.consensus = consensus
         self.number = number
 
     def compiles_later(self) -> None:
@@ -103,11 +103,11 @@ class LeadingTuner(SharedTuner):
 
     def _all_here(self) -> bool:
         if self._waited is None:
-            self._waited = self.agreement.come()
+            self._waited = self.consensus.come()
             # The tuning budget does not include the wait.
             self._decision.start()
             if not self._waited:
-                text = f"not all {self.agreement.size} processes came to it"
+                text = f"not all {self.consensus.size} processes came to it"
                 self._decision.skip("tuning", text)
         return self._waited
 
@@ -123,7 +123,7 @@ class FollowingTuner(SharedTuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            found = self.agreement.proposal(self.number, self._wait_seconds, self.round)
+            found = self.consensus.proposal(self.number, self._wait_seconds, self.round)
             self._proposed = found
             if found is None:
                 item = "compile" if self.round == COMPILED else "tuning"
@@ -172,7 +172,7 @@ class FollowingTuner(SharedTuner):
 
 
 def root_inside(
-    module: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
+    module: torch.nn.Module, model: TrainedModel, before_call: Callable[[Root], None]
 ) -> Root | None:
     """The root inside DistributedDataParallel, where processes can decide together; of a part that
     Lightning's step calls inside one, the part.
@@ -180,32 +180,31 @@ def root_inside(
     Where its call must be left alone they still decide on the optimizer's kernel together. Those of
     a module that `fully_shard` spreads over them decide together too.
     """
-    within, session = inside(module), in_force.session
+    within, session = inside(module), model.session
     if session.environment.settings.mode is not OptimizeMode.AUTO:
         return None
     if is_wrapped(module):
-        return _part_in_step(module, in_force, before_call)
+        return _part_in_step(module, model, before_call)
     if within is None:
-        _decide_if_sharded(module, in_force)
+        _decide_if_sharded(module, model)
         return None
     reason = wrapper_refusal(module, session.world_size)
     if reason is not None:
         session.explanation.skipped("processes", reason)
-        _decide_together(in_force)
-        in_force.refuse_runs(reason)
+        _decide_together(model)
+        model.first.refuse(reason)
         return None
-    root = Root(within, before_call)
-    root.wrapper = module
-    _decide_together(in_force)
+    root = Root(within, before_call, module)
+    _decide_together(model)
     return root
 
 
-def leads_to_roots(module: torch.nn.Module, in_force: AppliedSettings) -> bool:
+def leads_to_roots(module: torch.nn.Module, model: TrainedModel) -> bool:
     """Whether a call of the module only leads to those of the roots: a module of Lightning Fabric,
     torch's DataParallel over one GPU or none, another one around wrappers, and Lightning's step in
     a wrapper, whose parts are called as they are in one process.
     """
-    session = in_force.session
+    session = model.session
     if is_fabric(module) or is_on_one_device(module):
         return True
     if session.world_size == 1 or session.environment.settings.mode is not OptimizeMode.AUTO:
@@ -219,57 +218,56 @@ def leads_to_roots(module: torch.nn.Module, in_force: AppliedSettings) -> bool:
 
 
 def _part_in_step(
-    module: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
+    module: torch.nn.Module, model: TrainedModel, before_call: Callable[[Root], None]
 ) -> Root | None:
     wrapper = wrapper_in_step(module)
     if wrapper is None:
         return None
-    root = Root(module, before_call)
-    root.wrapper = wrapper
-    _decide_together(in_force)
+    root = Root(module, before_call, wrapper)
+    _decide_together(model)
     return root
 
 
-def _decide_if_sharded(module: torch.nn.Module, in_force: AppliedSettings) -> None:
+def _decide_if_sharded(module: torch.nn.Module, model: TrainedModel) -> None:
     """Each process steps its own part of the parameters. What a call computes is tried on a copy
     (`sharded_tuning`); no process runs the module alone.
     """
     if is_fully_sharded(module):
-        _decide_together(in_force)
+        _decide_together(model)
 
 
-def _decide_together(in_force: AppliedSettings) -> None:
-    session = in_force.session
-    if session.world_size == 1 or in_force.agreement is not None or process_group() is None:
+def _decide_together(model: TrainedModel) -> None:
+    session = model.session
+    if session.world_size == 1 or model.consensus is not None or process_group() is None:
         return
     known = session.state.known_tuned
     asked = session.environment.settings.compile is Toggle.ON
-    agreement = Consensus(
+    consensus = Consensus(
         store_within(group_store(), "decisions"),
         session.rank,
         session.world_size,
         compiles=asked or (known is not None and known.compile),
         cancelled=lambda: session.stop.requested,
     )
-    in_force.decide_together(agreement)
+    model.decide_together(consensus)
 
 
-def tuner_for(in_force: AppliedSettings) -> Tuner:
+def tuner_for(model: TrainedModel) -> Tuner:
     """The tuner of this process; a tuner of its own if the process decides by itself."""
-    session, agreement = in_force.session, in_force.agreement
+    session, consensus = model.session, model.consensus
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
-    kind = kinds[agreement.leads if agreement is not None else None]
+    kind = kinds[consensus.leads if consensus is not None else None]
     tuner = kind(
         session.environment.settings,
         session.features,
-        in_force.explanation,
+        model.log,
         session.tuning_budget_seconds,
-        in_force.facts,
-        in_force.source,
+        model.facts,
+        model.source,
     )
     if isinstance(tuner, SharedTuner):
-        assert agreement is not None
-        tuner.join(agreement, in_force.first_number)
+        assert consensus is not None
+        tuner.join(consensus, model.first_number)
     return tuner
 
 

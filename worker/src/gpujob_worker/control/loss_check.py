@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.loss_look import Look
 from gpujob_worker.control.output_sample import difference, samples_within
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
@@ -31,6 +30,7 @@ from gpujob_worker.control.sharded_tuning import (
     moved,
     sharded_root,
 )
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import batch_statistics, probe_refusal, without_dropout
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -81,12 +81,12 @@ class LossCheck:
     def __init__(
         self,
         session: Session,
-        in_force: AppliedSettings,
+        model: TrainedModel,
         roll_back: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._roll_back = roll_back
         self._clock = clock
         self._began = clock()
@@ -125,10 +125,10 @@ class LossCheck:
         self._root = root = self._next()
         if root is None:
             self._whole = None
-        if root is not None and sharded_root(self._in_force) is root:
+        if root is not None and sharded_root(self._model) is root:
             self._step_sharded(root, since)
         elif root is not None and self._looks_now(root, since):
-            root.check = self._begin
+            root.check_next_call(self._begin)
 
     def _looks_now(self, root: Root, since: int) -> bool:
         if since < self._due or not self._affordable():
@@ -140,19 +140,19 @@ class LossCheck:
 
     def _step_sharded(self, root: Root, since: int) -> None:
         """The first process says when; all gather the module then, and the first one looks."""
-        agreement = self._in_force.agreement
-        assert agreement is not None
+        consensus = self._model.consensus
+        assert consensus is not None
         if since % CONFIRM_STEPS:
             return
-        if agreement.look_due(self._planned, since):
+        if consensus.look_due(self._planned, since):
             self._planned += 1
             fits = lack_of_memory(root) is None
-            if agreement.agree("look", yes=fits, seconds=GATHER_SECONDS):
-                self._gather(root, keeps=agreement.leads)
+            if consensus.agree("look", yes=fits, seconds=GATHER_SECONDS):
+                self._gather(root, keeps=consensus.leads)
             else:
                 self._skip(root, "not all processes gather the module for it")
-        elif agreement.leads and not self._of(root).refused and self._looks_now(root, since):
-            agreement.plan_look(self._planned, since)
+        elif consensus.leads and not self._of(root).refused and self._looks_now(root, since):
+            consensus.plan_look(self._planned, since)
 
     def _gather(self, root: Root, *, keeps: bool) -> None:
         with self._session.meter.paused():
@@ -160,17 +160,18 @@ class LossCheck:
             whole = gathered_root(root)
             self._gathering = self._now(root) - start
         if keeps:
-            self._whole, root.check = whole, self._begin
+            self._whole = whole
+            root.check_next_call(self._begin)
 
     def _of(self, root: Root) -> _Looks:
         return self._looks.setdefault(root, _Looks())
 
     def _next(self) -> Root | None:
         """Of the roots of whose digits something was changed; one that is suspected first."""
-        if self._in_force.rolled_back:
+        if self._model.rolled_back:
             return None
-        changed = [root for root in self._in_force.roots if self._may_change(root)]
-        sharded = sharded_root(self._in_force)
+        changed = [root for root in self._model.roots if self._may_change(root)]
+        sharded = sharded_root(self._model)
         if sharded is not None:
             # All take part in the first process's looks, whatever each of them may say itself.
             return sharded if sharded.plan.arithmetic() != RootPlan() else None
@@ -182,10 +183,10 @@ class LossCheck:
 
     def _refusal(self, root: Root) -> str | None:
         """Hooks may have come since the first look at the module."""
-        agreement = self._in_force.agreement
-        if agreement is not None and not agreement.leads:
+        consensus = self._model.consensus
+        if consensus is not None and not consensus.leads:
             return "the first process looks"
-        return self._in_force.run_refusal or probe_refusal(root.module)
+        return self._model.first.refusal or probe_refusal(root.module)
 
     def _affordable(self) -> bool:
         """One more look of the longest kind stays within the part of the run that looks may take.
@@ -198,7 +199,7 @@ class LossCheck:
     def _begin(self, inputs: CallInputs) -> tuple[bool, Callable[[Any], None]] | None:
         """Before a real call of the root."""
         root = self._root
-        if root is None or self._in_force.rolled_back or not self._may_change(root):
+        if root is None or self._model.rolled_back or not self._may_change(root):
             return None
         as_written = self._of(root).as_written
         try:
@@ -329,8 +330,9 @@ class LossCheck:
         self._log(root).skipped(ITEM, why, aloud=False)
 
     def _log(self, root: Root) -> DecisionLog:
-        beside = [other for other in self._in_force.beside if other.root is root]
-        return beside[0].explanation if beside else self._session.explanation
+        further = (module for module in self._model.modules[1:] if module.root is root)
+        module = next(further, None)
+        return module.log if module is not None else self._session.explanation
 
     def _now(self, root: Root) -> float:
         """Work that was queued before is not the look's."""

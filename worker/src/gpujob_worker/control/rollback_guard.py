@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.segments import SegmentsCheck
 from gpujob_worker.control.sharded_tuning import sharded_root
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.process_flags import Tf32
@@ -59,11 +59,11 @@ class RollbackGuard:
     cheap.
     """
 
-    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
+    def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._explain = session.explanation
-        self._segments = SegmentsCheck(session, in_force)
+        self._segments = SegmentsCheck(session, model)
         self._loss = LossDivergence()
         # Losses that the device has not computed yet, and whether each belongs to the first steps.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
@@ -74,7 +74,7 @@ class RollbackGuard:
 
     @property
     def _applied(self) -> Applied:
-        return self._in_force.applied
+        return self._model.first.applied
 
     def again(self) -> None:
         """Starts over: another model trains from now on."""
@@ -124,8 +124,8 @@ class RollbackGuard:
         """The settings in force change the loss. Of these a lower precision does it most likely."""
         plan = self._applied.plan
         lower = plan.autocast is not None or plan.setting(Tf32) is not None
-        if lower and self._in_force.agreement is None:
-            self._in_force.roll_back_setting("precision", why)
+        if lower and self._model.consensus is None:
+            self._model.roll_back_setting("precision", why)
         else:
             self._roll_back(why, self._since + 1)
 
@@ -134,33 +134,33 @@ class RollbackGuard:
         not made again, and the script's next attempt is to begin without them.
         """
         why = f"a call of the model failed with it, {short(error)}"
-        if sharded_root(self._in_force) is not None:
-            self._in_force.roll_back(why)
+        if sharded_root(self._model) is not None:
+            self._model.roll_back(why)
         else:
             self._roll_back(why, self._since + 1)
 
     def _roll_back(self, why: str, at: int) -> None:
         """Rolls back at once; if several processes decide together, after the next check of all."""
-        if self._in_force.agreement is None:
-            self._in_force.roll_back(why)
-        elif not self._in_force.rolled_back:
-            self._in_force.agreement.ask_roll_back(at, why)
+        if self._model.consensus is None:
+            self._model.roll_back(why)
+        elif not self._model.rolled_back:
+            self._model.consensus.ask_roll_back(at, why)
 
     def _roll_back_together(self, at: int) -> None:
-        agreement = self._in_force.agreement
-        if agreement is None or self._in_force.rolled_back:
+        consensus = self._model.consensus
+        if consensus is None or self._model.rolled_back:
             return
-        why = agreement.roll_back_due(at)
+        why = consensus.roll_back_due(at)
         if why is not None:
-            self._in_force.roll_back(why)
+            self._model.roll_back(why)
         elif self._applied.plan.compiles:
-            slower = agreement.roll_back_due(at, "compile")
+            slower = consensus.roll_back_due(at, "compile")
             if slower is not None:
-                self._in_force.roll_back_setting("compile", slower)
+                self._model.roll_back_setting("compile", slower)
 
     def _keep_limit(self, *, settling: bool) -> None:
         """Makes a split finer that was not fine enough; it was shown to be safe already."""
-        session, tuner = self._session, self._in_force.tuner
+        session, tuner = self._session, self._model.first.tuner
         limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
         session.meter.read_memory()
         peak = session.meter.window.peak_memory_bytes
@@ -168,36 +168,36 @@ class RollbackGuard:
             return
         finer = _finer(rows)
         if finer is None:
-            if self._finer_beside(peak, limit):
+            if self._make_further_finer(peak, limit):
                 return
-            if self._in_force.fit is not None:
+            if self._model.first.fit is not None:
                 # Later peaks may have other causes: an evaluation, a checkpoint. They are only
                 # reported: a way that slows each later step down may not make them smaller.
-                self._in_force.fit.judge(peak, ends=settling)
-                session.state.needs(self._in_force.fit.needed_bytes)
+                self._model.first.fit.judge(peak, ends=settling)
+                session.state.needs(self._model.first.fit.needed_bytes)
             return
         assert tuner is not None
         tuner.split_finer(finer)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
-        text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
+        text = f"{numbers}; steps of {finer} from now on{self._model.whose}"
         self._explain.note("memory limit", text)
-        self._in_force.apply()
-        self._in_force.report()
+        self._model.apply()
+        self._model.report()
         session.meter.memory.trim()
         session.meter.new_window()
 
-    def _finer_beside(self, peak: int, limit: int) -> bool:
+    def _make_further_finer(self, peak: int, limit: int) -> bool:
         """True if the split of a module other than the first could be made finer."""
-        for other in self._in_force.beside:
-            plan = other.tuner.applied.plan
-            finer = _finer(plan.rows_per_step)
-            if finer is None or other.tuner.recommends:
+        for module in self._model.further:
+            tuner = module.choices
+            finer = _finer(tuner.applied.plan.rows_per_step)
+            if finer is None or tuner.recommends:
                 continue
-            other.tuner.split_finer(finer)
+            tuner.split_finer(finer)
             numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
-            other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
-            other.put()
+            module.log.applied("batch split", f"steps of {finer} from now on: {numbers}")
+            module.apply()
             self._session.meter.memory.trim()
             self._session.meter.new_window()
             return True
@@ -219,26 +219,26 @@ class RollbackGuard:
         self._session.meter.settle()
         now = self._session.meter.window.timing(None)
         before, self._before_compiled = self._before_compiled, None
-        if now is None or before is None or self._in_force.rolled_back:
+        if now is None or before is None or self._model.rolled_back:
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
             what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
-            if self._in_force.agreement is None:
-                self._in_force.roll_back_setting("compile", what)
+            if self._model.consensus is None:
+                self._model.roll_back_setting("compile", what)
             else:
-                self._in_force.agreement.ask_roll_back(self._since, what, "compile")
+                self._model.consensus.ask_roll_back(self._since, what, "compile")
 
     def _bound_compilations(self) -> None:
         """Takes compiled code back that is compiled again and again: each time takes longer than it
         will ever gain.
         """
-        counts = [applied.plan.compilations for applied in self._in_force.all_applied]
+        counts = [applied.plan.compilations for applied in self._model.all_applied]
         many = next((found for found in counts if found is not None and found.too_many), None)
-        if many is None or self._in_force.rolled_back:
+        if many is None or self._model.rolled_back:
             return
         why = f"{many.calls} calls were compiled anew; shapes or values differ from call to call"
-        if self._in_force.agreement is None:
-            self._in_force.roll_back_setting("compile", why)
+        if self._model.consensus is None:
+            self._model.roll_back_setting("compile", why)
         else:
             self._roll_back(why, self._since + 1)
 
@@ -246,14 +246,14 @@ class RollbackGuard:
         settings, plan = self._session.environment.settings, self._applied.plan
         forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
         trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
-        plans = [applied.plan for applied in self._in_force.all_applied]
+        plans = [applied.plan for applied in self._model.all_applied]
         sped_up = any(plan.without_split() != RootPlan() for plan in plans)
-        return forced or trades or not (sped_up or self._in_force.frozen.lowered)
+        return forced or trades or not (sped_up or self._model.has_lowered_frozen)
 
     @property
     def _over(self) -> bool:
-        plain = all(applied == Applied() for applied in self._in_force.all_applied)
-        return self._in_force.rolled_back or (plain and not self._in_force.frozen.lowered)
+        plain = all(applied == Applied() for applied in self._model.all_applied)
+        return self._model.rolled_back or (plain and not self._model.has_lowered_frozen)
 
     def _read_loss(self, *, first: bool) -> None:
         """Reads the loss later if it is on a device, because waiting for it would leave the device

@@ -11,19 +11,16 @@ from contextlib import contextmanager
 import torch
 
 from gpujob_api.report import Speedup, Timing, WorkerPhase
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import MEASURED, UNNUMBERED, Consensus
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import SharedTuner, tuner_for
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
-from gpujob_worker.control.secondary_modules import (
-    SECONDARY_MAX,
-    SecondaryModule,
-    names_of,
-    too_many,
-)
 from gpujob_worker.control.sharded_tuning import whole_root
+from gpujob_worker.control.shared_decisions import settle, settle_compiled
+from gpujob_worker.control.trained_model import TrainedModel
+from gpujob_worker.control.tuned_module import FURTHER_MAX, TunedModule, names_of, too_many
 from gpujob_worker.control.tuning_run import TuningRun
+from gpujob_worker.inject.frozen import FrozenRoot
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -45,14 +42,14 @@ class TuningSchedule:
     def __init__(
         self,
         session: Session,
-        in_force: AppliedSettings,
+        model: TrainedModel,
         loaders: LoaderPolicy,
         compiled: Callable[[Timing | None], None],
     ) -> None:
         """`compiled` is called with what steps took before code that was compiled later."""
         self._compiled = compiled
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._loaders = loaders
         self._explain = session.explanation
         self._compile_due: float | None = None
@@ -61,8 +58,8 @@ class TuningSchedule:
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises `MemoryLimitError` if the memory limit cannot be kept."""
-        session, in_force = self._session, self._in_force
-        in_force.optimizers.lead(optimizer)
+        session, model = self._session, self._model
+        model.optimizers.lead(optimizer)
         session.state.enter(WorkerPhase.TUNING)
         session.reporter.wake()
         hold_to_limit(session)
@@ -70,16 +67,16 @@ class TuningSchedule:
         timing = window.timing(session.state.samples_per_step)
         session.state.measured_first(timing, window.data_wait_percent)
         start = time.monotonic()
-        tuner = in_force.tuner or in_force.use(tuner_for(in_force))
+        tuner = model.first.tuner or model.first.use(tuner_for(model))
         tuner.start(session.tuning_budget_seconds)
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
         self._try_frozen()
-        in_force.settle()
-        in_force.apply()
+        settle(model)
+        model.apply()
         self._loaders.decide(tuner.applied)
         session.state.tuning_took(time.monotonic() - start)
-        in_force.report()
+        model.report()
         session.state.enter(WorkerPhase.TRAINING)
         session.meter.memory.trim()
         session.meter.new_window()
@@ -90,12 +87,12 @@ class TuningSchedule:
         """
         if self._compile_due is None:
             return
-        if self._in_force.agreement is not None:
-            self._compile_with_others(since, self._compile_due, self._in_force.agreement)
+        if self._model.consensus is not None:
+            self._compile_with_others(since, self._compile_due, self._model.consensus)
         elif time.monotonic() >= self._compile_due:
             self._compile_alone()
 
-    def _compile_with_others(self, since: int, due: float, agreement: Consensus) -> None:
+    def _compile_with_others(self, since: int, due: float, consensus: Consensus) -> None:
         """The first process says when it is due; all record in the same step, and decide after it.
 
         A process without a call, a root or a tuner takes part all the same: the others wait for it.
@@ -105,14 +102,14 @@ class TuningSchedule:
             with self._standing_still():
                 self._decide_on_code()
         elif since % CONFIRM_STEPS == 0:
-            if self._in_force.rolled_back:
+            if self._model.rolled_back:
                 self._compile_due = None
-            elif agreement.compilation_due(since):
+            elif consensus.compilation_due(since):
                 self._all_record = True
-                for root in self._in_force.roots[:1]:
-                    root.recording = True
-            elif agreement.leads and time.monotonic() >= due and self._in_force.first_shape:
-                agreement.plan_compilation(since)
+                for root in self._model.roots[:1]:
+                    root.record()
+            elif consensus.leads and time.monotonic() >= due and self._model.first_shape:
+                consensus.plan_compilation(since)
 
     @contextmanager
     def _standing_still(self) -> Generator[None]:
@@ -123,23 +120,23 @@ class TuningSchedule:
         self._session.reporter.wake()
 
     def _decide_on_code(self) -> None:
-        session, tuner, gain = self._session, self._in_force.tuner, None
+        session, tuner, gain = self._session, self._model.first.tuner, None
         before = session.meter.new_window().timing(None)
-        roots = self._in_force.roots[:1]
+        roots = self._model.roots[:1]
         with measuring("compile", self._explain):
             for root in roots:
                 root.stop_recording()
                 gain = self._compile_shared(root, tuner)
         for root in roots:
-            root.recorded = None
-        self._in_force.settle_compiled()
+            root.forget_call()
+        settle_compiled(self._model)
         if tuner is None:
             return
         if tuner.applied.plan.compiles:
             session.state.gained(tuner.tuned(), gain)
             self._compiled(before)
-        self._in_force.apply()
-        self._in_force.report()
+        self._model.apply()
+        self._model.report()
         session.meter.new_window()
 
     def _compile_shared(self, root: Root, tuner: Tuner | None) -> Speedup | None:
@@ -150,18 +147,18 @@ class TuningSchedule:
         call = self._compile_one(root, tuner, self._explain)
         if call is None or not tuner.applied.plan.compiles:
             return None
-        return tuner.gain(root, call, self._in_force.optimizers.fused)
+        return tuner.gain(root, call, self._model.optimizers.fused)
 
     def _compile_alone(self) -> None:
-        if self._in_force.rolled_back or self._in_force.tuner is None:
+        if self._model.rolled_back or self._model.first.tuner is None:
             self._compile_due = None
             return
-        if not self._in_force.first_shape:
+        if not self._model.first_shape:
             return
-        roots = [self._in_force.roots[0], *(other.root for other in self._measured_beside)]
+        roots = [module.root for module in (self._model.first, *self._measured_further)]
         if not roots[0].recording:
             for root in roots:
-                root.recording = True
+                root.record()
             return
         self._compile_due = None
         for root in roots:
@@ -171,21 +168,22 @@ class TuningSchedule:
                 self._compile()
         finally:
             for root in roots:
-                root.recorded = None
+                root.forget_call()
 
     @property
-    def _measured_beside(self) -> list[SecondaryModule]:
+    def _measured_further(self) -> list[TunedModule]:
         """The other modules that may be run for a measurement."""
-        return [other for other in self._in_force.beside if other.run_refusal is None]
+        return [module for module in self._model.further if module.refusal is None]
 
     def _try_items(self, optimizer: torch.optim.Optimizer) -> None:
-        in_force, roots = self._in_force, self._in_force.roots
-        tuning = TuningRun(self._session, in_force, optimizer)
-        for root in roots:
+        model = self._model
+        tuning = TuningRun(self._session, model, optimizer)
+        for root in model.roots:
             root.stop_recording()
         reason = self._select_roots()
+        roots = model.roots
         # All processes are asked for a copy of a sharded module, whatever each of them found.
-        with whole_root(in_force, MEASURED, self._tried_call(reason)) as whole:
+        with whole_root(model, MEASURED, self._tried_call(reason)) as whole:
             if reason is not None and self._has_memory_of_several():
                 tuning.memory_only(names_of(roots[1:]), reason)
             elif reason is not None:
@@ -197,72 +195,72 @@ class TuningSchedule:
 
     def _tried_call(self, reason: str | None) -> RecordedCall | None:
         """That of the first module; None where there is a `reason` not to try it."""
-        roots = self._in_force.roots
+        roots = self._model.roots
         return roots[0].recorded if roots and reason is None else None
 
     def _try_frozen(self) -> None:
         """Modules of which nothing learns, each for itself."""
-        session, in_force = self._session, self._in_force
+        session, model = self._session, self._model
         settings, budget = session.environment.settings, session.tuning_budget_seconds
-        modules = FrozenModules(settings, session.features, in_force.facts, budget)
-        for root, said in in_force.frozen.explained:
-            if in_force.agreement is not None:
-                root.recorded, root.recording = None, False
-                said.skipped("precision", "several processes would have to decide together")
+        frozen = FrozenModules(settings, session.features, model.facts, budget)
+        for module in model.frozen:
+            if model.consensus is not None:
+                module.root.forget_call()
+                module.log.skipped("precision", "several processes would have to decide together")
                 continue
-            modules.choose(root, said)
+            assert isinstance(module.root, FrozenRoot)
+            module.run_with(frozen.choose(module.root, module.log))
 
     def _has_memory_of_several(self) -> bool:
-        in_force = self._in_force
-        several = len(in_force.roots) > 1 and in_force.run_refusal is None
-        return several and not in_force.script_compiles
+        model = self._model
+        several = len(model.roots) > 1 and model.first.refusal is None
+        return several and not model.script_compiles
 
     def _select_roots(self) -> str | None:
         """Leaves out the roots that must not be run for a measurement, and puts the one that takes
         longest first. Returns why no root can be tuned; None if one can.
         """
-        in_force, roots = self._in_force, self._in_force.roots
-        if in_force.script_compiles:
+        model, roots = self._model, self._model.roots
+        if model.script_compiles:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
             return "no module in training was called from outside all others, with gradients"
-        if len(roots) > 1 and (in_force.run_refusal is not None or self._leaves_several):
+        if len(roots) > 1 and (model.first.refusal is not None or self._leaves_several):
             return too_many(roots)
         if all(root.recorded is None for root in roots):
             return "no call of the module was seen"
-        if in_force.agreement is not None:
+        if model.consensus is not None:
             self._leave_out_refused()
-        elif in_force.run_refusal is None:
+        elif model.first.refusal is None:
             refused = self._leave_out_unsafe()
             none_left = all(root.recorded is None for root in roots)
-            in_force.refuse_runs(refused[0][1] if none_left else None)
+            model.first.refuse(refused[0][1] if none_left else None)
             if not none_left and len(roots) > 1:
                 self._choose_first()
-                self._say(refused)
-        return in_force.run_refusal
+                self._refuse(refused)
+        return model.first.refusal
 
     @property
     def _leaves_several(self) -> bool:
         """Whether processes that decide together leave several modules as they are."""
-        in_force, limit = self._in_force, self._session.environment.memory_limit_bytes
-        unnumbered = in_force.first_number == UNNUMBERED
-        return in_force.agreement is not None and (limit is not None or unnumbered)
+        model, limit = self._model, self._session.environment.memory_limit_bytes
+        unnumbered = model.first_number == UNNUMBERED
+        return model.consensus is not None and (limit is not None or unnumbered)
 
     def _leave_out_refused(self) -> None:
         """Forgets calls of modules that were refused before their first call, or not looked at."""
-        looked = [other.root for other in self._in_force.beside if other.run_refusal is None]
-        for root in self._in_force.roots[1:]:
-            if not any(root is one for one in looked):
-                root.recorded = None
+        for module in self._model.modules[1:]:
+            if module.tuner is None or module.refusal is not None:
+                module.root.forget_call()
 
     def _leave_out_unsafe(self) -> list[tuple[Root, str]]:
         """Forgets calls that must not be made for a measurement, and says why."""
         refused: list[tuple[Root, str]] = []
-        for root in self._in_force.roots:
+        for root in self._model.roots:
             call = root.recorded
             refusal = trace_refusal(root, call, whole=True) if call is not None else None
             if refusal is not None:
-                root.recorded = None
+                root.forget_call()
                 refused.append((root, refusal))
         return refused
 
@@ -270,43 +268,43 @@ class TuningSchedule:
         """The module whose calls take longest is the first one, unless a limit is kept for another
         one as the first.
         """
-        in_force = self._in_force
-        if in_force.fit is not None:
+        model = self._model
+        if model.first.fit is not None:
             return
-        known = [(_seconds(root), root) for root in in_force.roots if root.recorded is not None]
+        known = [(_seconds(root), root) for root in model.roots if root.recorded is not None]
         known.sort(key=lambda pair: -pair[0])
-        for _, root in known[1 + SECONDARY_MAX :]:
-            root.recorded = None
-        in_force.lead(known[0][1])
+        for _, root in known[1 + FURTHER_MAX :]:
+            root.forget_call()
+        model.lead(known[0][1])
 
-    def _say(self, refused: list[tuple[Root, str]]) -> None:
-        for root, why in refused[:SECONDARY_MAX]:
-            if root is not self._in_force.roots[0]:
-                found = self._in_force.find_beside(root)
-                found.run_refusal = why
-                found.explanation.skipped("settings for speed", why)
+    def _refuse(self, refused: list[tuple[Root, str]]) -> None:
+        for root, why in refused[:FURTHER_MAX]:
+            module = self._model.module_of(root)
+            if module is not self._model.first:
+                module.refuse(why)
+                module.log.skipped("settings for speed", why)
 
     def _compile(self) -> None:
         """Of each module whose call was recorded, for itself."""
-        session, tuner, first = self._session, self._in_force.tuner, self._in_force.roots[0]
-        assert tuner is not None
+        session, first = self._session, self._model.first
+        tuner = first.choices
         before = session.meter.new_window().timing(None)
         with measuring("compile", self._explain):
-            recorded = self._compile_one(first, tuner, self._explain)
-            beside: list[tuple[Root, RecordedCall, Applied]] = []
-            for other in self._measured_beside:
-                call = self._compile_one(other.root, other.tuner, other.explanation)
+            recorded = self._compile_one(first.root, tuner, self._explain)
+            further: list[tuple[Root, RecordedCall, Applied]] = []
+            for module in self._measured_further:
+                call = self._compile_one(module.root, module.choices, module.log)
                 if call is not None:
-                    beside.append((other.root, call, other.tuner.applied))
+                    further.append((module.root, call, module.choices.applied))
             gain = None
             if recorded is not None:
-                fused = self._in_force.optimizers.fused
-                gain = tuner.gain(first, recorded, fused, beside)
-            session.state.gained(self._in_force.with_others(tuner.tuned()), gain)
-        self._in_force.apply()
-        self._in_force.report()
+                fused = self._model.optimizers.fused
+                gain = tuner.gain(first.root, recorded, fused, further)
+            session.state.gained(self._model.with_further(tuner.tuned()), gain)
+        self._model.apply()
+        self._model.report()
         session.meter.new_window()
-        if any(applied.plan.compiles for applied in self._in_force.all_applied):
+        if any(applied.plan.compiles for applied in self._model.all_applied):
             self._compiled(before)
 
     def _compile_one(self, root: Root, tuner: Tuner, said: DecisionLog) -> RecordedCall | None:

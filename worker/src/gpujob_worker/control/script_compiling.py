@@ -1,45 +1,38 @@
-"""What the script compiles itself: its model, whose graph is left alone, or something beside it."""
+"""Code that the script compiles itself: its model, whose graph is left alone, or functions."""
 
-from collections.abc import Callable
-
-from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.control.module_watch import ModuleWatch
+from gpujob_worker.control.own_work import OwnWork
+from gpujob_worker.control.trained_model import TrainedModel
 
 
 class ScriptCompiling:
     """Called when the script compiles something, and around each compilation."""
 
-    def __init__(
-        self,
-        in_force: AppliedSettings,
-        discovery: Callable[[], Discovery],
-        is_ours: Callable[[], bool],
-    ) -> None:
-        self._in_force = in_force
-        self._discovery = discovery
-        # Work of ours is under way.
-        self._is_ours = is_ours
+    def __init__(self, model: TrainedModel, module_watch: ModuleWatch, own_work: OwnWork) -> None:
+        self._model = model
+        self._module_watch = module_watch
+        self._own_work = own_work
 
     def module(self) -> None:
         """The script asks for a compiled module that is trained."""
-        if not self._is_ours():
-            self._in_force.facts.compiles = True
-            self._discovery().finish()
+        if not self._own_work.under_way:
+            self._model.facts.compiles = True
+            self._module_watch.discovery.finish()
 
     def starts(self) -> None:
-        """A function that the script compiles, or a module that is not trained, is called: what it
-        computes may be the model's call, or a part of it. Before models are known, only the calls
-        that follow tell.
+        """A function that the script compiles, or a module that is not trained, is called: it may
+        compute the model's call, or a part of it. Before models are known, only the calls that
+        follow show it.
         """
-        facts, roots = self._in_force.facts, self._in_force.roots
+        facts, roots = self._model.facts, self._model.roots
         compiles_ours = any(root.plan.compiles for root in roots)
-        if self._is_ours() or facts.compiles or compiles_ours:
+        if self._own_work.under_way or facts.compiles or compiles_ours:
             return
         facts.compiles_functions = True
         if any(root.inside for root in roots):
             self.module()
-        elif self._discovery().active:
-            self._discovery().pause()
+        elif self._module_watch.discovery.active:
+            self._module_watch.discovery.pause()
 
     def ends(self) -> None:
-        self._discovery().resume()
+        self._module_watch.discovery.resume()

@@ -7,7 +7,7 @@ settings; the next attempt begins with it (`device.segments`), and looks again.
 import os
 
 from gpujob_api.settings import OptimizeMode
-from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.device.memory import CudaMemory
 from gpujob_worker.device.segments import Unused, segments_in_force, segments_refusal
 from gpujob_worker.run.session import Session
@@ -20,9 +20,9 @@ AFTER_STEPS = 50
 class SegmentsCheck:
     """Called after each step; reads counters of the allocator, in one step."""
 
-    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
+    def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._setting = setting_called("expandable_segments")
 
     def step(self, since: int) -> None:
@@ -64,7 +64,7 @@ class SegmentsCheck:
         return segments_refusal(os.environ)
 
     def _want(self, wanted: bool) -> None:
-        tuner = self._in_force.tuner
+        tuner = self._model.first.tuner
         if tuner is not None and tuner.applied.expandable_segments != wanted:
             tuner.applied.expandable_segments = wanted
-            self._in_force.report()
+            self._model.report()

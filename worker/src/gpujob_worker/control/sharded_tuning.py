@@ -13,8 +13,8 @@ import torch
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.checkpoint.host_memory import available_bytes
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.distributed_tuning import communicates
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.float32_tail import Float32Tail
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -35,41 +35,40 @@ COPIES_FREE = 5
 ITEM = "sharded module"
 
 
-def sharded_root(in_force: AppliedSettings) -> Root | None:
+def sharded_root(model: TrainedModel) -> Root | None:
     """The one root of the model in training, if `fully_shard` spreads it and all processes that do
     so decide together.
     """
-    if in_force.agreement is None or len(in_force.roots) != 1:
+    if model.consensus is None or len(model.roots) != 1:
         return None
-    root = in_force.roots[0]
+    root = model.roots[0]
     return root if is_fully_sharded(root.module) else None
 
 
 @contextmanager
 def whole_root(
-    in_force: AppliedSettings, name: str, recorded: RecordedCall | None
+    model: TrainedModel, name: str, recorded: RecordedCall | None
 ) -> Generator[Root | None]:
     """A root of the copy, to be tried in place of the sharded one. None where there is no sharded
     one, or where it must not be tried; the reason is logged. `name`: of the question to all.
 
     What the tuner chose on the copy is of the sharded root afterwards.
     """
-    root = sharded_root(in_force)
-    whole = _gather(root, in_force, name, recorded) if root is not None else None
+    root = sharded_root(model)
+    whole = _gather(root, model, name, recorded) if root is not None else None
     if root is None or whole is None:
         yield None
         return
     with nothing_gathered(root.module):
         yield whole
-    if in_force.tuner is not None:
-        applied = in_force.tuner.applied
+    if model.first.tuner is not None:
+        applied = model.first.tuner.applied
         applied.plan = moved(applied.plan, whole.module, root.module)
 
 
 def gathered_root(root: Root) -> Root:
     """A root of the copy. All processes have to call it at once."""
-    whole = Root(unsharded_copy(root.module), lambda _: None)
-    whole.asks = False
+    whole = Root(unsharded_copy(root.module), lambda _: None, asks=False)
     whole.user_autocast = root.user_autocast
     return whole
 
@@ -84,12 +83,12 @@ def moved(plan: RootPlan, of: torch.nn.Module, to: torch.nn.Module) -> RootPlan:
 
 
 def _gather(
-    root: Root, in_force: AppliedSettings, name: str, recorded: RecordedCall | None
+    root: Root, model: TrainedModel, name: str, recorded: RecordedCall | None
 ) -> Root | None:
-    agreement, said = in_force.agreement, in_force.explanation
-    assert agreement is not None
-    refusal = _refusal(root, in_force, recorded, agreement.size)
-    if not agreement.agree(f"whole/{name}", yes=refusal is None):
+    consensus, said = model.consensus, model.log
+    assert consensus is not None
+    refusal = _refusal(root, model, recorded, consensus.size)
+    if not consensus.agree(f"whole/{name}", yes=refusal is None):
         said.skipped(ITEM, refusal or "another process cannot gather the whole module")
         return None
     assert recorded is not None
@@ -103,11 +102,11 @@ def _gather(
 
 
 def _refusal(
-    root: Root, in_force: AppliedSettings, recorded: RecordedCall | None, processes: int
+    root: Root, model: TrainedModel, recorded: RecordedCall | None, processes: int
 ) -> str | None:
     """Why this process makes no copy."""
-    reason = in_force.run_refusal
-    if in_force.session.environment.memory_limit_bytes is not None:
+    reason = model.first.refusal
+    if model.session.environment.memory_limit_bytes is not None:
         reason = reason or "a copy of the whole module does not count in the memory limit"
     if recorded is None:
         reason = reason or "no call of the module was seen"

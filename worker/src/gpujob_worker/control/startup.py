@@ -11,11 +11,12 @@ held than before. Everything else waits for the tuning.
 import torch
 
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
-from gpujob_worker.control.secondary_modules import SECONDARY_MAX, SecondaryModule
 from gpujob_worker.control.sharded_tuning import whole_root
+from gpujob_worker.control.shared_decisions import settle_known
+from gpujob_worker.control.trained_model import TrainedModel
+from gpujob_worker.control.tuned_module import FURTHER_MAX, TunedModule
 from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, named, trains
 from gpujob_worker.inject.guards import is_fully_sharded
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -36,9 +37,9 @@ LOOKS_MAX = 64
 class Startup:
     """Applies to a root, before its first call, what cannot wait for a measured step."""
 
-    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
+    def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._done = self._stepped = self._refined = False
         self._looks = 0
 
@@ -56,59 +57,60 @@ class Startup:
         call before is taken back. Others may not have made one, and all decide together next.
         """
         parts = set(module.modules())
-        called = [root for root in self._in_force.roots if root.module in parts]
+        called = [root for root in self._model.roots if root.module in parts]
         for root in called:
-            self._in_force.drop(root)
-        if called and not self._in_force.roots:
-            self._in_force.renew()
+            self._model.drop(root)
+        if called and not self._model.roots:
+            self._model.renew()
             self.again()
 
     def before_call(self, root: Root) -> None:
         """Raises `MemoryLimitError` if the memory limit cannot be kept."""
-        in_force = self._in_force
+        model = self._model
         again, self._done = self._done, True
         limited = self._session.environment.memory_limit_bytes is not None
-        if again and not limited and root is not in_force.roots[0]:
-            self._start_beside(root)
+        is_first = root is model.first.root
+        if again and not limited and not is_first:
+            self._start_further(root)
         if again and (not limited or self._looks >= LOOKS_MAX):
             return
         self._looks += 1
         # Until the injection has seen the first steps.
-        root.asks = limited
+        root.ask_before_next_call(limited)
         assert root.recorded is not None
         with self._session.meter.paused():
-            if again and root is not in_force.roots[0]:
-                self._beside(root, root.recorded)
+            if again and not is_first:
+                self._limit_further(root, root.recorded)
                 return
-            with measuring("memory limit", in_force.explanation):
+            with measuring("memory limit", model.log):
                 if not again:
                     self._prepare(root, root.recorded)
-                elif in_force.fit is not None:
+                elif model.first.fit is not None:
                     self._fit_again(root, root.recorded)
 
     def before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the known settings of the optimizer."""
-        known, tuner = self._in_force.known, self._in_force.tuner
+        known, tuner = self._model.known, self._model.first.tuner
         if known is None or tuner is None:
             return
         tuner.adopt_scaling(optimizer)
         self._adopt_fused(optimizer, known, tuner, [])
-        self._in_force.apply(optimizer)
-        self._in_force.report()
+        self._model.apply(optimizer)
+        self._model.report()
 
-    def before_first_step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_first_step_of_another(self, optimizer: torch.optim.Optimizer) -> None:
         """The same for another optimizer, within the steps in which it would have been measured."""
-        in_force = self._in_force
-        known, tuner = in_force.known, in_force.tuner
+        model = self._model
+        known, tuner = model.known, model.first.tuner
         # A script may keep optimizers of models that it has trained before.
-        before = [one for one in in_force.facts.optimizers if trains(one, in_force.roots)]
-        if known is None or tuner is None or in_force.rolled_back:
+        before = [one for one in model.facts.optimizers if trains(one, model.roots)]
+        if known is None or tuner is None or model.rolled_back:
             return
         if len(before) >= min(OPTIMIZERS_MAX, known.optimizers_judged):
             return  # in this one the kernel was never compared
         self._adopt_fused(optimizer, known, tuner, before)
-        in_force.apply()
-        in_force.report()
+        model.apply()
+        model.report()
 
     def _adopt_fused(
         self,
@@ -119,156 +121,151 @@ class Startup:
     ) -> None:
         """`before`: the optimizers of this model that have stepped."""
         _, item = named([*before, optimizer], FUSED)[-1]
-        fused = self._in_force.optimizers.fused
+        fused = self._model.optimizers.fused
         if tuner.adopt_fused(optimizer, known, item):
             fused.append(optimizer)
-        self._in_force.optimizers.fuse(fused)
+        self._model.optimizers.fuse(fused)
         tuner.fuse(bool(fused), known.optimizers_judged)
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
-        session, in_force = self._session, self._in_force
+        session, model = self._session, self._model
         use_device(session, root.device)
         limited = session.environment.memory_limit_bytes is not None
-        together = in_force.agreement is not None
+        together = model.consensus is not None
         if limited or together or session.state.known_tuned is not None:
-            in_force.refuse_runs(trace_refusal(root, recorded, whole=False))
-        if together and in_force.run_refusal is None and not is_fully_sharded(root.module):
-            in_force.refuse_runs(communicates(root, recorded))
-        if limited and in_force.run_refusal is not None:
-            text = f"nothing was measured: {in_force.run_refusal}"
-            in_force.explanation.skipped("memory limit", text)
+            model.first.refuse(trace_refusal(root, recorded, whole=False))
+        if together and model.first.refusal is None and not is_fully_sharded(root.module):
+            model.first.refuse(communicates(root, recorded))
+        if limited and model.first.refusal is not None:
+            text = f"nothing was measured: {model.first.refusal}"
+            model.log.skipped("memory limit", text)
         if session.state.known_tuned is not None:
             self._apply_known(root, recorded, session.state.known_tuned)
-        elif limited and in_force.run_refusal is None:
-            in_force.use(tuner_for(in_force))
+        elif limited and model.first.refusal is None:
+            model.first.use(tuner_for(model))
             self._fit_limit(root, recorded)
-            in_force.apply()
+            model.apply()
             session.meter.memory.reset_peak()
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Applies settings of an earlier run: checked for safety, not measured again."""
-        session, in_force = self._session, self._in_force
-        tuner = in_force.use(tuner_for(in_force))
-        with whole_root(in_force, "known", recorded) as whole:
-            if in_force.run_refusal is None:
-                flop = step_flop(whole or root, recorded) if in_force.first_shape else None
+        session, model = self._session, self._model
+        tuner = model.first.use(tuner_for(model))
+        with whole_root(model, "known", recorded) as whole:
+            if model.first.refusal is None:
+                flop = step_flop(whole or root, recorded) if model.first_shape else None
                 session.state.counted(flop)
-                chunk = in_force.keeps_chunk
+                chunk = model.keeps_chunk
                 tuner.adopt(root, recorded, tuned, keeps_chunk=chunk, whole=whole)
-        in_force.settle_known()
-        if in_force.agreement is not None:
+        settle_known(model, model.first)
+        if model.consensus is not None:
             session.state.start_with(tuner.tuned())
         scale = tuner.applied.plan.loss_scale
         if scale is not None and session.state.known_scale is not None:
             scale.resume(session.state.known_scale)
-        limited = (
-            session.environment.memory_limit_bytes is not None and in_force.run_refusal is None
-        )
+        limited = session.environment.memory_limit_bytes is not None and model.first.refusal is None
         probed = "only memory is probed" if limited else "nothing was probed"
-        text = f"settings of {in_force.source} are known; {probed}"
-        in_force.explanation.note("tuning", text)
+        text = f"settings of {model.source} are known; {probed}"
+        model.log.note("tuning", text)
         if limited:
             self._fit_limit(root, recorded)
-        in_force.apply()
-        in_force.report()
+        model.apply()
+        model.report()
         session.state.tuning_took(0.0)
 
     def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
-        session, tuner = self._session, self._in_force.tuner
+        session, tuner = self._session, self._model.first.tuner
         limit, meter = session.environment.memory_limit_bytes, session.meter
         assert tuner is not None
         assert limit is not None
-        fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
-        self._in_force.keep_limit_by(fit)
-        fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
+        fit = MemoryFit(meter.memory, self._model.log, tuner, limit)
+        self._model.first.keep_limit_by(fit)
+        fit.others = lambda: [other for other in self._model.fits if other is not fit]
         fit.fit(root, recorded)
         session.state.needs(fit.needed_bytes)
         fit.watch(root, LossMemoryWatch(meter.memory, meter.read_memory))
 
     def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
-        session, fit = self._session, self._in_force.fit
+        session, fit = self._session, self._model.first.fit
         assert fit is not None
         refines = self._stepped and not self._refined
         self._refined = self._refined or refines
         session.meter.read_memory()
         hold_to_limit(session)
         _look_again(fit, root, recorded, refines=refines)
-        self._in_force.apply()
+        self._model.apply()
         session.state.needs(fit.needed_bytes)
         session.meter.memory.reset_peak()
 
-    def _start_beside(self, root: Root) -> None:
-        """Applies known settings to a root other than the first, before its first call. Where
+    def _start_further(self, root: Root) -> None:
+        """Applies known settings to a module other than the first, before its first call. If
         several processes decide together, all look at it before this call.
         """
         known, recorded = self._session.state.known_tuned, root.recorded
-        together = self._in_force.agreement is not None
+        together = self._model.consensus is not None
         if recorded is None or (known is None and not together):
             return
-        if len(self._in_force.beside) >= SECONDARY_MAX:
+        if len(self._model.further) >= FURTHER_MAX:
             return
-        found = self._in_force.find_beside(root)
+        module = self._model.choose_for(root)
         with self._session.meter.paused():
-            with measuring("settings for speed", found.explanation):
-                found.run_refusal = "looking at it failed"
+            with measuring("settings for speed", module.log):
+                module.refuse("looking at it failed")
                 refusal = trace_refusal(root, recorded, whole=False)
                 if together:
                     refusal = refusal or refusal_together(root, recorded)
-                found.run_refusal = refusal
+                module.refuse(refusal)
                 if refusal is None:
-                    self._take_over(found, recorded)
+                    self._take_over(module, recorded)
                 else:
-                    found.explanation.skipped("settings for speed", refusal)
+                    module.log.skipped("settings for speed", refusal)
             if known is not None:
-                self._in_force.settle_known_beside(found)
-        found.put()
+                settle_known(self._model, module)
+        module.apply()
 
-    def _take_over(self, found: SecondaryModule, recorded: RecordedCall) -> None:
+    def _take_over(self, module: TunedModule, recorded: RecordedCall) -> None:
         """The call may be run."""
         known = self._session.state.known_tuned
         if known is not None:
-            found.take_over(recorded, known, self._in_force.shared_scale)
-            found.tuner.adopt_compiled(found.root, recorded, known, compares=True)
+            module.take_over(recorded, known, self._model.shared_scale)
+            module.choices.adopt_compiled(module.root, recorded, known, compares=True)
 
-    def _beside(self, root: Root, recorded: RecordedCall) -> None:
-        """Handles a root other than the first: split and recomputed by its own memory model."""
-        session, in_force = self._session, self._in_force
+    def _limit_further(self, root: Root, recorded: RecordedCall) -> None:
+        """Handles a module other than the first: split and recomputed by its own memory model."""
+        session, model = self._session, self._model
         session.meter.read_memory()
         hold_to_limit(session)
-        found = next((other for other in in_force.beside if other.root is root), None)
+        module = model.module_of(root)
         try:
-            if found is None:
-                found = self._meet(root, recorded)
-            elif found.fit is not None:
-                refines, found.refined = self._stepped and not found.refined, self._stepped
-                with measuring("memory limit", found.explanation):
-                    _look_again(found.fit, root, recorded, refines=refines)
+            if module.tuner is None:
+                self._fit_further(model.choose_for(root), recorded)
+            elif module.fit is not None:
+                refines = module.refine(stepped=self._stepped)
+                with measuring("memory limit", module.log):
+                    _look_again(module.fit, root, recorded, refines=refines)
         finally:
-            self._note_needed(root)
-        found.put()
+            self._note_needed(module)
+        module.apply()
         session.meter.memory.reset_peak()
 
-    def _meet(self, root: Root, recorded: RecordedCall) -> SecondaryModule:
-        session, in_force = self._session, self._in_force
+    def _fit_further(self, module: TunedModule, recorded: RecordedCall) -> None:
+        session, model, root = self._session, self._model, module.root
         limit = session.environment.memory_limit_bytes
         assert limit is not None
-        found = in_force.find_beside(root)
-        said = found.explanation
-        reason = self._beside_refusal(root, recorded)
-        if reason is not None:
-            found.run_refusal = reason
-            said.skipped("memory limit", f"nothing was measured: {reason}")
-            return found
-        self._take_over(found, recorded)
-        found.fit = fit = MemoryFit(session.meter.memory, said, found.tuner, limit)
-        fit.others = lambda: [other for other in in_force.fits if other is not fit]
-        with measuring("memory limit", said):
+        module.refuse(self._further_refusal(root, recorded))
+        if module.refusal is not None:
+            module.log.skipped("memory limit", f"nothing was measured: {module.refusal}")
+            return
+        self._take_over(module, recorded)
+        fit = MemoryFit(session.meter.memory, module.log, module.choices, limit)
+        module.keep_limit_by(fit)
+        fit.others = lambda: [other for other in model.fits if other is not fit]
+        with measuring("memory limit", module.log):
             fit.fit(root, recorded, self._others_bytes(root))
         fit.watch(root, LossMemoryWatch(session.meter.memory, session.meter.read_memory))
-        return found
 
-    def _beside_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
-        if self._in_force.agreement is not None:
+    def _further_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
+        if self._model.consensus is not None:
             return "several processes look at the first module only"
         return trace_refusal(root, recorded, whole=False)
 
@@ -276,14 +273,13 @@ class Startup:
         """Gradients and optimizer state of roots that were called before, until a step
         has ended.
         """
-        others = [other for other in self._in_force.roots if other is not root]
+        others = [other for other in self._model.roots if other is not root]
         taken = sum(gradient_bytes(other) for other in others)
         return 0.0 if self._stepped else float((1 + OPTIMIZER_STATE_FACTOR) * taken)
 
-    def _note_needed(self, root: Root) -> None:
-        """Notes the required limit, also for a root because of which the run ends."""
-        found = next(other for other in self._in_force.beside if other.root is root)
-        needed = found.fit.needed_bytes if found.fit is not None else None
+    def _note_needed(self, module: TunedModule) -> None:
+        """Notes the required limit, also for a module because of which the run ends."""
+        needed = module.fit.needed_bytes if module.fit is not None else None
         if needed is not None:
             self._session.state.needs(max(self._session.state.needed_bytes or 0, needed))
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.control.tuned_optimizers import trains
 from gpujob_worker.inject.fused_optimizer import parameters_of
 from gpujob_worker.inject.wrapped_module import Root
@@ -62,9 +62,9 @@ class Shape:
 class SubsequentModels:
     """Decides when the next model's training begins, and with which settings."""
 
-    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
+    def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
-        self._in_force = in_force
+        self._model = model
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._first: Shape | None = None
         self._inputs: set[tuple[Any, ...]] = set()
@@ -120,12 +120,12 @@ class SubsequentModels:
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
-        in_force = self._in_force
-        if not in_force.facts.stepped or any(p in self._passed for p in parameters_of(optimizer)):
+        model = self._model
+        if not model.facts.stepped or any(p in self._passed for p in parameters_of(optimizer)):
             return False
-        if in_force.roots:
-            return not trains(optimizer, in_force.roots)
-        return not in_force.facts.optimizers
+        if model.roots:
+            return not trains(optimizer, model.roots)
+        return not model.facts.optimizers
 
     @property
     def _limited(self) -> bool:
@@ -148,11 +148,11 @@ class SubsequentModels:
         """True if a new optimizer, after the previous one is gone, gets the settings of
         that one.
         """
-        if not self._in_force.facts.stepped:
+        if not self._model.facts.stepped:
             return True
-        if not self._in_force.roots or self._first is None:
+        if not self._model.roots or self._first is None:
             return False
-        owned = trains(optimizer, [self._in_force.roots[0]])
+        owned = trains(optimizer, [self._model.roots[0]])
         return owned and type(optimizer).__name__ in self._first.optimizers
 
     def is_over(self, *, warm: bool) -> bool:
@@ -174,11 +174,11 @@ class SubsequentModels:
 
     def warm(self) -> None:
         """The roots of the model in training are known, and their optimizer has stepped."""
-        roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
+        roots, optimizers = self._model.roots, self._model.facts.optimizers
         self._owned = any(trains(optimizer, roots) for optimizer in optimizers)
 
     def _nobody_steps(self) -> bool:
-        roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
+        roots, optimizers = self._model.roots, self._model.facts.optimizers
         if not optimizers or not roots:
             return True
         # Optimizers of other models may be kept; where none was of these, all must be gone.
@@ -189,7 +189,7 @@ class SubsequentModels:
         self._begins = True
         self._owned = False
         self._untuned += self._session.state.tuning_seconds is None
-        self._in_force.renew()
+        self._model.renew()
         self._session.state.start_with_scale(None)
         if self._limited:
             # The memory of the previous model would count as this one's.
@@ -200,7 +200,7 @@ class SubsequentModels:
         if not self._begins:
             return
         self._begins = False
-        session, in_force = self._session, self._in_force
+        session, model = self._session, self._model
         shape = self._shape(root)
         if session.state.tuning_seconds is None:
             self._first, self._inputs = shape, root.signatures
@@ -208,7 +208,7 @@ class SubsequentModels:
         self._count += 1
         reason = self._refusal(shape)
         whose = f" in model {self._count + 1} ({shape.name})"
-        in_force.begin_model(whose, alike=reason is None)
+        model.begin(whose, alike=reason is None)
         session.state.begin_model(alike=reason is None)
         tuned = session.state.tuned if reason is None else None
         session.state.start_with(tuned or TunedSettings())
@@ -218,7 +218,7 @@ class SubsequentModels:
 
     def unseen(self) -> None:
         """An optimizer begins with a model that is not seen, the one before being gone."""
-        follows = self._in_force.facts.stepped and self._session.state.tuning_seconds is not None
+        follows = self._model.facts.stepped and self._session.state.tuning_seconds is not None
         if follows and self.watches:
             self._count += 1
             self._plain("the script compiles its model itself")
@@ -249,18 +249,18 @@ class SubsequentModels:
         if not self.waits:
             return
         self.waits = False
-        in_force, say = self._in_force, self._session.explanation
-        limit = in_force.explanation.decision(LIMIT)
+        model, say = self._model, self._session.explanation
+        limit = model.log.decision(LIMIT)
         if limit is not None:
-            say.note(f"{LIMIT},", limit.text + in_force.whose)
-        if not in_force.first_shape:
+            say.note(f"{LIMIT},", limit.text + model.whose)
+        if not model.first_shape:
             return
-        names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
-        skipped = [str(decision) for decision in in_force.explanation.skips]
-        skipped += [in_force.run_refusal] if in_force.run_refusal is not None else []
+        names = _names(model.first.tuner.tuned() if model.first.tuner is not None else None)
+        skipped = [str(decision) for decision in model.log.skips]
+        skipped += [model.first.refusal] if model.first.refusal is not None else []
         wanted = _names(self._session.state.known_tuned)
         if wanted and skipped:
-            say.note("skipped", f"{in_force.whose.strip()}: {'; '.join(skipped)}")
+            say.note("skipped", f"{model.whose.strip()}: {'; '.join(skipped)}")
         if names:
             self._started += 1
             self._settings = names

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from gpujob_api.settings import Toggle
-from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.control.secondary_modules import SecondaryModule, names_of
+from gpujob_worker.control.trained_model import TrainedModel
+from gpujob_worker.control.tuned_module import TunedModule, names_of
 from gpujob_worker.control.tuned_optimizers import OPTIMIZERS_MAX, Optimizer, named
 from gpujob_worker.inject.fused_optimizer import COPIES_BYTES, fused_refusal
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -28,12 +28,12 @@ class TuningRun:
     """Tries every setting once. The choices are in the tuner afterwards and not applied yet."""
 
     def __init__(
-        self, session: Session, in_force: AppliedSettings, optimizer: torch.optim.Optimizer
+        self, session: Session, model: TrainedModel, optimizer: torch.optim.Optimizer
     ) -> None:
-        assert in_force.tuner is not None
+        assert model.first.tuner is not None
         self._session = session
-        self._in_force = in_force
-        self._tuner: Tuner = in_force.tuner
+        self._model = model
+        self._tuner: Tuner = model.first.tuner
         self._optimizer = optimizer
         self._explain = session.explanation
 
@@ -43,10 +43,10 @@ class TuningRun:
 
     def memory_only(self, others: str, reason: str) -> None:
         """For several modules in training that nothing is measured on for speed."""
-        self.among_others(self._in_force.roots[0], others, reason)
+        self.among_others(self._model.roots[0], others, reason)
         self._without_speed(reason)
-        for root in self._in_force.roots:
-            root.recorded = None
+        for root in self._model.roots:
+            root.forget_call()
 
     def _without_speed(self, reason: str) -> None:
         for setting in SETTINGS:
@@ -65,19 +65,19 @@ class TuningRun:
                 keeps_limit = True
             else:
                 self._explain.skipped(setting.ITEM, reason)
-        if self._in_force.fit is not None and not (keeps_limit or judged):
-            self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
+        if self._model.first.fit is not None and not (keeps_limit or judged):
+            self._model.first.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
         """The memory of several modules in training. Each has a memory model; their total is
         measured.
         """
-        fit, recorded = self._in_force.fit, root.recorded
+        fit, recorded = self._model.first.fit, root.recorded
         if fit is None or recorded is None:
             self._without_memory(reason)
             return
         name = type(root.module).__name__
-        modelled = [other.root for other in self._in_force.beside if other.fit is not None]
+        modelled = [other.root for other in self._model.further if other.fit is not None]
         text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
         self._explain.note("memory model", text)
         self._correct_all(fit, root, recorded)
@@ -85,15 +85,15 @@ class TuningRun:
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
         """Makes as many modules as needed take less; if none can, the run may end."""
-        observed, beside = self._session.state.baseline_peak_bytes, self._in_force.beside
-        settled = fit.correct(root, recorded, observed, ends=not beside)
+        observed, further = self._session.state.baseline_peak_bytes, self._model.further
+        settled = fit.correct(root, recorded, observed, ends=not further)
         enough = settled and fit.chose_finer
-        for other in beside:
+        for module in further:
             if enough:
                 continue
-            settled = other.correct(observed) or settled
-            enough = other.fit is not None and other.fit.chose_finer
-        if beside and not settled:
+            settled = module.correct(observed) or settled
+            enough = module.fit is not None and module.fit.chose_finer
+        if further and not settled:
             fit.judge(observed)
 
     def run(self, root: Root, whole: Root | None = None) -> float | None:
@@ -121,59 +121,59 @@ class TuningRun:
             return self._compile(root, recorded)
         finally:
             apply_settings(whole, None, Applied())
-            root.recorded = None
+            root.forget_call()
 
     def run_several(self, others: str, reason: str) -> float | None:
         """For several modules in training: the first one is measured, and the others take over
         what is close on their own calls. `reason` is why nothing else is done about memory.
         """
-        roots, in_force = self._in_force.roots, self._in_force
+        model, roots = self._model, self._model.roots
         first, recorded = roots[0], roots[0].recorded
         if recorded is None:
             self.without_root(reason)
             return None
         self.among_others(first, others, reason)
-        beside = [in_force.find_beside(root) for root in roots[1:] if root.recorded is not None]
+        further = [model.choose_for(root) for root in roots[1:] if root.recorded is not None]
         flop = [step_flop(root, root.recorded) for root in roots if root.recorded is not None]
         times = [root.calls_as_large for root in roots if root.recorded is not None]
         known = [count * one for count, one in zip(times, flop, strict=True) if one is not None]
         self._session.state.computes_in_float32(all(map(forced_float32, roots)))
         self._session.state.counted(sum(known) if len(known) == len(roots) else None)
-        return self._speed(first, recorded, beside)
+        return self._speed(first, recorded, further)
 
     def _speed(
-        self, root: Root, recorded: RecordedCall, beside: Sequence[SecondaryModule]
+        self, root: Root, recorded: RecordedCall, further: Sequence[TunedModule]
     ) -> float | None:
         apply_settings(root, None, self._tuner.applied)
-        calls = [(other, other.root.recorded) for other in beside]
-        present = [(other, call) for other, call in calls if call is not None]
+        calls = [(module, module.root.recorded) for module in further]
+        present = [(module, call) for module, call in calls if call is not None]
         try:
             # On copies of parameters: it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
             self._fused_optimizers()
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded)
-            together = self._in_force.agreement is not None
+            together = self._model.consensus is not None
             scale = None if together else self._tuner.applied.plan.loss_scale
             chosen = self._tuner.tuned()
-            for other, call in present:
-                other.take_over(call, chosen, scale)
+            for module, call in present:
+                module.take_over(call, chosen, scale)
                 if self._compiles is Toggle.ON:
-                    other.tuner.compile(other.root, call)
-            parts = [(other.root, call, other.tuner.applied) for other, call in present]
-            fused = self._in_force.optimizers.fused
+                    module.choices.compile(module.root, call)
+            parts = [(module.root, call, module.choices.applied) for module, call in present]
+            fused = self._model.optimizers.fused
             gain = self._tuner.gain(root, recorded, fused, parts)
-            self._session.state.gained(self._in_force.with_others(self._tuner.tuned()), gain)
+            self._session.state.gained(self._model.with_further(self._tuner.tuned()), gain)
             return due
         finally:
-            apply_settings(root, None, self._in_force.applied)
-            root.recorded = None
-            for other, _ in present:
-                other.put()
-                other.root.recorded = None
+            self._model.first.put()
+            root.forget_call()
+            for module, _ in present:
+                module.apply()
+                module.root.forget_call()
 
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
-        fit = self._in_force.fit
+        fit = self._model.first.fit
         if fit is not None:
             fit.correct(root, recorded, self._session.state.baseline_peak_bytes)
         binds = fit is not None and fit.binds
@@ -204,7 +204,7 @@ class TuningRun:
         """Each for itself. Processes that decide together choose it for all that can have it or for
         none, by which they step alike.
         """
-        others = [one for one in self._in_force.facts.optimizers if one is not self._optimizer]
+        others = [one for one in self._model.facts.optimizers if one is not self._optimizer]
         optimizers = [self._optimizer, *others]
         if len(optimizers) > OPTIMIZERS_MAX:
             why = f"{len(optimizers)} optimizers step; up to {OPTIMIZERS_MAX} are looked at"
@@ -214,9 +214,9 @@ class TuningRun:
         for optimizer, item in named(optimizers, FUSED):
             if self._tuner.fused_optimizer(optimizer, self._free_bytes, item):
                 fused.append(optimizer)
-        if self._in_force.agreement is not None:
+        if self._model.consensus is not None:
             fused = self._all_or_none(optimizers, fused)
-        self._in_force.optimizers.fuse(fused)
+        self._model.optimizers.fuse(fused)
         self._tuner.fuse(bool(fused), len(optimizers))
 
     def _all_or_none(self, optimizers: list[Optimizer], fused: list[Optimizer]) -> list[Optimizer]:
@@ -252,14 +252,14 @@ class TuningRun:
 
     def _others_may_compile(self, root: Root, recorded: RecordedCall) -> bool:
         """Where several processes decide together, all have to be ready before one compiles."""
-        agreement = self._in_force.agreement
-        if agreement is None:
+        consensus = self._model.consensus
+        if consensus is None:
             return True
         refusal = self._tuner.compile_refusal(root, recorded)
         if refusal is not None:
             self._explain.skipped("compile", refusal)
             return False
-        agreement.ready_to_compile()
+        consensus.ready_to_compile()
         return True
 
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:

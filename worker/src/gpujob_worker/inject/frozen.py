@@ -19,8 +19,7 @@ class FrozenRoot(Root):
 
     def __init__(self, module: torch.nn.Module, nested: Callable[[], bool]) -> None:
         """`nested`: whether a trained module's call is under way, whose plan is then in force."""
-        super().__init__(module, lambda _: None)
-        self.asks = False
+        super().__init__(module, lambda _: None, asks=False)
         self._nested = nested
         # A recorded call had gradients to pass on.
         self.passes_gradients = False

@@ -114,15 +114,28 @@ class RootPlan:
 
 _PLAIN = RootPlan()
 _GONE = torch.nn.Module()
+# Is shown the inputs of a call; returns whether that call is made as written, and the function that
+# is shown its output. None if there is nothing to check.
+Check = Callable[[CallInputs], tuple[bool, Callable[[Any], None]] | None]
 
 
 class Root:
     """Replaces the root module's call."""
 
-    def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        before_call: Callable[["Root"], None],
+        wrapper: torch.nn.Module | None = None,
+        *,
+        asks: bool = True,
+    ) -> None:
+        """`before_call` is called before the first call if `asks`. `wrapper`: a module whose call
+        contains this module's call.
+        """
         self._module: Callable[[], torch.nn.Module | None] = lambda: module
         self.evaluates = not module.training  # no call of it was in training mode
-        self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
+        self.wrapper = wrapper
         self._plan = self.running = _PLAIN
         # What a call that fails is made again with; None where that would be the same.
         self._fallback: RootPlan | None = None
@@ -134,15 +147,13 @@ class Root:
         self.recorded: RecordedCall | None = None
         self.user_autocast = False
         self._before_call = before_call
-        self.asks = True  # before the next call; at first before the very first
+        self.asks = asks  # before the next call
         # Called after a call that failed under the plan and not without it.
-        self.failed: Callable[[Exception], None] = lambda _: None
+        self._failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
-        # Is shown the inputs of the next call; says whether that call is made as written, and what
-        # is shown its output.
-        self.check: Callable[[CallInputs], tuple[bool, Callable[[Any], None]] | None] | None = None
+        self.check: Check | None = None
         self.inside = False
-        self.called = True  # since somebody asked; a model that is over is called no more
+        self.called = True  # since `expect_call`; a model that is over is called no more
         self.settled = False  # no discovery is watching any more what runs inside
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,11 +181,39 @@ class Root:
         """How many calls as large as the last one the first step's calls come to."""
         return self.rows_called / self.rows if self.rows else 1.0
 
+    def ask_before_next_call(self, asks: bool = True) -> None:
+        """Whether `before_call` is called, with the recorded call, before the next call."""
+        self.asks = asks
+
+    def expect_call(self) -> None:
+        """`called` is false until the next call."""
+        self.called = False
+
+    def check_next_call(self, check: Check) -> None:
+        self.check = check
+
+    def show_outputs(self, seen: Callable[[Any], None] | None) -> None:
+        """`seen` is shown the outputs of the next calls; None ends it."""
+        self.seen = seen
+
+    def settle(self, settled: bool = True) -> None:
+        """A settled root that nothing watches costs a call next to nothing."""
+        self.settled = settled
+
+    def record(self) -> None:
+        """Keeps the largest of the next calls."""
+        self.recording = True
+
+    def forget_call(self) -> None:
+        """The recorded call is not needed any more."""
+        self.recording, self.recorded = False, None
+
     def let_go(self) -> None:
-        """Releases the module: from now on only the script references it."""
+        """From now on only the script references the module."""
         self._module = weakref.ref(self.module)
 
     def stop_recording(self) -> None:
+        """Keeps the recorded call and no other one."""
         self.recording = False
         if self.recorded is not None:
             self.recorded.forget_hooks()
@@ -195,13 +234,23 @@ class Root:
         parameter = next(self.module.parameters(), None)
         return parameter.device if parameter is not None else torch.device("cpu")
 
-    def install(self) -> None:
+    def install(self, failed: Callable[[Exception], None] = lambda _: None) -> None:
+        """Takes the place of the module's call.
+
+        `failed` is called after a call that failed under the plan and not without it.
+        """
+        self._failed = failed
         # Wrappers such as Lightning Fabric's pass assignments on to the module inside.
         vars(self.module)["_compiled_call_impl"] = self
 
     def remove(self) -> None:
         if vars(self.module).get("_compiled_call_impl") is self:
             vars(self.module).pop("_compiled_call_impl")
+
+    def release(self) -> None:
+        """Drops all references to the script's objects."""
+        self.remove()
+        self.recorded = self.wrapper = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
@@ -303,12 +352,12 @@ class Root:
                 raise
             if is_fully_sharded(self.module):
                 # Made again, it would gather what no other process gathers.
-                self.failed(error)
+                self._failed(error)
                 raise
             failure = error.with_traceback(None)
         # Not inside the handler: an error of the script itself comes out as if it were the first.
         output = self.run(plain, inputs)
-        self.failed(failure)
+        self._failed(failure)
         return output
 
     def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
@@ -387,6 +436,11 @@ class Root:
 
         for index, leaf in enumerate(leaves):
             recorded.handles.append(leaf.register_hook(keep(index)))
+
+
+def absent_root() -> Root:
+    """In place of a module of the script, where there is none."""
+    return Root(torch.nn.Module(), lambda _: None, asks=False)
 
 
 def hide_from_script_compiler() -> None:

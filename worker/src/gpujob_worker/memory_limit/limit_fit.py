@@ -81,7 +81,7 @@ class MemoryFit:
         """Passes the coming step's loss to `watch`, if there is a model to improve."""
         if self._chooser is not None:
             self._watch = watch
-            root.seen = watch.returned
+            root.show_outputs(watch.returned)
 
     def look_again(self, root: Root, recorded: RecordedCall) -> None:
         """Before another call of the first steps: what is held by then may leave less memory.
@@ -107,7 +107,7 @@ class MemoryFit:
 
         Raises `MemoryLimitError` like `fit`.
         """
-        root.seen = None
+        root.show_outputs(None)
         chooser, watch, self._watch = self._chooser, self._watch, None
         if chooser is None or watch is None or chooser.offloads or self._tuner.recommends:
             return

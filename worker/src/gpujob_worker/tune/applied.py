@@ -1,6 +1,6 @@
 """The settings that are applied in a run; `registry` reads, applies and rolls them back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpujob_worker.inject.wrapped_module import RootPlan
 
@@ -21,8 +21,14 @@ class Applied:
     # For the next process: this one's allocator is made.
     expandable_segments: bool = False
 
+    def with_process_of(self, other: "Applied") -> "Applied":
+        """The settings of this module, and those of the optimizers and the process of `other`."""
+        return replace(
+            other, plan=self.plan, activation_checkpointing=self.activation_checkpointing
+        )
+
     def without_settings(self) -> "Applied":
-        """What is of the process and of no module."""
+        """The process-wide settings only."""
         return Applied(
             loader_workers=self.loader_workers, expandable_segments=self.expandable_segments
         )

@@ -43,24 +43,26 @@ class FrozenModules:
         self._facts = facts
         self._seconds = TIME_PART * budget_seconds
 
-    def choose(self, root: FrozenRoot, said: DecisionLog) -> None:
-        """Sets the plan of the module's calls, unless it is only recommended."""
-        recorded, root.recording = root.recorded, False
-        root.recorded = None
+    def choose(self, root: FrozenRoot, log: DecisionLog) -> RootPlan:
+        """Returns the plan of the module's calls: the script's own if the choice is only
+        recommended.
+        """
+        recorded = root.recorded
+        root.forget_call()
         if recorded is None:
-            said.skipped(ITEM, "no call of it was seen")
-            return
-        rule = AcceptanceRule(self._settings, said, self._seconds, self._facts.processes)
+            log.skipped(ITEM, "no call of it was seen")
+            return RootPlan()
+        rule = AcceptanceRule(self._settings, log, self._seconds, self._facts.processes)
         context = Context(
             self._settings, self._features, rule, Applied(), root, recorded, self._facts
         )
         try:
             plan = self._plan(context, root)
         except Exception as error:
-            said.skipped(ITEM, f"failed: {short(error)}")
-            return
-        if plan is not None and self._settings.mode is not OptimizeMode.RECOMMEND:
-            root.plan = plan
+            log.skipped(ITEM, f"failed: {short(error)}")
+            return RootPlan()
+        recommends = self._settings.mode is OptimizeMode.RECOMMEND
+        return RootPlan() if plan is None or recommends else plan
 
     def _plan(self, context: Context, root: FrozenRoot) -> RootPlan | None:
         reason = self._refusal(context, root)

@@ -30,7 +30,7 @@ class CompileSetting(Setting):
         any_size = plan.compiles and plan.any_size
         return {
             "compile": plan.compiles,
-            # Of one module; `AppliedSettings` knows the others.
+            # Of one module; `TrainedModel` has the others.
             "compile_beside": False,
             "dynamic_shapes": any_size,
             "cuda_graphs": plan.cuda_graphs,
