@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import to_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.version import installed_version
 from gpujob_api.visible import visible
@@ -85,10 +86,14 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         namespace: Namespace = None,
         context: Context = None,
         kubeconfig: Kubeconfig = None,
+        output: OutputOption = Output.TEXT,
     ) -> None:
-        """List jobs with their placement, speed and cost."""
+        """List jobs with progress, placement, speed and cost, as far as the terminal is wide."""
         cluster = connect(Target(kubeconfig, context, namespace))
         jobs = cluster.jobs(all_namespaces=all_namespaces)
+        if output is Output.JSON:
+            screen.print_json([to_manifest(job) for job in jobs])
+            return
         if not jobs:
             where = "in any namespace" if all_namespaces else f"in namespace {cluster.namespace}"
             print(f"no gpujobs {where}", file=sys.stderr)

@@ -12,12 +12,18 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.visible import visible
 from kubectl_gpujob import text
 from kubectl_gpujob.report import Comparison
+from kubectl_gpujob.table import table_lines
 
 if TYPE_CHECKING:
     from kubectl_gpujob.simulate import Answer
 
 # Wide enough for every column when the output is a pipe: programs want whole lines.
 PIPE_COLUMNS = 4096
+JOB_COLUMNS = (
+    *("NAMESPACE", "NAME", "QUEUE", "PHASE", "PROGRESS", "WHERE", "SPEED", "MEMORY", "COST"),
+    *("AGE", "REASON"),
+)
+JOB_COLUMNS_LEAST = ("WHERE", "SPEED", "COST", "QUEUE", "MEMORY", "AGE", "PROGRESS")
 
 
 def _console() -> Console:
@@ -30,6 +36,15 @@ def _add(table: Table, *cells: str) -> None:
     table.add_row(*map(visible, cells))
 
 
+def _show(table: Table) -> None:
+    """Without the blanks that fill up its lines."""
+    console = _console()
+    with console.capture() as shown:
+        console.print(table)
+    for line in shown.get().splitlines():
+        print(line.rstrip())  # noqa: T201 - the answer itself
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, sort_keys=True))  # noqa: T201 - the answer itself
 
@@ -38,9 +53,8 @@ def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table.grid(padding=(0, 3, 0, 0))
     for label, value in rows:
         _add(table, f"  {label}", value)
-    console = _console()
-    console.print(visible(title), style="bold")
-    console.print(table)
+    _console().print(visible(title), style="bold")
+    _show(table)
 
 
 def print_simulation(found: "Answer") -> None:
@@ -64,18 +78,31 @@ def print_comparison(rows: list[Comparison]) -> None:
         table.add_column(heading)
     for what, *values in rows:
         _add(table, f"  {what}", *values)
-    _console().print(table)
+    _show(table)
 
 
 def print_jobs(jobs: Sequence[GPUJob], now: datetime, *, namespaces: bool) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    headings = ["NAME", "QUEUE", "PHASE", "WHERE", "SPEED", "MEMORY", "COST", "AGE", "REASON"]
-    for heading in (["NAMESPACE"] if namespaces else []) + headings:
-        table.add_column(heading)
-    for job in sorted(jobs, key=lambda job: (job.metadata.namespace, job.metadata.name)):
-        summary = job.status.summary
-        row = [job.metadata.name, job.spec.queue, job.status.phase.value, summary.where]
-        row += [summary.speed, summary.memory, summary.cost]
-        row += [text.age(job.metadata.creation_timestamp, now), summary.reason]
-        _add(table, *([job.metadata.namespace] if namespaces else []), *row)
-    _console().print(table)
+    in_order = sorted(jobs, key=lambda job: (job.metadata.namespace, job.metadata.name))
+    columns = JOB_COLUMNS if namespaces else JOB_COLUMNS[1:]
+    rows = [_job_cells(job, now) for job in in_order]
+    for line in table_lines(rows, columns, JOB_COLUMNS_LEAST, _console().width):
+        print(line)  # noqa: T201 - the answer itself
+
+
+def _job_cells(job: GPUJob, now: datetime) -> dict[str, str]:
+    """What users and workers wrote is in it, and must not control the terminal."""
+    summary = job.status.summary
+    cells = (
+        job.metadata.namespace,
+        job.metadata.name,
+        job.spec.queue,
+        job.status.phase.value,
+        summary.progress,
+        summary.where,
+        summary.speed,
+        summary.memory,
+        summary.cost,
+        text.age(job.metadata.creation_timestamp, now),
+        summary.reason,
+    )
+    return dict(zip(JOB_COLUMNS, map(visible, cells), strict=True))

@@ -79,6 +79,19 @@ def test_list_shows_this_namespace() -> None:
     assert len(lines) == 2
 
 
+def test_list_as_json_has_whole_jobs() -> None:
+    found = json.loads(invoke(MemoryCluster([job()]), "list", "-o", "json").stdout)
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [("GPUJob", "resnet50")]
+    assert json.loads(invoke(MemoryCluster(), "list", "-o", "json").stdout) == []
+
+
+@pytest.mark.parametrize("command", [["list"], ["why", "resnet50"], ["report", "resnet50"]])
+def test_no_line_ends_with_blanks(command: list[str]) -> None:
+    shown = invoke(MemoryCluster([job(status=succeeded_status())]), *command).stdout
+    assert shown
+    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+
+
 def test_list_of_all_namespaces_names_them() -> None:
     lines = list_lines(MemoryCluster([job(), job(namespace="text")]), "-A")
     assert [line[0] for line in lines] == ["NAMESPACE", "text", "vision"]
