@@ -11,6 +11,7 @@ from tests.harness.builders import (
     make_gpu,
     make_gpu_node,
     make_job,
+    make_queue,
     make_snapshot,
     reserve,
     running,
@@ -46,6 +47,36 @@ def test_before_the_first_cycle_there_is_nothing() -> None:
     assert value("gpujob_stale_nodes") == 0
     assert b"\ngpujob_jobs{" not in metrics.text()
     assert b"\ngpujob_gpu_memory_used_bytes{" not in metrics.text()
+    assert b"\ngpujob_queue_pending_jobs{" not in metrics.text()
+
+
+def test_what_each_queue_has_and_for_how_long_its_jobs_wait() -> None:
+    """Only of queues that exist: a job may name any."""
+    metrics = Metrics()
+    jobs = [
+        running(make_job("a", queue="vision"), ("n0", ("GPU-0", "GPU-1"))),
+        make_job("b", queue="vision", created=40),
+        make_job("c", queue="vision", created=10),
+        make_job("d", queue="nobodys"),
+    ]
+    queues = (make_queue("vision", gpus=4), make_queue("text"))
+    Gauges(metrics).update(make_snapshot(*jobs, queues=queues), after(100))
+
+    def value(name: str, queue: str) -> float | None:
+        return metrics.registry.get_sample_value(f"gpujob_queue_{name}", {"queue": queue})
+
+    names = ("nominal_gpus", "reserved_gpus", "pending_jobs", "longest_wait_seconds")
+    assert [value(name, "vision") for name in names] == [4, 2, 2, 90]
+    assert [value(name, "text") for name in names] == [None, 0, 0, 0]
+    assert value("pending_jobs", "default") == 0
+    assert value("pending_jobs", "nobodys") is None
+
+
+def test_how_busy_a_gpu_is() -> None:
+    metrics = Metrics()
+    gpu = replace(make_gpu(), utilization_percent=40.0)
+    Gauges(metrics).update(make_snapshot(gpu_nodes=[make_gpu_node("n0", gpu)]), after(0))
+    assert metrics.registry.get_sample_value("gpujob_gpu_utilization_ratio", GPU) == 0.4
 
 
 def test_spot_pools() -> None:

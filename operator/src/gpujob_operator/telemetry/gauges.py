@@ -1,4 +1,5 @@
-"""Series of the last cycle's snapshot: jobs by phase, memory reserved and used by GPU.
+"""Series of the last cycle's snapshot: jobs by phase, what each GPU does, what each queue has and
+for how long its jobs wait.
 
 They are made when somebody asks. Thousands of gauges that are set in between would take a part of
 each second and tens of megabytes.
@@ -7,14 +8,27 @@ each second and tens of megabytes.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpuqueue import DEFAULT_QUEUE
+from gpujob_operator.decide.model.held_gpus import queue_of
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.telemetry.metrics import Metrics
+
+NOMINAL, RESERVED = "gpujob_queue_nominal_gpus", "gpujob_queue_reserved_gpus"
+PENDING, WAIT = "gpujob_queue_pending_jobs", "gpujob_queue_longest_wait_seconds"
+_QUEUE_SERIES = {
+    NOMINAL: "GPUs that the queue may always use; no series without a nominal quota.",
+    RESERVED: "GPUs on which jobs of the queue run.",
+    PENDING: "Jobs of the queue that do not run.",
+    WAIT: "For how long the job has waited that has waited longest.",
+}
 
 
 class Gauges(Collector):
@@ -36,6 +50,8 @@ class Gauges(Collector):
         alert would never end."""
         yield self._jobs()
         yield from self._gpus()
+        if self._phases:
+            yield from self._queues()
         yield from self._spot_pools()
         yield self._stale_nodes()
 
@@ -57,14 +73,39 @@ class Gauges(Collector):
             "GPU memory in use by all processes, as the agent measured it.",
             labels=["node", "gpu"],
         )
+        busy = GaugeMetricFamily(
+            "gpujob_gpu_utilization_ratio",
+            "How busy the GPU is with all processes, as the agent measured it.",
+            labels=["node", "gpu"],
+        )
         reserved_bytes = reserved_by_gpu(self._snapshot.jobs)
         for node in self._gpu_nodes():
             for gpu in node.status.gpus:
                 place = node.metadata.name, gpu.uuid
                 reserved.add_metric(place, reserved_bytes.get(place, 0))
                 used.add_metric(place, gpu.memory_used_bytes)
+                busy.add_metric(place, gpu.utilization_percent / 100)
         yield reserved
         yield used
+        yield busy
+
+    def _queues(self) -> Iterator[GaugeMetricFamily]:
+        """Of the queues that exist: whoever may create a job could name any number of others."""
+        nominal = {queue.metadata.name: queue.spec.nominal.gpus for queue in self._snapshot.queues}
+        found = {
+            name: GaugeMetricFamily(name, what, labels=["queue"])
+            for name, what in _QUEUE_SERIES.items()
+        }
+        use = use_of_queues(self._snapshot.jobs, self._at)
+        for name in sorted({*nominal, DEFAULT_QUEUE}):
+            gpus, pending, wait_seconds = use[name]
+            found[RESERVED].add_metric([name], gpus)
+            found[PENDING].add_metric([name], pending)
+            found[WAIT].add_metric([name], wait_seconds)
+            promised = nominal.get(name)
+            if promised is not None:
+                found[NOMINAL].add_metric([name], promised)
+        yield from found.values()
 
     def _spot_pools(self) -> Iterator[GaugeMetricFamily]:
         hours = GaugeMetricFamily(
@@ -93,6 +134,30 @@ class Gauges(Collector):
     def _gpu_nodes(self) -> list[GPUNode]:
         there = {node.name for node in self._snapshot.nodes}
         return [node for node in self._snapshot.gpu_nodes if node.metadata.name in there]
+
+
+class QueueFigures(NamedTuple):
+    gpus: int = 0
+    pending: int = 0
+    # Of the job that waits longest.
+    wait_seconds: float = 0.0
+
+
+def use_of_queues(jobs: tuple[GPUJob, ...], now: datetime) -> defaultdict[str, QueueFigures]:
+    """What the queues hold, and what waits in them."""
+    found: defaultdict[str, QueueFigures] = defaultdict(QueueFigures)
+    for job in jobs:
+        if job.finished:
+            continue
+        name, placement = queue_of(job), job.status.placement
+        gpus, pending, wait_seconds = found[name]
+        if placement is None:
+            waited = max(wait_seconds, waited_seconds(job, now))
+            found[name] = QueueFigures(gpus, pending + 1, waited)
+        else:
+            gpus += sum(len(worker.gpus) for worker in placement.workers)
+            found[name] = QueueFigures(gpus, pending, wait_seconds)
+    return found
 
 
 def reserved_by_gpu(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:
