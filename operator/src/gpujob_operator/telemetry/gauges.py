@@ -50,8 +50,7 @@ class Gauges(Collector):
         alert would never end."""
         yield self._jobs()
         yield from self._gpus()
-        if self._phases:
-            yield from self._queues()
+        yield from self._queues()
         yield from self._spot_pools()
         yield self._stale_nodes()
 
@@ -97,7 +96,7 @@ class Gauges(Collector):
             for name, what in _QUEUE_SERIES.items()
         }
         use = use_of_queues(self._snapshot.jobs, self._at)
-        for name in sorted({*nominal, DEFAULT_QUEUE}):
+        for name in sorted({*nominal, DEFAULT_QUEUE} if self._phases else ()):
             gpus, pending, wait_seconds = use[name]
             found[RESERVED].add_metric([name], gpus)
             found[PENDING].add_metric([name], pending)
