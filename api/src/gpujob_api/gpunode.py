@@ -119,12 +119,12 @@ def summarize(gpus: Iterable[GPU]) -> GPUNodeSummary:
     models = Counter(gpu.model for gpu in gpus)
     used = sum(gpu.memory_used_bytes for gpu in gpus)
     total = sum(gpu.memory_total_bytes for gpu in gpus)
-    utilizations = [gpu.utilization_percent for gpu in gpus]
+    utilizations = [round(gpu.utilization_percent) for gpu in gpus]
     low, high = min(utilizations), max(utilizations)
     return GPUNodeSummary(
         gpus=", ".join(f"{count} x {model}" for model, count in models.items()),
         memory=f"{format_memory(used)} of {format_memory(total)}",
-        utilization=f"{low:.0f} %" if len(gpus) == 1 else f"{low:.0f}-{high:.0f} %",
+        utilization=f"{low} %" if low == high else f"{low}-{high} %",
     )
 
 

@@ -25,7 +25,11 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: datetime | None, now: datetime) -> str:
-    return duration(max((now - moment).total_seconds(), 0)) if moment is not None else ""
+    """In whole seconds, as two clocks are compared."""
+    if moment is None:
+        return ""
+    seconds = max(round((now - moment).total_seconds()), 0)
+    return duration(seconds) if seconds else "0 s"
 
 
 def change_percent(before: float, after: float) -> str:

@@ -19,3 +19,7 @@ def test_one_gpu() -> None:
 def test_several_gpus_and_models() -> None:
     gpus = [_gpu(0, GIB, 90.0), _gpu(1, 0, 5.0), _gpu(2, 2 * GIB, 50.0, "L4")]
     assert summarize(gpus) == GPUNodeSummary("2 x H100, 1 x L4", "3 GiB of 240 GiB", "5-90 %")
+
+
+def test_gpus_that_do_the_same_have_no_range() -> None:
+    assert summarize([_gpu(0, 0, 0.2), _gpu(1, 0, 0.0)]).utilization == "0 %"

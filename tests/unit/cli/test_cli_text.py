@@ -1,5 +1,7 @@
 """Numbers for people."""
 
+from datetime import timedelta
+
 import pytest
 
 from kubectl_gpujob import text
@@ -40,6 +42,11 @@ def test_changes_are_signed_percentages() -> None:
 
 def test_a_change_from_nothing_is_not_a_number() -> None:
     assert text.change_percent(0, 6) == ""
+
+
+def test_ages_are_in_whole_seconds() -> None:
+    ages = [text.age(NOW - timedelta(seconds=seconds), NOW) for seconds in (-5, 0.3, 6.64, 90.2)]
+    assert ages == ["0 s", "0 s", "7 s", "1m 30s"]
 
 
 def test_no_moment_has_no_age() -> None:
