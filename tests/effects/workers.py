@@ -50,13 +50,13 @@ def optimizes(job: GPUJob) -> object:
 
 
 def _tuner(session: Session) -> Tuner:
-    return Tuner(session.environment.settings, session.features, session.explanation, 0.0)
+    return Tuner(session.environment.settings, session.features, session.log, 0.0)
 
 
 def precision(job: GPUJob) -> object:
     session = _session(job)
     _tuner(session).speed_items(*root_and_call(Model())).choose("precision")
-    return session.explanation.lines
+    return session.log.lines
 
 
 def activation_checkpointing(job: GPUJob) -> object:
@@ -69,13 +69,13 @@ def compilation(job: GPUJob) -> object:
     session = _session(job)
     session.switch_off(["compile"])
     _tuner(session).compile(*root_and_call(Model()))
-    return session.explanation.lines
+    return session.log.lines
 
 
 def data_loading(job: GPUJob) -> object:
     session = _session(job)
     LoaderPolicy(session).decide(Applied())
-    return session.explanation.lines
+    return session.log.lines
 
 
 def split_step(job: GPUJob) -> object:
@@ -88,7 +88,7 @@ def split_step(job: GPUJob) -> object:
         return model(piece).mean()
 
     SplitStep(session, model, optimizer, "mean", None).step(torch.ones(8, 4), loss_of)
-    return rows, session.explanation.lines
+    return rows, session.log.lines
 
 
 def _training(session: Session) -> Job:
@@ -125,6 +125,6 @@ def resume_arguments(job: GPUJob) -> object:
         saved.parent.mkdir()
         torch.save({}, saved)
         session = _session(job)
-        settings, said = session.environment.settings, session.explanation
+        settings, said = session.environment.settings, session.log
         given = adapt_resume("train.py", ["--lr", "1"], settings, Path(folder), said)
         return [text.replace(folder, "") for text in given]

@@ -133,40 +133,40 @@ def arguments(**values: Any) -> Any:
 def test_the_batch_keeps_its_total(
     values: dict[str, Any], rows: int, changes: tuple[int, int] | None, line: str
 ) -> None:
-    explanation = DecisionLog()
+    log = DecisionLog()
     found = huggingface.changed_arguments(
-        arguments(**values), set(), RequestedSettings(batch_per_step=rows), explanation
+        arguments(**values), set(), RequestedSettings(batch_per_step=rows), log
     )
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     assert found == ({} if changes is None else dict(zip(names, changes, strict=True)))
-    assert explanation.lines[0].startswith(f"hugging face trainer batch split {line}")
+    assert log.lines[0].startswith(f"hugging face trainer batch split {line}")
 
 
 def test_what_the_script_chose_stays() -> None:
     wishes = RequestedSettings(mixed_precision="fp16", compile=True, loader_workers=2)
-    explanation = DecisionLog()
+    log = DecisionLog()
     chosen = {"tf32", "torch_compile_backend", "dataloader_num_workers"}
-    assert huggingface.changed_arguments(arguments(), chosen, wishes, explanation) == {}
-    assert huggingface.changed_arguments(arguments(), set(), wishes, explanation) == {
+    assert huggingface.changed_arguments(arguments(), chosen, wishes, log) == {}
+    assert huggingface.changed_arguments(arguments(), set(), wishes, log) == {
         "fp16": True,
         "torch_compile": True,
         "dataloader_num_workers": 2,
         "dataloader_persistent_workers": True,
     }
     for keywords in ({"precision": "64-true"}, {"plugins": [object()]}):
-        assert lightning.chosen_precision(keywords, wishes, explanation) is None
-    assert explanation.lines[-1] == "lightning precision skipped: the script chooses it itself"
-    assert lightning.chosen_precision({}, wishes, explanation) == "16-mixed"
+        assert lightning.chosen_precision(keywords, wishes, log) is None
+    assert log.lines[-1] == "lightning precision skipped: the script chooses it itself"
+    assert lightning.chosen_precision({}, wishes, log) == "16-mixed"
 
 
 def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
-    explanation = DecisionLog()
-    huggingface.set_variables(RequestedSettings("bf16", compile=True), explanation)
+    log = DecisionLog()
+    huggingface.set_variables(RequestedSettings("bf16", compile=True), log)
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
     assert os.environ.pop("ACCELERATE_DYNAMO_BACKEND") == "inductor"
-    assert "skipped: it is 'no' already" in explanation.lines[0]
+    assert "skipped: it is 'no' already" in log.lines[0]
 
 
 def test_wishes_follow_settings_and_switches() -> None:

@@ -123,13 +123,13 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
 ) -> None:
     clock = Clock()
     one = Consensus(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
-    explanation = DecisionLog()
-    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), explanation, 12.0)
+    log = DecisionLog()
+    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), log, 12.0)
     tuner.join(one, 1)
     assert tuner.proposed == PLAIN
     assert tuner.proposed == PLAIN
     assert clock.now == pytest.approx(expected, abs=2.0)
-    assert explanation.lines == ("tuning skipped: the first process proposed nothing",)
+    assert log.lines == ("tuning skipped: the first process proposed nothing",)
 
 
 def test_who_is_asked_to_stop_does_not_wait() -> None:

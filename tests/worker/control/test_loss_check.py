@@ -45,9 +45,9 @@ class Run:
         self.root.install()
         self.root.settled, self.root.asks = True, False
         self.model = trained_model(self.session, self.root)
-        self.model.first.tuner = Tuner(Settings(), Features(), self.session.explanation, 1.0)
+        self.model.first.tuner = Tuner(Settings(), Features(), self.session.log, 1.0)
         self.model.first.tuner.applied = Applied(plan)
-        self.session.explanation.applied("precision", "1.50x")
+        self.session.log.applied("precision", "1.50x")
         self.model.apply()
         self.guard = RollbackGuard(self.session, self.model)
         self.seconds, self.look_seconds, self.looks = 0.0, look_seconds, list[int]()
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        return self.session.explanation.line("precision")
+        return self.session.log.line("precision")
 
 
 def far_out(offset: float) -> nn.Sequential:
@@ -180,7 +180,7 @@ def test_rounding_that_the_loss_does_not_see_stays(scale: float) -> None:
     assert run.root.plan == HALF
     assert "precision applied" in run.said
     assert run.looks == [FIRST_STEPS + n * (BETWEEN_STEPS + 1) for n in range(3)]
-    assert "the loss differs by" in run.session.explanation.line("loss check")
+    assert "the loss differs by" in run.session.log.line("loss check")
 
 
 def test_a_loss_around_zero_is_compared_with_losses_near_it() -> None:
@@ -201,7 +201,7 @@ def test_looks_cost_a_small_part_of_the_run_and_say_which() -> None:
         run.step(x, near(0.0))
         assert len(run.looks) * run.look_seconds <= COST_MAX * run.seconds
     assert len(run.looks) >= 4
-    assert "% of the run's time" in run.session.explanation.line("loss check")
+    assert "% of the run's time" in run.session.log.line("loss check")
 
 
 class Everything(nn.Module):
@@ -275,7 +275,7 @@ def test_where_a_look_is_not_safe_it_says_why(module: Callable[[], nn.Module], w
     run, x = Run(module()), torch.randn(64, 8)
     for _ in range(2 * FIRST_STEPS):
         run.step(x, near(300.0))
-    assert why in run.session.explanation.line("loss check")
+    assert why in run.session.log.line("loss check")
     assert run.root.plan == HALF
 
 
@@ -289,7 +289,7 @@ def test_a_failing_look_leaves_the_script_alone(monkeypatch: pytest.MonkeyPatch)
         run.step(x, near(300.0))
     assert run.finite
     assert run.looks == [FIRST_STEPS]
-    assert "a look failed: RuntimeError" in run.session.explanation.line("loss check")
+    assert "a look failed: RuntimeError" in run.session.log.line("loss check")
 
 
 def test_modules_are_looked_at_in_turn_and_lose_the_precision_together() -> None:
@@ -314,7 +314,7 @@ def test_modules_are_looked_at_in_turn_and_lose_the_precision_together() -> None
     # One from either end of the difference, then the other module, of which three decide.
     assert 2 + LOOKS_NEEDED <= looks <= 3 + LOOKS_NEEDED
     assert run.root.plan == other.plan == RootPlan()
-    assert "the loss differs by" in run.session.explanation.line("loss check")
+    assert "the loss differs by" in run.session.log.line("loss check")
     assert "the loss differs by" in further.log.line("loss check")
     assert "precision skipped: rolled back: in 3 looks of 3" in run.said
 
@@ -341,4 +341,4 @@ def test_what_is_as_written_is_not_looked_at() -> None:
     for _ in range(2 * FIRST_STEPS):
         run.step(x, near(300.0))
     assert run.looks == []
-    assert run.session.explanation.line("loss check") == ""
+    assert run.session.log.line("loss check") == ""

@@ -42,12 +42,12 @@ class Run:
         self.root.install()
         self.root.settled, self.root.asks = True, False
         model = trained_model(session, self.root)
-        model.first.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+        model.first.tuner = Tuner(Settings(), Features(), session.log, 1.0)
         model.first.tuner.applied = Applied(HALF)
-        session.explanation.applied("precision", "1.50x")
+        session.log.applied("precision", "1.50x")
         model.apply()
         self.optimizer = torch.optim.Adam(module.parameters(), 1e-3)
-        self.explanation, self.steps, self.looked = session.explanation, 0, list[int]()
+        self.log, self.steps, self.looked = session.log, 0, list[int]()
         guard = RollbackGuard(session, model)
         check = LossCheck(session, model, guard.loss_changed, lambda: 60.0 * self.steps)
         self.check = check if looks else None
@@ -76,7 +76,7 @@ def test_what_changes_the_loss_is_rolled_back(gpu: ImitatedGpu) -> None:
         run.step(x, lambda out: (out - 300.0).square().mean())
     assert run.looked == [FIRST_STEPS + n for n in range(LOOKS_NEEDED)]
     assert run.root.plan == RootPlan()
-    line = run.explanation.line("precision")
+    line = run.log.line("precision")
     assert "precision skipped: rolled back: in 3 looks of 3 it changes the loss by" in line
 
 
@@ -109,7 +109,7 @@ def test_other_masks_are_no_change_and_a_look_leaves_nothing_behind(gpu: Imitate
     run, state, random = trained(steps, looks=True)
     assert run.looked == [FIRST_STEPS]
     assert run.root.plan == HALF
-    assert "the loss differs by" in run.explanation.line("loss check")
+    assert "the loss differs by" in run.log.line("loss check")
     _, plain, other = trained(steps, looks=False)
     assert all(map(torch.equal, state.values(), plain.values()))
     assert torch.equal(random.torch, other.torch)

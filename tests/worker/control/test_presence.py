@@ -60,7 +60,7 @@ def test_what_is_shared_is_switched_off_and_what_is_each_ones_own_stays(
     store.set("present/1", "another")
     reason = presence.require_all(one, store)
     assert reason == "processes 1 of 2 have other settings or another torch"
-    assert one.explanation.lines == (f"processes skipped: {reason}",)
+    assert one.log.lines == (f"processes skipped: {reason}",)
     assert not any(one.features.allows(name) for name in ("precision", "optimizer", "compile"))
     assert one.features.allows("batch_split")
     assert one.features.allows("data_loader")

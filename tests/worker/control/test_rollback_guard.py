@@ -53,7 +53,7 @@ def model() -> TrainedModel:
     found = trained_model(session, root)
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
+    found.first.use(Tuner(Settings(), Features(), session.log, 1.0))
     plan = RootPlan(autocast=torch.bfloat16)
     found.first.choices.applied = Applied(plan, fused=True, loader_workers=2)
     found.optimizers.fuse([optimizer])
@@ -70,7 +70,7 @@ def test_what_modules_beside_took_over_is_rolled_back_too(limit: int | None) -> 
     for root in roots:
         root.install()
     found = trained_model(session, *roots)
-    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
+    found.first.use(Tuner(Settings(), Features(), session.log, 1.0))
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=2)
     found.first.choices.applied = Applied(plan)
     further = found.choose_for(roots[1])
@@ -100,13 +100,13 @@ def test_a_roll_back_takes_everything_back_for_good(model: TrainedModel) -> None
     assert model.rolled_back
     assert session.report().speedup is None
     refused = "speed-up skipped: not measured with the settings now in force"
-    assert session.explanation.line("speed-up") == refused
+    assert session.log.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None
     assert model.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert tuner is not None
     assert tuner.applied.plan == RootPlan()
-    assert model.session.explanation.lines[-1] == (
+    assert model.session.log.lines[-1] == (
         "roll-back to plain settings: the loss diverges: 50 after 1 in the first steps"
     )
 
@@ -119,7 +119,7 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     found = trained_model(session, root)
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
+    found.first.use(Tuner(Settings(), Features(), session.log, 1.0))
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.first.choices.applied = Applied(plan, fused=True, optimizer_offload=True)
     found.optimizers.fuse([optimizer])
@@ -133,19 +133,19 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     assert session.state.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
     session.state.loss_tensor = torch.tensor(math.nan)
     RollbackGuard(session, found).step(20)
-    assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
+    assert session.log.line("roll-back").endswith("a test"), "it is done once"
 
 
 def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> None:
     session = Session(Environment(memory_limit_bytes=1000))
     root = Root(nn.Linear(2, 2), lambda _: None)
     found = trained_model(session, root)
-    found.first.use(Tuner(Settings(), Features(), session.explanation, 1.0))
+    found.first.use(Tuner(Settings(), Features(), session.log, 1.0))
     found.first.choices.applied = Applied(RootPlan(rows_per_step=12))
     found.apply()
     RollbackGuard(session, found).step(CONFIRM_STEPS)
     assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
-    said = session.explanation.line("memory limit")
+    said = session.log.line("memory limit")
     assert said.endswith("measured, limit 1000 B; steps of 6 from now on")
 
 
@@ -218,7 +218,7 @@ def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None
     output.sum().backward()
     assert model.rolled_back
     assert root.plan.autocast is None
-    said = session.explanation.line("roll-back")
+    said = session.log.line("roll-back")
     assert "a call of the model failed with it, RuntimeError: index_add_()" in said
 
 
@@ -238,5 +238,5 @@ def test_modules_of_which_nothing_learns_are_rolled_back_too(
     else:
         model.roll_back("why")
     assert root.plan == RootPlan()
-    said = model.session.explanation.line("precision of frozen Linear")
+    said = model.session.log.line("precision of frozen Linear")
     assert said == "precision of frozen Linear skipped: rolled back: why"

@@ -59,7 +59,7 @@ def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> N
         assert alike is (limit is not None)
         assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
         assert later.watches is alike
-        line = session.explanation.line("later models")
+        line = session.log.line("later models")
         assert ("those that follow run as written" in line) is not alike
 
 
@@ -74,12 +74,12 @@ def test_models_that_are_made_for_a_few_steps_are_not_looked_at_for_ever() -> No
 def test_what_is_not_said_aloud_is_said_once_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explanation = DecisionLog(verbose=True)
+    log = DecisionLog(verbose=True)
     for count in range(5):
-        explanation.note("models", str(count), aloud=count in (0, 2))
+        log.note("models", str(count), aloud=count in (0, 2))
     assert capsys.readouterr().err == "gpujob: models 0\ngpujob: models 2\n"
     for _ in range(2):
-        explanation.end()
+        log.end()
     assert capsys.readouterr().err == "gpujob: models 4\n"
 
 
@@ -88,7 +88,7 @@ def test_a_sweep_over_models_says_again_only_what_means_something_else(
 ) -> None:
     later = later_models()
     session = later._session  # pyright: ignore[reportPrivateUsage]
-    session.explanation.verbose = True
+    session.log.verbose = True
     for number in range(13):
         # The last but one is of the first one's shape, with another shape of batch.
         kind = type(f"Model{number if number != 11 else 0}", (Model,), {})
@@ -99,11 +99,11 @@ def test_a_sweep_over_models_says_again_only_what_means_something_else(
         del optimizer
         assert later.is_over(warm=True)
         later.begin()
-    session.explanation.end()
+    session.log.end()
     said = [line for line in capsys.readouterr().err.splitlines() if "later models" in line]
     counts = [line.split("later models ")[1].split(" started")[0] for line in said]
     assert counts == ["0 of 1", "0 of 11", "0 of 12"], said
-    assert session.explanation.line("later models").endswith("; 9 more as written")
+    assert session.log.line("later models").endswith("; 9 more as written")
 
 
 def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:

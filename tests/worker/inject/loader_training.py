@@ -33,7 +33,7 @@ class Training:
         self.session.meter.clock = lambda: self.now
         self.session.state.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
-        self.session.explanation.verbose = True
+        self.session.log.verbose = True
         self.loader = self.new_loader()
         self.applied = Applied()
         # Another program is given the machine for a while in every fourth step.
@@ -91,4 +91,4 @@ class Training:
 
     @property
     def said(self) -> str:
-        return "\n".join(self.session.explanation.lines)
+        return "\n".join(self.session.log.lines)

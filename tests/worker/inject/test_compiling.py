@@ -84,12 +84,12 @@ def takes(monkeypatch: pytest.MonkeyPatch, **ratios: float) -> None:
 
 
 def tuned(module: nn.Module, *off: str, graphs: bool = False) -> tuple[Tuner, DecisionLog]:
-    explanation = DecisionLog()
+    log = DecisionLog()
     settings = Settings(compile=Toggle.ON)
-    tuner = Tuner(settings, Features.without(*off, cuda_graphs=graphs), explanation, 60.0)
+    tuner = Tuner(settings, Features.without(*off, cuda_graphs=graphs), log, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.compile(Root(module, lambda _: None), call)
-    return tuner, explanation
+    return tuner, log
 
 
 def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -99,11 +99,11 @@ def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_the_whole_model_goes_first(graphs: list[int]) -> None:
-    tuner, explanation = tuned(model())
+    tuner, log = tuned(model())
     assert len(graphs) == 1
     assert tuner.tuned() == TunedSettings(compile=True)
-    assert explanation.lines[0].startswith("compile applied: asked for, ")
-    assert explanation.lines[1] == "CUDA graphs skipped: not asked for (--cuda-graphs)"
+    assert log.lines[0].startswith("compile applied: asked for, ")
+    assert log.lines[1] == "CUDA graphs skipped: not asked for (--cuda-graphs)"
 
 
 @pytest.mark.parametrize(("whole", "kept"), [(0.9, WHOLE), (None, BLOCKS)])
@@ -113,8 +113,8 @@ def test_many_blocks_that_are_slower_give_way_to_the_whole(
     """What is asked for is compiled; in blocks that slow it down only if nothing else can be."""
     ratios = {"blocks": 0.73} if whole is None else {"blocks": 0.73, "whole": whole}
     takes(monkeypatch, **ratios)
-    tuner, explanation = tuned(model(MANY_BLOCKS))
-    lines = explanation.lines
+    tuner, log = tuned(model(MANY_BLOCKS))
+    lines = log.lines
     assert graphs
     assert any(line.startswith(f"{kept} applied: asked for") for line in lines), lines
     assert tuner.tuned() == TunedSettings(compile=True, regional_compile=kept == BLOCKS)
@@ -125,10 +125,10 @@ def test_many_blocks_go_first_and_share_a_graph(
 ) -> None:
     takes(monkeypatch, blocks=1.1)
     module = model(MANY_BLOCKS)
-    tuner, explanation = tuned(module)
+    tuner, log = tuned(module)
     assert len(graphs) == 1, "like blocks are compiled once"
-    assert tuner.tuned() == TunedSettings(compile=True, regional_compile=True), explanation.lines
-    assert explanation.lines[0].startswith("compile blocks applied: asked for, ")
+    assert tuner.tuned() == TunedSettings(compile=True, regional_compile=True), log.lines
+    assert log.lines[0].startswith("compile blocks applied: asked for, ")
     x = torch.randn(6, 4)
     plain = gradients(module, x)
     root = Root(module, lambda _: None)
@@ -160,11 +160,11 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
         return (lambda *args: fails(call)) if call == whole else plain(call, **options)  # pyright: ignore
 
     monkeypatch.setattr(torch, "compile", later)
-    tuner, explanation = tuned(module)
-    assert "compile skipped: failed: RuntimeError: too clever a forward" in explanation.lines
+    tuner, log = tuned(module)
+    assert "compile skipped: failed: RuntimeError: too clever a forward" in log.lines
     assert tuner.tuned().regional_compile
-    _, explanation = tuned(module, "regional_compile")
-    assert explanation.lines[-1] == "compile blocks skipped: switched off"
+    _, log = tuned(module, "regional_compile")
+    assert log.lines[-1] == "compile blocks skipped: switched off"
 
 
 NO_COMPILER = "no C compiler (gcc, clang or CC) on PATH"
@@ -228,12 +228,12 @@ def test_a_model_that_drops_is_compared_with_the_same_draws(
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
-    tuner, explanation = tuned(dropping())
-    assert tuner.tuned().compile is kept, explanation.lines
+    tuner, log = tuned(dropping())
+    assert tuner.tuned().compile is kept, log.lines
     assert {"fallback_random": True} in asked
     assert (None in ran) is kept, "what is used draws as the compiler likes"
     if not kept:
-        assert "numbers disagree: outputs differ by 20 %" in explanation.line("compile")
+        assert "numbers disagree: outputs differ by 20 %" in log.line("compile")
 
 
 @pytest.mark.slow
@@ -243,9 +243,9 @@ def test_torchs_own_compiler_agrees_where_a_model_drops(
 ) -> None:
     torch.compiler.reset()
     monkeypatch.setenv(ENV_CACHE, str(tmp_path))
-    tuner, explanation = tuned(dropping(), "regional_compile")
-    assert tuner.tuned().compile, explanation.lines
-    assert "cosine 1.00000" in explanation.line("compile")
+    tuner, log = tuned(dropping(), "regional_compile")
+    assert tuner.tuned().compile, log.lines
+    assert "cosine 1.00000" in log.line("compile")
 
 
 def test_other_shapes_run_as_they_are(graphs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,8 +273,8 @@ def test_graphs_are_refused_where_they_are_not_safe(graphs: list[int]) -> None:
     assert graphs_refusal(gpu, None, False) is None
     assert "split batch" in (graphs_refusal(gpu, 4, False) or "")
     assert "memory limit" in (graphs_refusal(gpu, None, True) or "")
-    _, explanation = tuned(model(), graphs=True)
-    assert explanation.lines[-1] == "CUDA graphs skipped: they exist on CUDA GPUs; this is cpu"
+    _, log = tuned(model(), graphs=True)
+    assert log.lines[-1] == "CUDA graphs skipped: they exist on CUDA GPUs; this is cpu"
 
 
 def test_outputs_of_graphs_are_copied() -> None:
@@ -339,11 +339,11 @@ def test_a_run_compiles_into_its_own_folder(tmp_path: Path) -> None:
 def test_the_way_of_an_earlier_run_is_adopted(regional: bool, graphs: list[int]) -> None:
     module = model()
     known = TunedSettings(compile=True, regional_compile=regional)
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(), Features(), explanation, 60.0)
+    log = DecisionLog()
+    tuner = Tuner(Settings(), Features(), log, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.adopt(Root(module, lambda _: None), call, known)
     assert tuner.tuned() == known
     item = "compile blocks" if regional else "compile"
-    assert explanation.lines == (f"{item} applied: from an earlier run",)
+    assert log.lines == (f"{item} applied: from an earlier run",)
     assert graphs == [], "nothing is compiled before the first step"

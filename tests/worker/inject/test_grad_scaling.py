@@ -145,11 +145,11 @@ def test_the_scale_grows_and_is_given_up() -> None:
 def tuned_by(
     module: nn.Module, facts: ScriptFacts, wanted: Precision = Precision.FLOAT16
 ) -> tuple[Tuner, str]:
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(precision=wanted), Features(), explanation, 1.0, facts)
+    log = DecisionLog()
+    tuner = Tuner(Settings(precision=wanted), Features(), log, 1.0, facts)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.speed_items(Root(module, lambda _: None), call).choose("precision")
-    return tuner, explanation.lines[-1]
+    return tuner, log.lines[-1]
 
 
 def test_asked_for_it_is_applied_with_a_scale_that_fits() -> None:
@@ -207,16 +207,14 @@ def test_own_optimizers_are_not_trusted_to_skip() -> None:
 
 def test_known_settings_bring_the_scale_along() -> None:
     module = model()
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(), Features(), explanation, 60.0)
+    log = DecisionLog()
+    tuner = Tuner(Settings(), Features(), log, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.adopt(Root(module, lambda _: None), call, TunedSettings(Precision.FLOAT16))
     assert tuner.tuned() == TunedSettings(Precision.FLOAT16)
     tuner.adopt_scaling(torch.optim.LBFGS(module.parameters()))
     assert tuner.tuned() == TunedSettings()
-    assert explanation.lines == (
-        "precision skipped: LBFGS may not skip a step whose gradients overflowed",
-    )
+    assert log.lines == ("precision skipped: LBFGS may not skip a step whose gradients overflowed",)
 
 
 def test_gradients_of_gradients_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

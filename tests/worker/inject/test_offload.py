@@ -110,24 +110,24 @@ def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, Decision
         del device, compiled
 
     monkeypatch.setattr(offload_setting, "offload_refusal", never)
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(), Features.without(*off), explanation, 1.0)
+    log = DecisionLog()
+    tuner = Tuner(Settings(), Features.without(*off), log, 1.0)
     call = RecordedCall(CallInputs.of((torch.randn(512, 64),), {}))
     settings = TunedSettings(activation_offload=True, optimizer_offload=True)
     tuner.adopt(Root(model(), lambda _: None), call, settings)
-    return tuner, explanation
+    return tuner, log
 
 
 def test_known_offload_is_adopted_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuner, explanation = known(monkeypatch)
+    tuner, log = known(monkeypatch)
     assert tuner.tuned() == TunedSettings(activation_offload=True, optimizer_offload=True)
-    assert explanation.lines == (
+    assert log.lines == (
         "activation offload applied: from an earlier run",
         "optimizer offload applied: from an earlier run",
     )
-    tuner, explanation = known(monkeypatch, offload=False)
+    tuner, log = known(monkeypatch, offload=False)
     assert tuner.tuned() == TunedSettings()
-    assert all(line.endswith("skipped: switched off") for line in explanation.lines)
+    assert all(line.endswith("skipped: switched off") for line in log.lines)
 
 
 def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
@@ -135,7 +135,7 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     session = Session(Environment())
     trained = TrainedModel(session, ScriptFacts())
-    trained.first.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
+    trained.first.tuner = Tuner(Settings(), Features(), session.log, 1.0)
     trained.first.tuner.applied = Applied(optimizer_offload=True)
     trained.apply(optimizer)
     gradients(module, torch.randn(16, 64))

@@ -180,11 +180,9 @@ def test_last_words_do_not_replace_the_first_failure(tmp_path: Path) -> None:
 
 
 def test_processes_do_not_decide_by_measuring() -> None:
-    explanation = DecisionLog()
-    assert AcceptanceRule(Settings(), explanation, 1.0).measures("compile", forced=False)
-    several = AcceptanceRule(Settings(), explanation, 1.0, processes=2)
+    log = DecisionLog()
+    assert AcceptanceRule(Settings(), log, 1.0).measures("compile", forced=False)
+    several = AcceptanceRule(Settings(), log, 1.0, processes=2)
     assert several.measures("compile", forced=True)
     assert not several.measures("compile", forced=False)
-    assert explanation.lines == (
-        "compile skipped: 2 processes could measure and decide differently",
-    )
+    assert log.lines == ("compile skipped: 2 processes could measure and decide differently",)

@@ -106,9 +106,9 @@ def test_flags_of_well_known_scripts(
 def adapted(folder: Path, given: tuple[str, ...], **settings: Any) -> tuple[tuple[str, ...], str]:
     script = folder / "train.py"
     script.write_text(parser('parser.add_argument("--resume")'))
-    explanation = DecisionLog()
-    found = adapt_resume(str(script), given, Settings(**settings), folder, explanation)
-    return tuple(found), "\n".join(explanation.lines)
+    log = DecisionLog()
+    found = adapt_resume(str(script), given, Settings(**settings), folder, log)
+    return tuple(found), "\n".join(log.lines)
 
 
 def test_the_newest_whole_file_is_resumed_from(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_arguments_of_the_job_come_first_and_are_needed_without_a_known_flag(
     more = ("--load={path}", "--go-on")
     given, _ = adapted(tmp_path, (), script_checkpoint="a.bin", resume_arguments=more)
     assert given == (f"--load={tmp_path / 'a.bin'}", "--go-on")
-    explanation = DecisionLog()
+    log = DecisionLog()
     settings = Settings(script_checkpoint="a.bin")
-    assert adapt_resume("-m", ["--lr"], settings, tmp_path, explanation) == ["--lr"]
-    assert "name checkpoint.resumeArguments" in "\n".join(explanation.lines)
+    assert adapt_resume("-m", ["--lr"], settings, tmp_path, log) == ["--lr"]
+    assert "name checkpoint.resumeArguments" in "\n".join(log.lines)
 
 
 def test_the_program_of_yolo_is_known_by_its_name(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_an_end_that_fails_changes_no_exit_code(plain: str, tmp_path: Path) -> N
 
 
 def test_the_first_error_cuts_the_net() -> None:
-    explanation, called, off = DecisionLog(), list[str](), list[str]()
-    net = SafetyNet(explanation)
+    log, called, off = DecisionLog(), list[str](), list[str]()
+    net = SafetyNet(log)
     net.when_cut(lambda: off.append("off"))
 
     def fails(batch: str) -> str:
@@ -103,19 +103,19 @@ def test_the_first_error_cuts_the_net() -> None:
     assert [received("a"), received("b")] == ["a", "b"]
     assert fine() is None
     assert (called, off) == (["a"], ["off"])
-    (line,) = explanation.lines
+    (line,) = log.lines
     assert line.startswith("everything skipped: the worker failed: KeyError: 'a' (test_safety")
 
 
 def test_taking_off_may_fail_too() -> None:
-    net = SafetyNet(explanation := DecisionLog())
+    net = SafetyNet(log := DecisionLog())
 
     def fails() -> None:
         raise ValueError("still there")
 
     net.when_cut(fails)
     net.tear(KeyError("a"))
-    assert explanation.lines[1] == "injection could not be taken off: ValueError: still there"
+    assert log.lines[1] == "injection could not be taken off: ValueError: still there"
 
 
 @pytest.mark.parametrize("stop", [True, False])

@@ -74,11 +74,11 @@ def limited(
     root = Root(module.to("cuda"), lambda _: None)
     root.install()
     call = RecordedCall(CallInputs.of((torch.randn(ROWS, WIDTH, device="cuda"),), {}))
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(), Features(), explanation, 1.0)
+    log = DecisionLog()
+    tuner = Tuner(Settings(), Features(), log, 1.0)
     memory = CudaMemory(torch.cuda, Context())
     limit_allocator(torch.cuda, limit, memory.measure_context)
-    return root, call, MemoryFit(memory, explanation, tuner, limit), tuner, explanation
+    return root, call, MemoryFit(memory, log, tuner, limit), tuner, log
 
 
 def step(root: Root, call: RecordedCall) -> list[torch.Tensor]:
@@ -90,11 +90,11 @@ def step(root: Root, call: RecordedCall) -> list[torch.Tensor]:
 def test_probes_that_meet_the_limit_are_made_smaller_and_steps_keep_it(gpu: ImitatedGpu) -> None:
     """A quarter of the batch, the largest probe, does not fit beside the batch itself."""
     limit = CONTEXT_BYTES + KEPT_BYTES // 2
-    root, call, fit, tuner, explanation = limited(limit, Scales())
+    root, call, fit, tuner, log = limited(limit, Scales())
     fit.fit(root, call)
     assert torch.cuda.memory_stats()["num_ooms"] > 0, "a probe did meet the limit"
     rows = tuner.applied.plan.rows_per_step
-    assert rows is not None, explanation.lines
+    assert rows is not None, log.lines
     assert 32 <= rows <= ROWS // 8
     met = torch.cuda.memory_stats()["num_ooms"]
     root.plan = tuner.applied.plan
@@ -114,9 +114,9 @@ def test_probes_that_meet_the_limit_are_made_smaller_and_steps_keep_it(gpu: Imit
 def test_batch_norm_keeps_the_limit_by_checkpointing(gpu: ImitatedGpu) -> None:
     limit = CONTEXT_BYTES + 3 * KEPT_BYTES // 2
     blocks = [Normalized() for _ in range(4)]
-    root, call, fit, tuner, explanation = limited(limit, nn.Sequential(*blocks))
+    root, call, fit, tuner, log = limited(limit, nn.Sequential(*blocks))
     fit.fit(root, call)
-    assert tuner.applied.activation_checkpointing, explanation.lines
+    assert tuner.applied.activation_checkpointing, log.lines
     assert tuner.applied.plan.rows_per_step is None
     apply_settings(root, None, tuner.applied)
     torch.cuda.empty_cache()

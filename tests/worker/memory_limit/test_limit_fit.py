@@ -125,12 +125,10 @@ def limited(
     root = Root(module.to(device), lambda _: None)
     root.install()
     call = RecordedCall(CallInputs.of((torch.randn(rows, 256, device=device),), {}))
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(mode=mode), features or Features(), explanation, 1.0)
-    found = MemoryFit(memory_of(device), explanation, tuner, limit)
-    return SimpleNamespace(
-        root=root, call=call, said=explanation, tuner=tuner, fit=found, limit=limit
-    )
+    log = DecisionLog()
+    tuner = Tuner(Settings(mode=mode), features or Features(), log, 1.0)
+    found = MemoryFit(memory_of(device), log, tuner, limit)
+    return SimpleNamespace(root=root, call=call, said=log, tuner=tuner, fit=found, limit=limit)
 
 
 def test_a_real_model_is_measured_and_split_to_keep_a_limit(device: str) -> None:

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        return "\n".join(self.session.explanation.lines)
+        return "\n".join(self.session.log.lines)
 
     @property
     def committed(self) -> int | None:

@@ -49,7 +49,7 @@ def resumed(
     continuation = Continuation(session, folder)
     continuation.compare_after(step)
     found = play(continuation, after, **how)
-    return found, session.explanation.line("resume check")
+    return found, session.log.line("resume check")
 
 
 def test_two_steps_that_are_alike_are_a_continuation(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_file_that_tells_nothing_leaves_nothing_to_compare(text: str, tmp_path
     continuation = Continuation(session, tmp_path)
     continuation.compare_after(3)
     assert not continuation.compares
-    assert "nothing was compared" in session.explanation.line("resume check")
+    assert "nothing was compared" in session.log.line("resume check")
     assert play(continuation, [(0.5, 0.1)]) == [None]
 
 

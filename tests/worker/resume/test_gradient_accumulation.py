@@ -53,9 +53,7 @@ def test_pieces_give_the_gradients_of_the_whole(
     torch.testing.assert_close(parts[0], whole[0], rtol=tolerance, atol=tolerance)
     for ours, theirs in zip(parts[1], whole[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=10 * tolerance, atol=tolerance)
-    assert parts[2].explanation.lines == (
-        f"batch split applied: 10 samples in steps of {per_step}",
-    )
+    assert parts[2].log.lines == (f"batch split applied: 10 samples in steps of {per_step}",)
 
 
 def test_the_naive_mean_would_be_wrong() -> None:
@@ -82,7 +80,7 @@ def test_batch_norm_is_never_split() -> None:
 
     _, _, session = gradients(model, "mean", torch.randn(8, 4), loss_of, 2)
     assert seen == [8]
-    assert "BatchNorm1d 1 learns from the whole batch" in session.explanation.lines[0]
+    assert "BatchNorm1d 1 learns from the whole batch" in session.log.lines[0]
 
 
 def test_the_norm_is_clipped_over_the_whole_batch() -> None:
@@ -104,7 +102,7 @@ def test_rows_that_do_not_fit_together_stay_whole() -> None:
         return model(piece[0]).mean()
 
     _, _, session = gradients(model, "mean", batch, loss_of, 2)
-    assert "tensors have [5, 8] rows" in session.explanation.lines[-1]
+    assert "tensors have [5, 8] rows" in session.log.lines[-1]
 
 
 def test_a_wrong_reduction_is_named() -> None:

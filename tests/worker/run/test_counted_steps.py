@@ -95,10 +95,10 @@ def test_a_declared_batch_is_compared_with_the_first_step(
 
 
 def test_the_declared_batch_is_that_of_all_processes() -> None:
-    explanation = DecisionLog()
-    compare_with_declared(64, 16, 4, explanation)
-    compare_with_declared(64, 3, 4, explanation)  # the last batch of a pass is smaller
-    assert explanation.lines == ("batch size 64 samples in a step, as declared",)
+    log = DecisionLog()
+    compare_with_declared(64, 16, 4, log)
+    compare_with_declared(64, 3, 4, log)  # the last batch of a pass is smaller
+    assert log.lines == ("batch size 64 samples in a step, as declared",)
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:

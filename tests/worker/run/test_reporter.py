@@ -125,7 +125,7 @@ def test_an_operator_that_never_answers_costs_the_training_a_bounded_wait(
         assert time.monotonic() - start < 60.0
         assert session.state.failure is not None
         assert session.state.failure.failure_class.value == "OutOfMemory"
-        assert any("did not answer within" in line for line in session.explanation.lines)
+        assert any("did not answer within" in line for line in session.log.lines)
 
 
 def test_a_search_for_a_name_that_does_not_end_costs_the_training_no_more(
@@ -144,7 +144,7 @@ def test_a_search_for_a_name_that_does_not_end_costs_the_training_no_more(
     start = time.monotonic()
     session.start()
     assert time.monotonic() - start < 20.0
-    assert any("did not answer within" in line for line in session.explanation.lines)
+    assert any("did not answer within" in line for line in session.log.lines)
     over.set()
     session.finish(None)
 

@@ -24,7 +24,7 @@ OWNERS = {
     "root": "inject/wrapped_module.py",
     "tuner": "tune/tuner.py",
     "stop": "run/graceful_stop.py",
-    "explanation": "run/decision_log.py",
+    "log": "run/decision_log.py",
 }
 
 

@@ -53,7 +53,7 @@ class Adopting:
         self.session = Session(Environment(Settings(tuned=known)))
         self.session.state.start_with(known)
         session, settings = self.session, self.session.environment.settings
-        self.tuner = Tuner(settings, session.features, session.explanation, 60.0)
+        self.tuner = Tuner(settings, session.features, session.log, 60.0)
         self.model = trained_model(session, tuner=self.tuner)
         self.startup = Startup(session, self.model)
         self.kept: list[Any] = []
@@ -76,7 +76,7 @@ class Adopting:
 
     @property
     def said(self) -> list[str]:
-        return list(self.session.explanation.lines)
+        return list(self.session.log.lines)
 
 
 def fused_in(folder: Path, text: str, settings: dict[str, Any]) -> tuple[Any, str]:
@@ -165,7 +165,7 @@ def without_memory(_: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([True, False])
-    rule = run.tuner._decision  # pyright: ignore[reportPrivateUsage]
+    rule = run.tuner._acceptance_rule  # pyright: ignore[reportPrivateUsage]
 
     def in_time(*_: Any, **__: Any) -> bool:
         return next(times)
@@ -196,6 +196,6 @@ def test_where_one_could_not_be_compared_the_next_run_begins_with_none(
     second.step()
     run = Run(stepped(torch.optim.Adam, "cpu"), second)
     spoil(run, monkeypatch)
-    assert run.tune() == [True, False], run.session.explanation.lines
+    assert run.tune() == [True, False], run.session.log.lines
     assert run.model.first.applied.fused
     assert run.tuner.tuned() == TunedSettings()

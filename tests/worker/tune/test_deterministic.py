@@ -38,11 +38,11 @@ def deterministic() -> Generator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 def test_what_is_asked_for_is_measured_and_nothing_else() -> None:
-    explanation = DecisionLog()
-    decision = AcceptanceRule(Settings(), explanation, 1.0)
+    log = DecisionLog()
+    decision = AcceptanceRule(Settings(), log, 1.0)
     assert decision.measures("precision", forced=True)
     assert not decision.measures("precision", forced=False)
-    (line,) = explanation.lines
+    (line,) = log.lines
     assert line.startswith("precision skipped: the script asks for deterministic algorithms; ")
 
 

@@ -88,12 +88,12 @@ def graphs(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def compiled(root: Root, call: RecordedCall) -> tuple[Tuner, str]:
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(compile=Toggle.ON), Features(), explanation, 60.0)
+    log = DecisionLog()
+    tuner = Tuner(Settings(compile=Toggle.ON), Features(), log, 60.0)
     tuner.compile(root, call)
     root.install()
     apply_settings(root, None, tuner.applied)
-    return tuner, explanation.line("compile")
+    return tuner, log.line("compile")
 
 
 def test_lengths_that_vary_are_compiled_once(graphs: list[Any], batch: Batch, device: str) -> None:
@@ -162,10 +162,10 @@ def test_what_is_wrong_on_another_length_is_not_kept(
 def test_what_an_earlier_run_found_is_compiled_once_for_all(
     graphs: list[Any], batch: Batch, device: str
 ) -> None:
-    module, explanation = Words().to(device), DecisionLog()
+    module, log = Words().to(device), DecisionLog()
     root = Root(module, lambda _: None)
     known = TunedSettings(compile=True, dynamic_shapes=True)
-    tuner = Tuner(Settings(), Features(), explanation, 60.0)
+    tuner = Tuner(Settings(), Features(), log, 60.0)
     tuner.adopt(root, called(root, batch(9)), known)
     assert tuner.tuned() == known
     root.install()

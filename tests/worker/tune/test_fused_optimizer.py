@@ -50,9 +50,9 @@ def in_training(kind: str, lr: float, dtype: torch.dtype = torch.float32) -> tor
 
 
 def tried(optimizer: torch.optim.Optimizer) -> tuple[bool, str]:
-    explanation = DecisionLog()
-    tuner = Tuner(Settings(), Features(), explanation, 60.0)
-    return tuner.fused_optimizer(optimizer), explanation.line("fused optimizer")
+    log = DecisionLog()
+    tuner = Tuner(Settings(), Features(), log, 60.0)
+    return tuner.fused_optimizer(optimizer), log.line("fused optimizer")
 
 
 @pytest.mark.usefixtures("fast")

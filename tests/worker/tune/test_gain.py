@@ -186,30 +186,30 @@ def test_a_measurement_that_fails_is_said(device: str, monkeypatch: pytest.Monke
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(RootProbe, "seconds", run)
-    explanation = DecisionLog()
-    made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
+    log = DecisionLog()
+    made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), log, 1.0)
     made.applied = BFLOAT16
     assert made.gain(*root_and_call(Model().to(device))) is None
-    assert explanation.line("speed-up").startswith("speed-up skipped: measuring failed: ")
+    assert log.line("speed-up").startswith("speed-up skipped: measuring failed: ")
 
 
 @pytest.mark.parametrize("mode", list(OptimizeMode))
 def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
-    explanation = DecisionLog()
-    decision = AcceptanceRule(Settings(mode=mode), explanation, 1.0)
+    log = DecisionLog()
+    decision = AcceptanceRule(Settings(mode=mode), log, 1.0)
     faster = Speedup(1.42, 1.38, 1.46, 10)
     slower = Speedup(0.97, 0.93, 1.01, 12)
     assert decision.decide("a", faster, "close", True, False)
     assert not decision.decide("b", slower, "close", True, False)
     decision.skip_slower("c", "bfloat16", 3.2, "cpu")
     if mode is OptimizeMode.RECOMMEND:
-        assert explanation.lines == (
+        assert log.lines == (
             "a recommended: faster beyond noise, 10 pairs of runs; close",
             "b skipped: not faster beyond noise: 12 pairs of runs; close",
             "c skipped: bfloat16 is far slower on cpu",
         )
     else:
-        assert explanation.line("c") == "c skipped: bfloat16 is 3.2 times slower on cpu"
+        assert log.line("c") == "c skipped: bfloat16 is 3.2 times slower on cpu"
 
 
 SCRIPT = """

@@ -59,10 +59,10 @@ def tuned(
         root = Root(module.to("cuda"), lambda _: None)
         root.install()
         call = RecordedCall(CallInputs.of((torch.randn(8, 6, 16, device="cuda"),), {}))
-        explanation = DecisionLog()
-        tuner = Tuner(Settings(), Features(), explanation, 60.0)
+        log = DecisionLog()
+        tuner = Tuner(Settings(), Features(), log, 60.0)
         tuner.applied.plan = RootPlan(autocast=autocast)
-        yield gpu, root, call, tuner, explanation
+        yield gpu, root, call, tuner, log
 
 
 def trained(root: Root, call: RecordedCall) -> list[torch.Tensor]:
@@ -73,9 +73,9 @@ def trained(root: Root, call: RecordedCall) -> list[torch.Tensor]:
 
 def test_a_faster_kernel_is_used_and_taken_back() -> None:
     with tuned(model_of(cudnn=0.01), nn.Sequential(Attention(), Attention())) as case:
-        gpu, root, call, tuner, explanation = case
+        gpu, root, call, tuner, log = case
         tuner.speed_items(root, call).choose("attention")
-        assert tuner.tuned().attention is AttentionKernel.CUDNN, explanation.lines
+        assert tuner.tuned().attention is AttentionKernel.CUDNN, log.lines
         apply_settings(root, None, tuner.applied)
         gpu.launched.clear()
         ours = trained(root, call)
@@ -95,9 +95,9 @@ def test_what_is_chosen_is_said_whatever_was_refused_after_it(
     efficient: float, chosen: str, others: int
 ) -> None:
     faster = model_of(cudnn=0.01, efficient=efficient)
-    with tuned(faster, Attention()) as (_, root, call, tuner, explanation):
+    with tuned(faster, Attention()) as (_, root, call, tuner, log):
         tuner.speed_items(root, call).choose("attention")
-        applied, *refused = explanation.lines
+        applied, *refused = log.lines
         assert applied.startswith("attention kernel applied: ")
         assert f" pairs); {chosen}, " in applied
         assert len(refused) == others
@@ -106,18 +106,18 @@ def test_what_is_chosen_is_said_whatever_was_refused_after_it(
 
 def test_what_is_not_faster_is_refused() -> None:
     slow = model_of(cudnn=0.03, efficient=0.1)
-    with tuned(slow, Attention()) as (_, root, call, tuner, explanation):
+    with tuned(slow, Attention()) as (_, root, call, tuner, log):
         tuner.speed_items(root, call).choose("attention")
         assert tuner.tuned().attention is None
-        line = explanation.line("attention kernel")
+        line = log.line("attention kernel")
         assert line.startswith("attention kernel skipped: efficient is 5.0 times slower on cuda")
 
 
 def test_where_there_is_nothing_to_choose_it_says_why() -> None:
     faster = model_of(cudnn=0.01)
-    with tuned(faster, Attention(), autocast=None) as (_, root, call, tuner, explanation):
+    with tuned(faster, Attention(), autocast=None) as (_, root, call, tuner, log):
         tuner.speed_items(root, call).choose("attention")
-        line = explanation.line("attention kernel")
+        line = log.line("attention kernel")
         assert "torch's own choice is the only kernel for float32" in line
         assert tuner.tuned().attention is None
 
@@ -125,11 +125,11 @@ def test_where_there_is_nothing_to_choose_it_says_why() -> None:
 def test_another_kernel_is_not_refused_for_its_masks() -> None:
     """Weights that each kernel drops are others; the numbers are compared with nothing dropped."""
     with tuned(model_of(cudnn=0.01), Attention(drop=0.2)) as case:
-        gpu, root, call, tuner, explanation = case
+        gpu, root, call, tuner, log = case
         ours = trained(root, call)
         tuner.speed_items(root, call).choose("attention")
-        assert tuner.tuned().attention is AttentionKernel.CUDNN, explanation.lines
-        assert "gradients' cosine 1.0000" in explanation.line("attention kernel")
+        assert tuner.tuned().attention is AttentionKernel.CUDNN, log.lines
+        assert "gradients' cosine 1.0000" in log.line("attention kernel")
         apply_settings(root, None, tuner.applied)
         gpu.launched.clear()
         theirs = trained(root, call)
@@ -144,25 +144,25 @@ def test_another_kernel_with_other_numbers_is_refused(drop: float) -> None:
             first = enabled_kernels()[0]
             return super().forward(x) * (1.0 if first == SDPBackend.FLASH_ATTENTION else 1.2)
 
-    with tuned(model_of(cudnn=0.01), Peculiar(drop)) as (_, root, call, tuner, explanation):
+    with tuned(model_of(cudnn=0.01), Peculiar(drop)) as (_, root, call, tuner, log):
         tuner.speed_items(root, call).choose("attention")
         assert tuner.tuned().attention is None
-        assert "numbers disagree" in " ".join(explanation.lines)
+        assert "numbers disagree" in " ".join(log.lines)
 
 
 def test_a_known_kernel_is_adopted_for_a_model_that_drops() -> None:
     known = TunedSettings(Precision.BFLOAT16, attention=AttentionKernel.CUDNN)
-    with tuned(model_of(), Attention(drop=0.2)) as (_, root, call, tuner, explanation):
+    with tuned(model_of(), Attention(drop=0.2)) as (_, root, call, tuner, log):
         tuner.adopt(root, call, known)
-        assert tuner.tuned() == known, explanation.lines
+        assert tuner.tuned() == known, log.lines
 
 
 def test_a_kernel_of_an_earlier_run_is_used_without_timing() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     known = TunedSettings(Precision.BFLOAT16, attention=AttentionKernel.EFFICIENT)
-    with tuned(model_of(), layer) as (gpu, root, call, tuner, explanation):
+    with tuned(model_of(), layer) as (gpu, root, call, tuner, log):
         tuner.adopt(root, call, known)
-        assert tuner.tuned() == known, explanation.lines
+        assert tuner.tuned() == known, log.lines
         apply_settings(root, None, tuner.applied)
         gpu.launched.clear()
         trained(root, call)

@@ -58,31 +58,29 @@ class Images(nn.Sequential):
 
 
 def trial(model: nn.Module, x: torch.Tensor) -> tuple[Trial, DecisionLog, Root, RecordedCall]:
-    explanation = DecisionLog()
+    log = DecisionLog()
     root, call = Root(model, lambda _: None), RecordedCall(CallInputs.of((x,), {}))
     root.install()
-    made = Trial(AcceptanceRule(Settings(), explanation, 60.0), root, call)
-    return made, explanation, root, call
+    made = Trial(AcceptanceRule(Settings(), log, 60.0), root, call)
+    return made, log, root, call
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_another_type_is_not_refused_for_its_masks(gpu: None, p: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(p), nn.Linear(64, 8))
-    made, explanation, _, _ = trial(model.to("cuda"), torch.randn(64, 16, device="cuda"))
+    made, log, _, _ = trial(model.to("cuda"), torch.randn(64, 16, device="cuda"))
     plan = RootPlan(autocast=torch.bfloat16)
-    assert made.accepts("precision", RootPlan(), plan, tolerance=BFLOAT16), explanation.lines
-    assert "outputs differ by 0." in explanation.line("precision")
+    assert made.accepts("precision", RootPlan(), plan, tolerance=BFLOAT16), log.lines
+    assert "outputs differ by 0." in log.line("precision")
 
 
 def test_attentions_masks_do_not_count_either(gpu: None) -> None:
     torch.manual_seed(0)
-    made, explanation, root, call = trial(
-        Attending(0.3).to("cuda"), torch.randn(8, 6, 16, device="cuda")
-    )
+    made, log, root, call = trial(Attending(0.3).to("cuda"), torch.randn(8, 6, 16, device="cuda"))
     plan = RootPlan(autocast=torch.bfloat16)
-    assert made.accepts("precision", RootPlan(), plan, tolerance=BFLOAT16), explanation.lines
-    assert made.safe("precision", RootPlan(), plan, BFLOAT16), explanation.lines
+    assert made.accepts("precision", RootPlan(), plan, tolerance=BFLOAT16), log.lines
+    assert made.safe("precision", RootPlan(), plan, BFLOAT16), log.lines
     assert split_refusal(root, call) is None
 
 
@@ -104,9 +102,9 @@ def test_a_split_is_refused_for_what_is_drawn_on_the_gpu(gpu: None) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_another_order_in_memory_is_not_refused_for_its_masks(gpu: None, device: str) -> None:
     torch.manual_seed(0)
-    made, explanation, _, call = trial(Images().to(device), torch.randn(4, 3, 8, 8, device=device))
+    made, log, _, call = trial(Images().to(device), torch.randn(4, 3, 8, 8, device=device))
     plan = RootPlan().having(ChannelsLast(sample_shapes(call.inputs)))
-    assert made.safe("channels_last", RootPlan(), plan, SAME_TYPE), explanation.lines
+    assert made.safe("channels_last", RootPlan(), plan, SAME_TYPE), log.lines
 
 
 def test_what_is_wrong_is_still_refused_where_a_model_drops(gpu: None) -> None:
@@ -116,10 +114,10 @@ def test_what_is_wrong_is_still_refused_where_a_model_drops(gpu: None) -> None:
             return out if out.dtype is torch.float32 else out * 1.2
 
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.1), Wrong(64, 8)).to("cuda")
-    made, explanation, _, _ = trial(model, torch.randn(64, 16, device="cuda"))
+    made, log, _, _ = trial(model, torch.randn(64, 16, device="cuda"))
     plan = RootPlan(autocast=torch.bfloat16)
     assert not made.accepts("precision", RootPlan(), plan, tolerance=BFLOAT16)
-    assert "numbers disagree: outputs differ by 20 %" in explanation.line("precision")
+    assert "numbers disagree: outputs differ by 20 %" in log.line("precision")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -90,8 +90,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tuner(**off: bool) -> tuple[Tuner, DecisionLog]:
-    explanation = DecisionLog()
-    return Tuner(Settings(), Features.without(*off), explanation, 60.0), explanation
+    log = DecisionLog()
+    return Tuner(Settings(), Features.without(*off), log, 60.0), log
 
 
 def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -106,10 +106,10 @@ def test_a_faster_attention_kernel_is_used_and_taken_back(fast: None) -> None:
     root.install()
     x = call.inputs.leaves[0]
     plain = gradients(module, x)
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     tuning.speed_items(root, call).choose("attention")
     assert tuning.tuned().attention is AttentionKernel.MATH
-    assert explanation.lines[0].startswith("attention kernel applied: 2.00x")
+    assert log.lines[0].startswith("attention kernel applied: 2.00x")
     seen: list[bool] = []
 
     def look(*_: Any) -> None:
@@ -147,25 +147,25 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward(device: str) -> Non
 )
 def test_attention_refusals(module: nn.Module, reason: str, device: str, fast: None) -> None:
     root = Root(copy.deepcopy(module).to(device), lambda _: None)
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     tuning.speed_items(root, recorded(4, 12, 16, device=device)).choose("attention")
-    assert explanation.lines[0].startswith("attention kernel skipped")
-    assert reason in explanation.lines[0]
+    assert log.lines[0].startswith("attention kernel skipped")
+    assert reason in log.lines[0]
     assert tuning.applied == Applied()
 
 
 def test_on_the_cpu_no_kernel_drops(fast: None) -> None:
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     root = Root(Attention(drop=0.1), lambda _: None)
     tuning.speed_items(root, recorded(4, 12, 16)).choose("attention")
-    assert "no kernel of scaled_dot_product_attention" in explanation.lines[0]
+    assert "no kernel of scaled_dot_product_attention" in log.lines[0]
 
 
 def test_the_attention_of_torchs_own_layers_is_seen(fast: None) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     tuning.speed_items(Root(layer, lambda _: None), recorded(4, 12, 16)).choose("attention")
-    assert tuning.tuned().attention is AttentionKernel.MATH, explanation.lines
+    assert tuning.tuned().attention is AttentionKernel.MATH, log.lines
 
 
 def test_a_kernel_chosen_around_the_whole_loop_stays(device: str) -> None:
@@ -189,13 +189,13 @@ def test_channels_last_changes_nothing_but_the_way_through(device: str, fast: No
     module = Images().to(device)
     root, call = Root(module, lambda _: None), recorded(6, 3, 8, 8, device=device)
     root.install()
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     before = [t.clone() for t in module.state_dict().values()]
     state = torch.get_rng_state()
     tuning.speed(root, call)
     assert all(map(torch.equal, module.state_dict().values(), before))
     assert torch.equal(torch.get_rng_state(), state)
-    assert tuning.tuned().channels_last, explanation.lines
+    assert tuning.tuned().channels_last, log.lines
     apply_settings(root, None, Applied(replace_plan(tuning.applied.plan)))
     seen: list[bool] = []
     module.second.register_forward_hook(
@@ -228,11 +228,11 @@ def replace_plan(plan: RootPlan) -> RootPlan:
 def test_channels_last_refusals(
     module: nn.Module, inputs: tuple[int, ...], reason: str, device: str, fast: None
 ) -> None:
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     root = Root(copy.deepcopy(module).to(device), lambda _: None)
     tuning.speed_items(root, recorded(*inputs, device=device)).choose("channels_last")
-    assert explanation.lines[0].startswith("channels_last skipped")
-    assert reason in explanation.lines[0]
+    assert log.lines[0].startswith("channels_last skipped")
+    assert reason in log.lines[0]
 
 
 def test_slow_and_switched_off_candidates_are_refused(
@@ -245,16 +245,16 @@ def test_slow_and_switched_off_candidates_are_refused(
     monkeypatch.setattr(Trial, "_times_slower", slower)
     root = Root(Images().to(device), lambda _: None)
     call = recorded(4, 3, 8, 8, device=device)
-    tuning, explanation = tuner()
-    explanation.verbose = True
+    tuning, log = tuner()
+    log.verbose = True
     tuning.speed_items(root, call).choose("channels_last")
     line = f"channels_last skipped: channels_last is 9.0 times slower on {device}"
-    assert explanation.lines == (line,)
+    assert log.lines == (line,)
     assert capsys.readouterr().err == f"gpujob: {line}\n"
     off = {"channels_last": False, "attention": False, "convolution_autotuning": False}
-    tuning, explanation = tuner(precision=False, **off)
+    tuning, log = tuner(precision=False, **off)
     tuning.speed(root, call)
-    assert [line.split(" skipped: ")[1] for line in explanation.lines] == ["switched off"] * 4
+    assert [line.split(" skipped: ")[1] for line in log.lines] == ["switched off"] * 4
 
 
 def test_autotuning_of_convolutions_is_refused(
@@ -291,13 +291,13 @@ def test_flags_are_in_force_for_the_plan_alone() -> None:
 def test_known_kernels_are_adopted_where_they_are_safe(device: str) -> None:
     torch.manual_seed(2)
     known = TunedSettings(attention=AttentionKernel.MATH, channels_last=True, data_loader_workers=3)
-    tuning, explanation = tuner()
+    tuning, log = tuner()
     module = nn.Sequential(Images(), nn.Flatten(2), nn.Linear(64, 16), Attention())
     call = recorded(4, 3, 8, 8, device=device)
     module[3] = nn.Sequential(nn.Flatten(1), nn.Linear(64, 16))
     tuning.adopt(Root(module.to(device), lambda _: None), call, known)
     assert tuning.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
-    assert explanation.lines == (
+    assert log.lines == (
         "attention kernel skipped: no kernel of scaled_dot_product_attention runs in the model",
         "channels_last applied: from an earlier run",
     )

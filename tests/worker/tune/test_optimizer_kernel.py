@@ -19,8 +19,8 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model
 
 
-def tuner(explanation: DecisionLog, **off: bool) -> Tuner:
-    return Tuner(Settings(), Features.without(*off), explanation, 1.0)
+def tuner(log: DecisionLog, **off: bool) -> Tuner:
+    return Tuner(Settings(), Features.without(*off), log, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
@@ -86,13 +86,13 @@ def test_an_optimizer_whose_kernel_is_for_another_device_is_left_alone(
         return (name, key) != ("aten::_fused_adagrad_", "CUDA")
 
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", has_kernel)
-    model, explanation = Model().to(device), DecisionLog()
+    model, log = Model().to(device), DecisionLog()
     optimizer = torch.optim.Adagrad(model.parameters())
-    adopting = tuner(explanation)
+    adopting = tuner(log)
     adopted = adopting.adopt_fused(optimizer, TunedSettings(fused_optimizer=True))
     assert adopted is (device == "cpu")
     why = "skipped: Adagrad has no fused kernel for cuda in torch"
-    assert (why in explanation.line("fused optimizer")) is (device == "cuda")
+    assert (why in log.line("fused optimizer")) is (device == "cuda")
     assert fused_refusal(torch.optim.Adam(model.parameters())) is None
 
 
@@ -115,8 +115,8 @@ def test_fused_refusals() -> None:
 def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit(device: str) -> None:
     model = Model().to(device)
     optimizer = torch.optim.Adam(model.parameters())
-    explanation = DecisionLog()
-    tuner(explanation).fused_optimizer(optimizer, free_bytes=1000)
-    assert "of copies" in explanation.line("fused optimizer")
-    tuner(explanation, optimizer=False).fused_optimizer(optimizer)
-    assert explanation.line("fused optimizer") == "fused optimizer skipped: switched off"
+    log = DecisionLog()
+    tuner(log).fused_optimizer(optimizer, free_bytes=1000)
+    assert "of copies" in log.line("fused optimizer")
+    tuner(log, optimizer=False).fused_optimizer(optimizer)
+    assert log.line("fused optimizer") == "fused optimizer skipped: switched off"

@@ -68,7 +68,7 @@ class Run:
         session.state.measured_first(Timing(0.1, 0), None)
         self.optimizers = optimizers
         self.session = session
-        self.tuner = Tuner(Settings(**settings), session.features, session.explanation, 60.0)
+        self.tuner = Tuner(Settings(**settings), session.features, session.log, 60.0)
         self.model = trained_model(session, tuner=self.tuner)
         for optimizer in optimizers:
             self.model.facts.saw(optimizer)
@@ -84,14 +84,14 @@ class Run:
         return [fused_in_force(optimizer) for optimizer in self.optimizers]
 
     def line(self, item: str) -> str:
-        return self.session.explanation.line(item)
+        return self.session.log.line(item)
 
 
 def test_each_optimizer_for_which_it_is_faster_steps_with_the_kernel(device: str) -> None:
     run = Run(*two_adams(device))
     assert run.tune() == [True, True]
     for item in (FIRST, SECOND):
-        assert run.line(item).startswith(f"{item} applied: 2.00x"), run.session.explanation.lines
+        assert run.line(item).startswith(f"{item} applied: 2.00x"), run.session.log.lines
     assert run.tuner.tuned().fused_optimizer
 
 

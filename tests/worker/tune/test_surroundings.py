@@ -148,13 +148,13 @@ def test_gradients_of_gradients_are_not_put_into_another_type_unasked(
 ) -> None:
     """A trial compares outputs and first derivatives alone."""
     root, call = root_and_call(nn.Linear(16, 2).to(device))
-    explanation = DecisionLog()
+    log = DecisionLog()
     facts = ScriptFacts(differentiates_gradients=True)
-    tuner = Tuner(Settings(precision=wanted), Features(), explanation, 1.0, facts)
+    tuner = Tuner(Settings(precision=wanted), Features(), log, 1.0, facts)
     tuner.speed_items(root, call).choose("precision")
     asked_for = wanted is Precision.BFLOAT16
     assert (tuner.applied.plan.autocast is torch.bfloat16) is asked_for
-    assert asked_for or "differentiates gradients" in (explanation.line("precision") or "")
+    assert asked_for or "differentiates gradients" in (log.line("precision") or "")
 
 
 def test_a_call_of_no_script_is_run_as_it_is(device: str) -> None:

@@ -27,8 +27,8 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def tuner(explanation: DecisionLog, settings: Settings | None = None, **off: bool) -> Tuner:
-    return Tuner(settings or Settings(), Features.without(*off), explanation, 1.0)
+def tuner(log: DecisionLog, settings: Settings | None = None, **off: bool) -> Tuner:
+    return Tuner(settings or Settings(), Features.without(*off), log, 1.0)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -120,11 +120,11 @@ def test_hooks_of_the_script_are_not_set_off_by_probes() -> None:
 def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for(device: str) -> None:
     torch.manual_seed(2)
     root, call = root_and_call(Model().to(device))
-    explanation = DecisionLog()
-    forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
+    log = DecisionLog()
+    forced = tuner(log, Settings(precision=Precision.BFLOAT16))
     forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16
-    assert "precision applied: asked for" in explanation.lines[0]
+    assert "precision applied: asked for" in log.lines[0]
     apply_settings(root, None, forced.applied)
     output = root.module(call.inputs.leaves[0])
     assert output.dtype is torch.float32
@@ -143,33 +143,33 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for(device: str)
 )
 def test_precision_refusals(settings: Settings, switches: dict[str, bool], reason: str) -> None:
     root, call = root_and_call(Model())
-    explanation = DecisionLog()
-    tuner(explanation, settings, **switches).speed_items(root, call).choose("precision")
-    assert explanation.lines[0].startswith("precision skipped")
-    assert reason in explanation.lines[0]
+    log = DecisionLog()
+    tuner(log, settings, **switches).speed_items(root, call).choose("precision")
+    assert log.lines[0].startswith("precision skipped")
+    assert reason in log.lines[0]
 
 
 def test_the_users_own_types_and_autocast_stay(device: str) -> None:
-    explanation = DecisionLog()
+    log = DecisionLog()
     root, call = root_and_call(Model().double().to(device))
-    tuner(explanation).speed_items(root, call).choose("precision")
-    assert "chose the parameters' type itself" in explanation.lines[0]
+    tuner(log).speed_items(root, call).choose("precision")
+    assert "chose the parameters' type itself" in log.lines[0]
     root, call = root_and_call(Model().to(device))
     with torch.autocast(device, dtype=torch.bfloat16):
         root.module(call.inputs.leaves[0])
-    tuner(explanation).speed_items(root, call).choose("precision")
-    assert "uses autocast itself" in explanation.lines[0]
+    tuner(log).speed_items(root, call).choose("precision")
+    assert "uses autocast itself" in log.lines[0]
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
-    explanation = DecisionLog()
+    log = DecisionLog()
     root, call = root_and_call(Model())
-    tuner(explanation, Settings(compile=Toggle.ON)).compile(root, call)
-    assert "no C++ compiler" in explanation.lines[0]
-    tuner(explanation, Settings(compile=Toggle.OFF)).compile(root, call)
-    assert "compile: Off" in explanation.lines[0]
+    tuner(log, Settings(compile=Toggle.ON)).compile(root, call)
+    assert "no C++ compiler" in log.lines[0]
+    tuner(log, Settings(compile=Toggle.OFF)).compile(root, call)
+    assert "compile: Off" in log.lines[0]
 
 
 def test_a_compiled_call_is_used_for_its_own_shape_only() -> None:
@@ -190,14 +190,14 @@ def test_a_compiled_call_is_used_for_its_own_shape_only() -> None:
 
 def test_known_settings_are_adopted_without_timing(device: str) -> None:
     root, call = root_and_call(Model().to(device))
-    explanation = DecisionLog()
-    adopting = tuner(explanation)
+    log = DecisionLog()
+    adopting = tuner(log)
     tuned = TunedSettings(Precision.BFLOAT16, 4, activation_checkpointing=True)
     adopting.adopt(root, call, tuned)
     assert adopting.tuned() == tuned
-    assert len([line for line in explanation.lines if "from an earlier run" in line]) == 3
+    assert len([line for line in log.lines if "from an earlier run" in line]) == 3
     unsafe, call = root_and_call(Model(normalize=True).to(device))
-    adopting = tuner(explanation)
+    adopting = tuner(log)
     adopting.adopt(unsafe, call, tuned)
     assert adopting.tuned() == TunedSettings(Precision.BFLOAT16, activation_checkpointing=True), (
         "a BatchNorm is never split"
@@ -273,11 +273,11 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    explanation = DecisionLog()
-    decision = AcceptanceRule(Settings(), explanation, 12.0)
+    log = DecisionLog()
+    decision = AcceptanceRule(Settings(), log, 12.0)
     now[0] = 500.0
     assert not decision.in_time("late", forced=False)
-    assert explanation.line("late") == "late skipped: not tried: the 12 s for tuning are over"
+    assert log.line("late") == "late skipped: not tried: the 12 s for tuning are over"
     assert decision.in_time("late", forced=True)
     decision.start()
     decision.expects(["one", "two", "three"])

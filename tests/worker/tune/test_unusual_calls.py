@@ -31,8 +31,8 @@ from tests.harness.blocks import Model, root_and_call
 from tests.harness.trained_models import trained_model
 
 
-def tuner(explanation: DecisionLog, settings: Settings | None = None) -> Tuner:
-    return Tuner(settings or Settings(), Features(), explanation, 1.0)
+def tuner(log: DecisionLog, settings: Settings | None = None) -> Tuner:
+    return Tuner(settings or Settings(), Features(), log, 1.0)
 
 
 def test_closeness_sees_the_imaginary_part(device: str) -> None:
@@ -49,10 +49,10 @@ def test_samples_that_cannot_be_told_apart_are_all_run(device: str) -> None:
     call = RecordedCall(CallInputs.of((torch.randn(4, device=device),), {}))
     assert trace_refusal(root, call, whole=True) is None
     assert call.whole_only
-    explanation = DecisionLog()
-    forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
+    log = DecisionLog()
+    forced = tuner(log, Settings(precision=Precision.BFLOAT16))
     forced.speed_items(root, call).choose("precision")
-    assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
+    assert forced.applied.plan.autocast is torch.bfloat16, log.lines
     assert step_flop(root, call) is not None
     memory = CudaMemory(torch.cuda) if device == "cuda" else CpuMemory()
     with pytest.raises(ValueError, match="fewer samples"):
@@ -85,12 +85,12 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     optimizer = torch.optim.Adadelta(root.module.parameters(), lr=0.1)
     session = Session(Environment())
     session.state.baseline = Timing(0.1, 77)
-    model = trained_model(session, root, tuner=tuner(session.explanation))
+    model = trained_model(session, root, tuner=tuner(session.log))
     model.facts.saw(optimizer)
     assert model.first.tuner is not None
     tuning = TuningRun(session, model, optimizer)
     tuning.run_several("Critic", "2 modules are trained")
-    line = session.explanation.line
+    line = session.log.line
     assert line("batch split") == "batch split skipped: 2 modules are trained"
     kernel = "fused optimizer skipped: Adadelta has no fused kernel in torch"
     assert line("fused optimizer") == kernel
@@ -126,7 +126,7 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
     session.state.baseline = Timing(0.1, 77)
     root, root.recorded = root_and_call(Model())
     other, other.recorded = root_and_call(Critic())
-    first, second = (tuner(session.explanation) for _ in range(2))
+    first, second = (tuner(session.log) for _ in range(2))
     fits = [KnownFit(first.applied), KnownFit(second.applied)]
     fits[1].asked = fits[0].asked
     for fit, it_settles, it_is_finer in zip(fits, settles, finer, strict=True):
@@ -148,7 +148,7 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     """The script trained two, and goes on with the second one."""
     session = Session(Environment())
     (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
-    model = trained_model(session, first, second, tuner=tuner(session.explanation))
+    model = trained_model(session, first, second, tuner=tuner(session.log))
     further = model.modules[1]
     log = further.log
     further.use(tuner(log)).applied.plan = RootPlan(rows_per_step=3)
@@ -157,7 +157,7 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     assert (model.roots, model.further) == ([second], [])
     assert model.first.applied.plan == second.plan == RootPlan(rows_per_step=3)
     log.skipped("batch split", "why")
-    assert session.explanation.lines == ("batch split of Model 2 skipped: why",)
+    assert session.log.lines == ("batch split of Model 2 skipped: why",)
     model.renew()
     assert second.plan == RootPlan()
 
@@ -319,7 +319,7 @@ def test_copies_of_the_optimizer_take_no_more_than_steps_do(
             asked.append(free_bytes)
             return False
 
-    asks = Asked(Settings(), Features(), session.explanation, 1.0)
+    asks = Asked(Settings(), Features(), session.log, 1.0)
     model = trained_model(session, root, tuner=asks)
     model.facts.saw(optimizer)
     TuningRun(session, model, optimizer).without_root("none")

@@ -123,7 +123,7 @@ class Hooks:
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
             # A process that only imports torch does not log it; one that trains does at its end.
-            session.explanation.skipped("everything", why, aloud=False)
+            session.log.skipped("everything", why, aloud=False)
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
@@ -213,7 +213,7 @@ class Hooks:
         profiler = self._session.profiler
         text = profiler.step_done(self._session.meter.steps) if profiler is not None else None
         if text is not None:
-            self._session.explanation.note("profile", text)
+            self._session.log.note("profile", text)
 
     def in_child(self) -> None:
         """In a process that the script forked: a loader's, or one that will train by itself."""
@@ -257,7 +257,7 @@ class Hooks:
         self._model.release()
 
     def _say_if_short(self) -> None:
-        session, log = self._session, self._session.explanation
+        session, log = self._session, self._session.log
         if not session.optimizes or session.state.tuning_seconds is not None or session.launches:
             return
         steps = self._model.steps

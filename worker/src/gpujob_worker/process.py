@@ -80,9 +80,9 @@ class Process:
             environment = read_environment(os.environ)
         except (FieldError, ValueError) as error:
             environment, reason = Environment(), str(error)
-        explanation = DecisionLog(verbose=self._options.explain)
-        self._net = SafetyNet(explanation)
-        self._session = session = self._new_session(environment, explanation)
+        log = DecisionLog(verbose=self._options.explain)
+        self._net = SafetyNet(log)
+        self._session = session = self._new_session(environment, log)
         if reason:
             session.inert_because(reason)
             return
@@ -94,14 +94,14 @@ class Process:
             _adapt_trainers(session)
 
     def _new_session(
-        self, environment: Environment, explanation: DecisionLog, parent: Session | None = None
+        self, environment: Environment, log: DecisionLog, parent: Session | None = None
     ) -> Session:
         options = self._options
         profiler = StepProfiler(options.profile) if options.profile is not None else None
         session = Session(
             environment,
             options.features,
-            explanation,
+            log,
             options.tuning_seconds,
             report_directory=options.report_directory,
             profiler=profiler,
@@ -118,7 +118,7 @@ class Process:
         names = unknown_names(os.environ.get(ENV_SETTINGS, ""))
         if names and self._session is not None:
             text = f"{', '.join(names)} ignored: not known to this worker"
-            self._session.explanation.note("settings", text)
+            self._session.log.note("settings", text)
         self._end_with_library()
 
     def _end_with_library(self) -> None:
@@ -134,13 +134,13 @@ class Process:
         session = self._session
         if session is None or session.inert:
             return
-        settings, explanation = session.environment.settings, session.explanation
+        settings, log = session.environment.settings, session.log
         script, *arguments = sys.argv
         if session.optimizes:
             table = self._options.argument_table
-            arguments = adapt(script, arguments, settings.batch_per_step, explanation, table)
+            arguments = adapt(script, arguments, settings.batch_per_step, log, table)
         directory = session.environment.checkpoint_directory
-        sys.argv[1:] = adapt_resume(script, arguments, settings, directory, explanation)
+        sys.argv[1:] = adapt_resume(script, arguments, settings, directory, log)
 
     def torch_is_there(self) -> None:
         """torch was executed: hooks are put into it."""
@@ -185,9 +185,9 @@ class Process:
         assert parent is not None
         self._process = os.getpid()
         self._ended = False
-        explanation = DecisionLog(verbose=self._options.explain)
-        self._net = SafetyNet(explanation)
-        self._session = self._new_session(read_environment(os.environ), explanation, parent)
+        log = DecisionLog(verbose=self._options.explain)
+        self._net = SafetyNet(log)
+        self._session = self._new_session(read_environment(os.environ), log, parent)
         self._session.measures_only(parent.why_only_measures)
         hooks = Hooks(self._session, self._net, self._again_in_child)
         hooks.install()
@@ -237,7 +237,7 @@ class Process:
         hooked = session.state.torch_version or session.inert or self._net.cut
         # Its optimizers are there as soon as torch was executed; a lazy torch is listed without.
         if not hooked and "torch.optim" in sys.modules:
-            session.explanation.skipped("everything", "torch was imported past the import hook")
+            session.log.skipped("everything", "torch was imported past the import hook")
 
 
 def _begin_allocator(session: Session) -> None:
@@ -249,13 +249,13 @@ def _begin_allocator(session: Session) -> None:
 
 
 def _adapt_trainers(session: Session) -> None:
-    settings, explanation = session.environment.settings, session.explanation
+    settings, log = session.environment.settings, session.log
     if settings.mode is OptimizeMode.RECOMMEND or not session.features.allows("trainers"):
         return
     wishes = RequestedSettings.of(settings, session.features)
-    huggingface.watch(wishes, explanation)
-    lightning.watch(wishes, explanation)
-    tensorflow_jax.watch(settings, explanation)
+    huggingface.watch(wishes, log)
+    lightning.watch(wishes, log)
+    tensorflow_jax.watch(settings, log)
 
 
 def _watch_for_resume(session: Session) -> None:
@@ -267,7 +267,7 @@ def _watch_for_resume(session: Session) -> None:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("gpujob_"):
             raise
-        session.explanation.skipped("resume", f"there is no package {error.name} here")
+        session.log.skipped("resume", f"there is no package {error.name} here")
         return
     watch(session)
 

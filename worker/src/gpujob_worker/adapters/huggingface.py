@@ -23,13 +23,13 @@ ENV_DYNAMO_BACKEND = "ACCELERATE_DYNAMO_BACKEND"
 _GIVEN = "_gpujob_given"
 
 
-def watch(wishes: RequestedSettings, explanation: DecisionLog) -> None:
+def watch(wishes: RequestedSettings, log: DecisionLog) -> None:
     """Adapts later imports: TrainingArguments, and the variables that Accelerate reads."""
-    when_imported("transformers.training_args", lambda: _adapt_arguments(wishes, explanation))
-    when_imported("accelerate", before=lambda: set_variables(wishes, explanation))
+    when_imported("transformers.training_args", lambda: _adapt_arguments(wishes, log))
+    when_imported("accelerate", before=lambda: set_variables(wishes, log))
 
 
-def set_variables(wishes: RequestedSettings, explanation: DecisionLog) -> None:
+def set_variables(wishes: RequestedSettings, log: DecisionLog) -> None:
     """Sets the variables that Accelerate's own launcher would set. Existing values stay."""
     wanted = {
         ENV_MIXED_PRECISION: wishes.mixed_precision,
@@ -39,13 +39,13 @@ def set_variables(wishes: RequestedSettings, explanation: DecisionLog) -> None:
         if value is None:
             continue
         if name in os.environ:
-            explanation.skipped(f"{ACCELERATE} {name}", f"it is {os.environ[name]!r} already")
+            log.skipped(f"{ACCELERATE} {name}", f"it is {os.environ[name]!r} already")
             continue
         os.environ[name] = value
-        explanation.applied(f"{ACCELERATE} {name}", f"{value}, as asked for")
+        log.applied(f"{ACCELERATE} {name}", f"{value}, as asked for")
 
 
-def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> None:
+def _adapt_arguments(wishes: RequestedSettings, log: DecisionLog) -> None:
     kind: Any = sys.modules["transformers.training_args"].TrainingArguments
     plain_init: Any = kind.__post_init__
 
@@ -60,7 +60,7 @@ def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> Non
     @functools.wraps(plain_init)
     def __post_init__(self: Any) -> None:  # noqa: N807
         given = _given(self, *vars(self).pop(_GIVEN, (0, {})))
-        changes = changed_arguments(self, given, wishes, explanation)
+        changes = changed_arguments(self, given, wishes, log)
         before = {name: getattr(self, name) for name in changes}
         _set(self, changes)
         try:
@@ -70,10 +70,10 @@ def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> Non
                 raise
             _set(self, before)
             plain_init(self)
-            explanation.skipped(TRAINER, f"{_text(changes)}: {error}")
+            log.skipped(TRAINER, f"{_text(changes)}: {error}")
             return
         if changes:
-            explanation.applied(TRAINER, _text(changes))
+            log.applied(TRAINER, _text(changes))
 
     kind.__new__ = __new__
     kind.__post_init__ = __post_init__
@@ -97,15 +97,15 @@ def _is_plain(field: "dataclasses.Field[Any]") -> bool:
 
 
 def changed_arguments(
-    arguments: Any, given: set[str], wishes: RequestedSettings, explanation: DecisionLog
+    arguments: Any, given: set[str], wishes: RequestedSettings, log: DecisionLog
 ) -> dict[str, Any]:
     """New values by name. Nothing that the script chose is changed, except for the two factors of
     the batch.
     """
-    changes = _split(arguments, wishes, explanation)
+    changes = _split(arguments, wishes, log)
     if wishes.mixed_precision is not None:
         if given & {"bf16", "fp16", "tf32"}:
-            explanation.skipped(f"{TRAINER} precision", "the script chooses it itself")
+            log.skipped(f"{TRAINER} precision", "the script chooses it itself")
         else:
             changes[wishes.mixed_precision] = True
     if wishes.compile and not given & {"torch_compile", "torch_compile_backend"}:
@@ -116,7 +116,7 @@ def changed_arguments(
     return changes
 
 
-def _split(arguments: Any, wishes: RequestedSettings, explanation: DecisionLog) -> dict[str, Any]:
+def _split(arguments: Any, wishes: RequestedSettings, log: DecisionLog) -> dict[str, Any]:
     rows = wishes.batch_per_step
     if rows is None:
         return {}
@@ -124,11 +124,11 @@ def _split(arguments: Any, wishes: RequestedSettings, explanation: DecisionLog) 
     present = arguments.per_device_train_batch_size
     total = present * arguments.gradient_accumulation_steps
     if arguments.auto_find_batch_size:
-        explanation.skipped(item, "auto_find_batch_size changes the batch itself")
+        log.skipped(item, "auto_find_batch_size changes the batch itself")
     elif rows >= present or total % rows:
-        explanation.skipped(item, f"steps of {rows} do not split {present}, {total} in all")
+        log.skipped(item, f"steps of {rows} do not split {present}, {total} in all")
     else:
-        explanation.applied(item, f"{total} samples in steps of {rows}, in all {total} as before")
+        log.applied(item, f"{total} samples in steps of {rows}, in all {total} as before")
         return {
             "per_device_train_batch_size": rows,
             "gradient_accumulation_steps": total // rows,

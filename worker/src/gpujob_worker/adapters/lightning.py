@@ -19,18 +19,18 @@ _MODULES = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trai
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def watch(wishes: RequestedSettings, explanation: DecisionLog) -> None:
+def watch(wishes: RequestedSettings, log: DecisionLog) -> None:
     for name in _MODULES:
-        when_imported(name, functools.partial(_adapt, name, wishes, explanation))
+        when_imported(name, functools.partial(_adapt, name, wishes, log))
 
 
-def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> None:
+def _adapt(module: str, wishes: RequestedSettings, log: DecisionLog) -> None:
     kind: Any = sys.modules[module].Trainer
     plain: Any = kind.__init__
 
     @functools.wraps(plain)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        precision = chosen_precision(kwargs, wishes, explanation)
+        precision = chosen_precision(kwargs, wishes, log)
         if precision is None:
             plain(self, *args, **kwargs)
             return
@@ -40,10 +40,10 @@ def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> 
         except (ValueError, RuntimeError) as error:
             refusal = str(error)
         if refusal is None:
-            explanation.applied(LIGHTNING, f"{precision}, as asked for")
+            log.applied(LIGHTNING, f"{precision}, as asked for")
             return
         plain(self, *args, **kwargs)
-        explanation.skipped(LIGHTNING, f"{precision}: {refusal}")
+        log.skipped(LIGHTNING, f"{precision}: {refusal}")
 
     kind.__init__ = __init__
 
@@ -60,12 +60,12 @@ def launch_refusal(trainer: Any, environ: Mapping[str, str]) -> str | None:
 
 
 def chosen_precision(
-    keywords: dict[str, Any], wishes: RequestedSettings, explanation: DecisionLog
+    keywords: dict[str, Any], wishes: RequestedSettings, log: DecisionLog
 ) -> str | None:
     """The value for `precision`, or None to leave it unchanged."""
     if wishes.mixed_precision is None:
         return None
     if keywords.get("precision") is not None or keywords.get("plugins"):
-        explanation.skipped(LIGHTNING, "the script chooses it itself")
+        log.skipped(LIGHTNING, "the script chooses it itself")
         return None
     return _PRECISIONS[wishes.mixed_precision]

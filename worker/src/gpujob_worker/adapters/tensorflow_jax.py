@@ -32,19 +32,19 @@ def jax_variables(settings: Settings) -> dict[str, str]:
     return variables
 
 
-def watch(settings: Settings, explanation: DecisionLog) -> None:
+def watch(settings: Settings, log: DecisionLog) -> None:
     known = {"tensorflow": tensorflow_variables(settings), "jax": jax_variables(settings)}
     for name, variables in known.items():
 
         def before(name: str = name, variables: Mapping[str, str] = variables) -> None:
-            set_variables(name, variables, explanation)
+            set_variables(name, variables, log)
 
         when_imported(name, before=before)
 
 
-def set_variables(name: str, variables: Mapping[str, str], explanation: DecisionLog) -> None:
+def set_variables(name: str, variables: Mapping[str, str], log: DecisionLog) -> None:
     """Sets variables that the user has not set."""
     new = {key: value for key, value in variables.items() if key not in os.environ}
     os.environ.update(new)
     text = " ".join(f"{key}={value}" for key, value in new.items()) or "nothing, all is set already"
-    explanation.applied(f"{name} environment", f"{text}; {_OUTSIDE}")
+    log.applied(f"{name} environment", f"{text}; {_OUTSIDE}")

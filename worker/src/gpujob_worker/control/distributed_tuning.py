@@ -105,10 +105,10 @@ class LeadingTuner(SharedTuner):
         if self._waited is None:
             self._waited = self.consensus.come()
             # The tuning budget does not include the wait.
-            self._decision.start()
+            self._acceptance_rule.start()
             if not self._waited:
                 text = f"not all {self.consensus.size} processes came to it"
-                self._decision.skip("tuning", text)
+                self._acceptance_rule.skip("tuning", text)
         return self._waited
 
 
@@ -122,12 +122,12 @@ class FollowingTuner(SharedTuner):
     def proposed(self) -> TunedSettings:
         if not self._asked:
             self._asked = True
-            self._decision.source = "as the first process measured"
+            self._acceptance_rule.source = "as the first process measured"
             found = self.consensus.proposal(self.number, self._wait_seconds, self.round)
             self._proposed = found
             if found is None:
                 item = "compile" if self.round == COMPILED else "tuning"
-                self._decision.skip(item, "the first process proposed nothing")
+                self._acceptance_rule.skip(item, "the first process proposed nothing")
         return self._proposed or TunedSettings()
 
     def compiles_later(self) -> None:
@@ -138,7 +138,7 @@ class FollowingTuner(SharedTuner):
     def _wait_seconds(self) -> float:
         compiles = self._settings.compile is Toggle.ON or self.round == COMPILED
         # Settings under way are finished when the tuning budget is spent.
-        budget = 2 * self._decision.budget_seconds
+        budget = 2 * self._acceptance_rule.budget_seconds
         return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
@@ -147,7 +147,7 @@ class FollowingTuner(SharedTuner):
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         proposed = self.proposed
         if self._proposed is not None and self.round == COMPILED and not proposed.compile:
-            self._decision.skip("compile", "left out, as the first process measured")
+            self._acceptance_rule.skip("compile", "left out, as the first process measured")
         # Code that nobody asked for has to be close on the batch of each process.
         compares = self.round == COMPILED
         self.compile_items(root, recorded).adopt(proposed, compares=compares)
@@ -190,7 +190,7 @@ def root_inside(
         return None
     reason = wrapper_refusal(module, session.world_size)
     if reason is not None:
-        session.explanation.skipped("processes", reason)
+        session.log.skipped("processes", reason)
         _decide_together(model)
         model.first.refuse(reason)
         return None

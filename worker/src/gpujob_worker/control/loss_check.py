@@ -332,7 +332,7 @@ class LossCheck:
     def _log(self, root: Root) -> DecisionLog:
         further = (module for module in self._model.modules[1:] if module.root is root)
         module = next(further, None)
-        return module.log if module is not None else self._session.explanation
+        return module.log if module is not None else self._session.log
 
     def _now(self, root: Root) -> float:
         """Work that was queued before is not the look's."""

@@ -53,7 +53,7 @@ def require_all(session: Session, store: KeyValues | None = None) -> str | None:
     reason = absence(store or group_store(), session.world_size, digest(session))
     if reason is not None:
         session.switch_off(setting.NAME for setting in SETTINGS if not setting.OWN)
-        session.explanation.skipped("processes", reason)
+        session.log.skipped("processes", reason)
     return reason
 
 

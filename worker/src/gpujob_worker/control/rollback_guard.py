@@ -62,7 +62,7 @@ class RollbackGuard:
     def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
         self._model = model
-        self._explain = session.explanation
+        self._log = session.log
         self._segments = SegmentsCheck(session, model)
         self._loss = LossDivergence()
         # Losses that the device has not computed yet, and whether each belongs to the first steps.
@@ -115,7 +115,7 @@ class RollbackGuard:
         scale.step_ends()
         self._session.state.skipped(scale.skipped)
         if scale.skipped > skipped:
-            self._explain.note("loss scaling", str(scale))
+            self._log.note("loss scaling", str(scale))
         if scale.hopeless:
             # The check of this very step comes after this.
             self._roll_back(f"gradients overflow, {scale}", self._since + 1)
@@ -179,9 +179,9 @@ class RollbackGuard:
         assert tuner is not None
         tuner.split_finer(finer)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
-        self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
+        self._log.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         text = f"{numbers}; steps of {finer} from now on{self._model.whose}"
-        self._explain.note("memory limit", text)
+        self._log.note("memory limit", text)
         self._model.apply()
         self._model.report()
         session.meter.memory.trim()

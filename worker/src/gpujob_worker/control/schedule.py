@@ -51,7 +51,7 @@ class TuningSchedule:
         self._session = session
         self._model = model
         self._loaders = loaders
-        self._explain = session.explanation
+        self._log = session.log
         self._compile_due: float | None = None
         # All processes that decide together keep the calls of this step.
         self._all_record = False
@@ -69,7 +69,7 @@ class TuningSchedule:
         start = time.monotonic()
         tuner = model.first.tuner or model.first.use(tuner_for(model))
         tuner.start(session.tuning_budget_seconds)
-        with measuring("tuning", self._explain):
+        with measuring("tuning", self._log):
             self._try_items(optimizer)
         self._try_frozen()
         settle(model)
@@ -123,7 +123,7 @@ class TuningSchedule:
         session, tuner, gain = self._session, self._model.first.tuner, None
         before = session.meter.new_window().timing(None)
         roots = self._model.roots[:1]
-        with measuring("compile", self._explain):
+        with measuring("compile", self._log):
             for root in roots:
                 root.stop_recording()
                 gain = self._compile_shared(root, tuner)
@@ -144,7 +144,7 @@ class TuningSchedule:
         if not isinstance(tuner, SharedTuner):
             return None
         tuner.compiles_later()
-        call = self._compile_one(root, tuner, self._explain)
+        call = self._compile_one(root, tuner, self._log)
         if call is None or not tuner.applied.plan.compiles:
             return None
         return tuner.gain(root, call, self._model.optimizers.fused)
@@ -289,8 +289,8 @@ class TuningSchedule:
         session, first = self._session, self._model.first
         tuner = first.choices
         before = session.meter.new_window().timing(None)
-        with measuring("compile", self._explain):
-            recorded = self._compile_one(first.root, tuner, self._explain)
+        with measuring("compile", self._log):
+            recorded = self._compile_one(first.root, tuner, self._log)
             further: list[tuple[Root, RecordedCall, Applied]] = []
             for module in self._measured_further:
                 call = self._compile_one(module.root, module.choices, module.log)

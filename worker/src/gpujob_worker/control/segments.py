@@ -41,7 +41,7 @@ class SegmentsCheck:
         return Unused(memory.current_bytes() - beside, allocated - beside)
 
     def _judge(self, unused: Unused) -> None:
-        said, item = self._session.explanation, self._setting.ITEM
+        said, item = self._session.log, self._setting.ITEM
         if segments_in_force(os.environ):
             if unused.is_large:
                 said.skipped(item, f"from the next start on: with them {unused}")

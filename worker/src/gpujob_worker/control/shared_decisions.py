@@ -68,7 +68,7 @@ def _keep_of_first(model: TrainedModel, mine: TunedSettings, agreed: TunedSettin
     keep_only(model.first.choices.applied, agreed)
     kept = "the same in all" if agreed == mine else "less in some, and now in all"
     text = f"{model.consensus.size} processes decided together; {kept}"
-    model.session.explanation.note("processes", text)
+    model.session.log.note("processes", text)
 
 
 def _keep_of_further(model: TrainedModel, module: TunedModule, agreed: TunedSettings) -> None:

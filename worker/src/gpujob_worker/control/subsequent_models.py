@@ -116,7 +116,7 @@ class SubsequentModels:
         session.state.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
-        session.explanation.skipped(ITEM, text, aloud=self._count == 1)
+        session.log.skipped(ITEM, text, aloud=self._count == 1)
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -249,7 +249,7 @@ class SubsequentModels:
         if not self.waits:
             return
         self.waits = False
-        model, say = self._model, self._session.explanation
+        model, say = self._model, self._session.log
         limit = model.log.decision(LIMIT)
         if limit is not None:
             say.note(f"{LIMIT},", limit.text + model.whose)
@@ -288,7 +288,7 @@ class SubsequentModels:
         text += f"; {others} more {plain}" if others else ""
         # Counts alone are for the end.
         meaning = (self._started > 0, self._settings, self.watches, len(self._kinds))
-        self._session.explanation.note(ITEM, text, aloud=meaning != self._meaning)
+        self._session.log.note(ITEM, text, aloud=meaning != self._meaning)
         self._meaning = meaning
 
     def _shape(self, root: Root) -> Shape:

@@ -63,7 +63,7 @@ class TrainedModel:
     _without_module: TunedModule = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log = self.session.explanation
+        self.log = self.session.log
         self._without_module = TunedModule(absent_root(), self.log)
 
     @property
@@ -125,7 +125,7 @@ class TrainedModel:
             return None
         root = FrozenRoot(module, lambda: any(root.inside for root in self.roots))
         name = module_name(root, [other.root for other in self.frozen])
-        frozen = TunedModule(root, self.session.explanation.about(f"frozen {name}"))
+        frozen = TunedModule(root, self.session.log.about(f"frozen {name}"))
 
         def failed(error: Exception) -> None:
             kind = type(error).__name__
@@ -215,7 +215,7 @@ class TrainedModel:
     def _log_of(self, root: Root) -> DecisionLog:
         known = [module.root for module in self.modules]
         before = known[: known.index(root)] if root in known else known
-        return self.session.explanation.about(module_name(root, before) + self.whose)
+        return self.session.log.about(module_name(root, before) + self.whose)
 
     # What is known of it.
 
@@ -350,7 +350,7 @@ class TrainedModel:
         """Ends one setting for the rest of the run, and compiled code, which was made with it."""
         text = f"rolled back{self.whose}: {why}"
         for dropped in (name, "compile"):
-            self.first.drop(dropped, self.session.explanation, text)
+            self.first.drop(dropped, self.session.log, text)
             for module in self.modules[1:]:
                 module.drop(dropped, module.log, text)
         if name == _PRECISION:
@@ -379,7 +379,7 @@ class TrainedModel:
             module.roll_back(limited=limited)
             module.put()
         self._raise_frozen(why)
-        self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
+        self.session.log.note("roll-back", f"to plain settings{self.whose}: {why}")
         self._rolled_back()
 
     def _rolled_back(self) -> None:

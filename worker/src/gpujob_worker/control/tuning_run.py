@@ -35,7 +35,7 @@ class TuningRun:
         self._model = model
         self._tuner: Tuner = model.first.tuner
         self._optimizer = optimizer
-        self._explain = session.explanation
+        self._log = session.log
 
     def without_root(self, reason: str) -> None:
         self._without_memory(reason)
@@ -51,7 +51,7 @@ class TuningRun:
     def _without_speed(self, reason: str) -> None:
         for setting in SETTINGS:
             if setting.SAID_WITHOUT_ROOT and not setting.FOR_MEMORY:
-                self._explain.skipped(setting.ITEM, reason)
+                self._log.skipped(setting.ITEM, reason)
         self._fused_optimizers()
 
     def _without_memory(self, reason: str, *, judged: bool = False) -> None:
@@ -64,7 +64,7 @@ class TuningRun:
             if setting.chosen(self._tuner.applied):
                 keeps_limit = True
             else:
-                self._explain.skipped(setting.ITEM, reason)
+                self._log.skipped(setting.ITEM, reason)
         if self._model.first.fit is not None and not (keeps_limit or judged):
             self._model.first.fit.judge(self._session.state.baseline_peak_bytes)
 
@@ -79,7 +79,7 @@ class TuningRun:
         name = type(root.module).__name__
         modelled = [other.root for other in self._model.further if other.fit is not None]
         text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
-        self._explain.note("memory model", text)
+        self._log.note("memory model", text)
         self._correct_all(fit, root, recorded)
         self._without_memory(reason, judged=True)
 
@@ -183,10 +183,10 @@ class TuningRun:
         if asked is not None and (rows is None or asked < rows):
             self._tuner.split(root, recorded, asked, "as asked for")
         elif rows is None and not binds:
-            self._explain.skipped("batch split", not_asked)
+            self._log.skipped("batch split", not_asked)
         self._activation(root, recorded, None if binds else not_asked)
         if not binds:
-            self._explain.skipped("offload", not_asked)
+            self._log.skipped("offload", not_asked)
 
     def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
         """`not_asked` says why memory does not require it; None if it does."""
@@ -196,9 +196,9 @@ class TuningRun:
         if wanted is Toggle.ON:
             self._tuner.activation_checkpointing(root, recorded, "as asked for")
         elif wanted is Toggle.OFF:
-            self._explain.skipped("activation checkpointing", "asked not to")
+            self._log.skipped("activation checkpointing", "asked not to")
         elif not_asked is not None:
-            self._explain.skipped("activation checkpointing", not_asked)
+            self._log.skipped("activation checkpointing", not_asked)
 
     def _fused_optimizers(self) -> None:
         """Each for itself. Processes that decide together choose it for all that can have it or for
@@ -208,7 +208,7 @@ class TuningRun:
         optimizers = [self._optimizer, *others]
         if len(optimizers) > OPTIMIZERS_MAX:
             why = f"{len(optimizers)} optimizers step; up to {OPTIMIZERS_MAX} are looked at"
-            self._explain.skipped(FUSED, why)
+            self._log.skipped(FUSED, why)
             return
         fused: list[Optimizer] = []
         for optimizer, item in named(optimizers, FUSED):
@@ -222,8 +222,8 @@ class TuningRun:
     def _all_or_none(self, optimizers: list[Optimizer], fused: list[Optimizer]) -> list[Optimizer]:
         if all(optimizer in fused or fused_refusal(optimizer) for optimizer in optimizers):
             return fused
-        for item in self._explain.applied_items(FUSED):
-            self._explain.skipped(item, "processes take it for all optimizers or for none")
+        for item in self._log.applied_items(FUSED):
+            self._log.skipped(item, "processes take it for all optimizers or for none")
         return []
 
     @property
@@ -257,7 +257,7 @@ class TuningRun:
             return True
         refusal = self._tuner.compile_refusal(root, recorded)
         if refusal is not None:
-            self._explain.skipped("compile", refusal)
+            self._log.skipped("compile", refusal)
             return False
         consensus.ready_to_compile()
         return True
@@ -271,7 +271,7 @@ class TuningRun:
             if self._is_long:
                 return time.monotonic()
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
-            self._explain.skipped("compile", why)
+            self._log.skipped("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS
         self._tuner.compile(root, recorded)
         return None

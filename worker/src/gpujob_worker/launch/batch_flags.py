@@ -34,7 +34,7 @@ def adapt(
     script: str,
     given: Sequence[str],
     per_step: int | None,
-    explanation: DecisionLog,
+    log: DecisionLog,
     table: Path | None,
 ) -> Sequence[str]:
     """The arguments with the batch split by the script's own flags, where it has them."""
@@ -47,12 +47,12 @@ def adapt(
         batch = _value(given, batch_flag, declared[batch_flag])
         steps = _value(given, steps_flag, declared[steps_flag])
         if batch is None or steps is None or (batch * steps) % per_step or per_step >= batch:
-            explanation.skipped(_ITEM, f"{batch_flag} {batch} x {steps_flag} {steps} stays")
+            log.skipped(_ITEM, f"{batch_flag} {batch} x {steps_flag} {steps} stays")
             return given
         more = batch * steps // per_step
         arguments = _set(given, batch_flag, per_step)
         arguments = _set(arguments, steps_flag, more)
-        explanation.applied(
+        log.applied(
             _ITEM, f"{batch_flag} {per_step} {steps_flag} {more}, in all {batch * steps} as before"
         )
         return arguments

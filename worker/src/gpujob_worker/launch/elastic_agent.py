@@ -90,7 +90,7 @@ class _Ranks:
             # The stop came when they had nothing left to do.
             return SystemExit(EXIT_DONE)
         ends = ", ".join(str(code) for code in exit_codes) or "nothing: none was started"
-        session.explanation.note("stop", f"the launcher's processes ended with {ends}")
+        session.log.note("stop", f"the launcher's processes ended with {ends}")
         session.stop.request("SIGTERM", session.environment.grace_seconds)
         saved = bool(exit_codes) and all(code == EXIT_INTERRUPTED_SAVED for code in exit_codes)
         return Interrupted(saved=saved)

@@ -33,7 +33,7 @@ def adapt_resume(
     given: Sequence[str],
     settings: Settings,
     directory: Path | None,
-    explanation: DecisionLog,
+    log: DecisionLog,
 ) -> Sequence[str]:
     """The arguments with what makes the script go on from its own newest checkpoint, if any."""
     pattern = settings.script_checkpoint
@@ -42,20 +42,20 @@ def adapt_resume(
     where = absolute(pattern, directory)
     newest = newest_checkpoint(where)
     if newest is None:
-        explanation.note(_ITEM, f"none at {where} at its start: the script starts anew")
+        log.note(_ITEM, f"none at {where} at its start: the script starts anew")
         return given
     arguments = settings.resume_arguments or known_arguments(script)
     if not arguments:
-        explanation.skipped(
+        log.skipped(
             _ITEM, f"{newest.name} is there, and no flag to resume: name checkpoint.resumeArguments"
         )
         return given
     filled = tuple(text.replace(PLACEHOLDER, str(newest)) for text in arguments)
     flag = filled[0].partition("=")[0]
     if any(text.partition("=")[0] == flag for text in given):
-        explanation.skipped(_ITEM, f"the command has {flag} already")
+        log.skipped(_ITEM, f"the command has {flag} already")
         return given
-    explanation.applied(_ITEM, f"{' '.join(filled)}: what comes back is what the script saved")
+    log.applied(_ITEM, f"{' '.join(filled)}: what comes back is what the script saved")
     return [*given, *filled]
 
 

@@ -41,13 +41,13 @@ class MemoryChooser:
     def __init__(
         self,
         memory: DeviceMemory,
-        explanation: DecisionLog,
+        log: DecisionLog,
         tuner: Tuner,
         limit_bytes: int,
         plain: MemoryModel,
     ) -> None:
         self._memory = memory
-        self._explain = explanation
+        self._log = log
         self._tuner = tuner
         self._limit = limit_bytes
         self.plain = plain
@@ -130,7 +130,7 @@ class MemoryChooser:
         self.wants_early = self.binds or near
         self._memory.give_back_early(self.wants_early or self.others_want_early())
         if self.choice.fits and self.binds and not self.choice.checkpointing:
-            self._explain.skipped("activation checkpointing", "the split keeps the limit alone")
+            self._log.skipped("activation checkpointing", "the split keeps the limit alone")
 
     @property
     def certain_bytes(self) -> float:
@@ -192,10 +192,10 @@ class MemoryChooser:
         """Reports ways that are possible and would not help."""
         saved = f"it saves nothing: {format_memory(int(rows.predicted_bytes))} without it"
         if splits and rows.rows == self._model.rows:
-            self._explain.skipped("batch split", saved)
+            self._log.skipped("batch split", saved)
         allowed = self._checkpointed is not None
         if allowed and not self._tuner.applied.activation_checkpointing:
-            self._explain.skipped("activation checkpointing", saved)
+            self._log.skipped("activation checkpointing", saved)
 
     def _split(self, root: Root, recorded: RecordedCall, model: MemoryModel, rows: Rows) -> bool:
         why, keeps = self._why(model), rows.keeps_chunk

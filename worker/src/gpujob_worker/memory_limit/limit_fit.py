@@ -38,10 +38,10 @@ class MemoryFit:
     """Decides when the choice is made, what is reported, and when the job cannot continue."""
 
     def __init__(
-        self, memory: DeviceMemory, explanation: DecisionLog, tuner: Tuner, limit_bytes: int
+        self, memory: DeviceMemory, log: DecisionLog, tuner: Tuner, limit_bytes: int
     ) -> None:
         self._memory = memory
-        self._explain = explanation
+        self._log = log
         self._tuner = tuner
         self._limit = limit_bytes
         self._chooser: MemoryChooser | None = None
@@ -64,12 +64,12 @@ class MemoryFit:
         """
         total = recorded.inputs.rows
         if total is None or total < ROWS_MIN:
-            self._explain.skipped(ITEM, "the call has no batch of four samples to measure")
+            self._log.skipped(ITEM, "the call has no batch of four samples to measure")
             return
         self._memory.give_back_early(True)
         plain = MemoryProbe(root, recorded, self._memory).model()
         plain = replace(plain, beside_bytes=beside_bytes)
-        self._chooser = MemoryChooser(self._memory, self._explain, self._tuner, self._limit, plain)
+        self._chooser = MemoryChooser(self._memory, self._log, self._tuner, self._limit, plain)
         self._chooser.others_want_early = lambda: any(fit.wants_early for fit in self.others())
         self._known = self._chooser.keeps_present(root, recorded)
         if self._known:
@@ -130,7 +130,7 @@ class MemoryFit:
     def _say_predicted(self, chooser: MemoryChooser) -> None:
         known = "" if chooser.plain.loss.measured else ", the loss's part assumed"
         limit = format_memory(self._limit)
-        self._explain.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
+        self._log.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
 
     def correct(
         self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool = True
@@ -148,7 +148,7 @@ class MemoryFit:
                 self.judge(observed_bytes)
             return observed_bytes <= self._limit
         if observed_bytes <= self._limit:
-            self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
+            self._log.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
             return True
         if self._gives_back_early(observed_bytes):
             # It may be enough, and nobody knows: a run so far above its limit does not wait for it.
@@ -178,7 +178,7 @@ class MemoryFit:
             return False
         self.chose_finer = chooser.choice.fits
         numbers = self._numbers(chooser, observed_bytes)
-        self._explain.note(ITEM, f"{numbers}; {chooser.way()} from now on")
+        self._log.note(ITEM, f"{numbers}; {chooser.way()} from now on")
         return True
 
     def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
@@ -189,21 +189,21 @@ class MemoryFit:
         """
         if observed_bytes <= self._limit:
             measured, limit = format_memory(observed_bytes), format_memory(self._limit)
-            self._explain.note(ITEM, f"kept: {measured} measured, limit {limit}")
+            self._log.note(ITEM, f"kept: {measured} measured, limit {limit}")
             return
         if self._gives_back_early(observed_bytes):
             return
         if ends and self._overstepped(observed_bytes):
             self._fail(observed_bytes, "measured")
         else:
-            self._explain.skipped(ITEM, self._needs(observed_bytes, "measured"))
+            self._log.skipped(ITEM, self._needs(observed_bytes, "measured"))
 
     def _gives_back_early(self, observed_bytes: int) -> bool:
         """Whether that is something new; then it is looked at again after some steps."""
         if not self._memory.give_back_early(True):
             return False
         measured, limit = format_memory(observed_bytes), format_memory(self._limit)
-        self._explain.note(
+        self._log.note(
             ITEM,
             f"{measured} measured, limit {limit}; what is freed goes back at once from now on",
         )
@@ -236,7 +236,7 @@ class MemoryFit:
 
     def _fail(self, taken_bytes: float, how: str) -> None:
         text = self._needs(taken_bytes, how)
-        self._explain.skipped(ITEM, text)
+        self._log.skipped(ITEM, text)
         assert self.needed_bytes is not None
         if not self._tuner.recommends:
             raise MemoryLimitError(text, self.needed_bytes)
@@ -247,7 +247,7 @@ class MemoryFit:
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:
             text += f" for {self._chooser.way()}"
-        tried = filter(None, map(self._explain.line, _WAYS))
+        tried = filter(None, map(self._log.line, _WAYS))
         said = "".join(f"; {line}" for line in tried)
         return (
             f"{text}, limit {format_memory(self._limit)}. It needs a limit of "

@@ -98,7 +98,7 @@ class Checkpointer:
     def carry_out(self, order: Order) -> None:
         """Does it, at a safe point."""
         if self._pace.lost is not None and order is not Order.GO_ON:
-            self._session.explanation.note(_ITEM, f"nothing more is saved: {self._pace.lost}")
+            self._session.log.note(_ITEM, f"nothing more is saved: {self._pace.lost}")
             self._abstain(self._pace.lost)
             if order is Order.STOP:
                 self.leave(saved=False)
@@ -266,7 +266,7 @@ class Checkpointer:
         if not self._described:
             self._described = True
             size, every = commit.bytes / 1e6, self._interval_seconds()
-            self._session.explanation.applied(
+            self._session.log.applied(
                 _ITEM,
                 f"{size:.0f} MB: training stood still for {self._blocked_seconds:.2f} s, written"
                 f" beside it in {commit.seconds:.2f} s; one every {every:.0f} s",
@@ -279,7 +279,7 @@ class Checkpointer:
 
     def _failed(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}" if not str(error) else str(error)
-        self._session.explanation.note(_ITEM, f"not written: {text}")
+        self._session.log.note(_ITEM, f"not written: {text}")
         self._due_from = time.monotonic()
 
     def save_last(self) -> bool:
@@ -303,7 +303,7 @@ class Checkpointer:
         known = self._cost.whole_seconds if self._cost is not None else None
         plan = plan_stop(left, known, self._writer.rest_seconds)
         if plan is not StopPlan.FINISH_THEN_SAVE:
-            session.explanation.note(_ITEM, f"{left:.1f} s are left: {plan.value}")
+            session.log.note(_ITEM, f"{left:.1f} s are left: {plan.value}")
         if plan is StopPlan.CANCEL_AND_SAVE:
             self._writer.cancel()
         with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
@@ -339,7 +339,7 @@ class Checkpointer:
         return left if free is None else min(left, free)
 
     def _waits(self, text: str) -> None:
-        self._session.explanation.note(f"{_ITEM} wait", text)
+        self._session.log.note(f"{_ITEM} wait", text)
 
 
 @contextlib.contextmanager

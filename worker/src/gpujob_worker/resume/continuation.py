@@ -80,7 +80,7 @@ class Continuation:
         known = self._read(step)
         if not known:
             text = "the steps after the stop are not known: nothing was compared"
-            self._session.explanation.note("resume check", text)
+            self._session.log.note("resume check", text)
         # All processes compare, and wait for each other, after as many steps.
         count = self._first_word("steps", str(len(known)) if known else None)
         self._expected = known[: int(count)] if count is not None else None
@@ -135,7 +135,7 @@ class Continuation:
         same = "the same" if loss == known else f"{known} before the stop"
         count = f"{len(expected)} step" + ("s" if len(expected) > 1 else "")
         text = f"{count} compared: the loss is {loss}, {same}"
-        self._session.explanation.note("resume check", text)
+        self._session.log.note("resume check", text)
 
     @property
     def _difference_max(self) -> float:

@@ -95,7 +95,7 @@ class Gang:
                 ballot.decide(key, {"word": first})
             return ballot.decided(key, 2 * ANSWER_SECONDS)["word"]
         except CheckpointError as error:
-            self._session.explanation.note("resume check", str(error))
+            self._session.log.note("resume check", str(error))
             return word
 
     def _release(self) -> None:

@@ -58,7 +58,7 @@ class SplitStep:
             return [batch], [rows]
         if any(size != rows for size in sizes):
             text = f"the batch's tensors have {sorted(set(sizes))} rows"
-            self._session.explanation.skipped("batch split", text)
+            self._session.log.skipped("batch split", text)
             return [batch], [rows]
         columns = [
             leaf.split(per_step) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
@@ -83,10 +83,10 @@ class SplitStep:
             return rows
         reason = batch_statistics(self._model)
         if reason is not None:
-            session.explanation.skipped("batch split", reason)
+            session.log.skipped("batch split", reason)
             return rows
         if per_step < rows:
-            session.explanation.applied("batch split", f"{rows} samples in steps of {per_step}")
+            session.log.applied("batch split", f"{rows} samples in steps of {per_step}")
         return per_step
 
     def _backward(

@@ -123,7 +123,7 @@ def adapt(unmodified: Unmodified) -> None:
     ) -> Any:
         refusal = _refusal(self) or unmodified.open_store()
         if refusal is not None:
-            unmodified.session.explanation.skipped(_ITEM, refusal)
+            unmodified.session.log.skipped(_ITEM, refusal)
             return plain_train(self, resume_from_checkpoint, *arguments, **keywords)
         _give_up_own_stop(self)
         training = HuggingFaceTraining(self)

@@ -71,7 +71,7 @@ def adapt(module: str, unmodified: Unmodified) -> None:
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         connector, refusal = self._checkpoint_connector, _refusal(self)
         if refusal is not None:
-            unmodified.session.explanation.skipped(_ITEM, refusal)
+            unmodified.session.log.skipped(_ITEM, refusal)
             return plain(self, *arguments, **keywords)
         vars(connector)["resume_start"] = _resumes(self, unmodified)
         try:
@@ -93,7 +93,7 @@ def _resumes(trainer: Any, unmodified: Unmodified) -> Any:
     def resume_start(path: Any = None, *arguments: Any, **keywords: Any) -> Any:
         refusal = unmodified.open_store()
         if refusal is not None:
-            unmodified.session.explanation.skipped(_ITEM, refusal)
+            unmodified.session.log.skipped(_ITEM, refusal)
             return plain(path, *arguments, **keywords)
         # Its handler would end the run after the batch, saved or not; ours is called in its place.
         vars(trainer._signal_connector)["_sigterm_notifier_fn"] = _nothing

@@ -48,7 +48,7 @@ class OwnCheckpoints:
         if newest is not None:
             self._found = True
             kind = Protection.BEST_EFFORT
-            session.explanation.note("protection", f"own checkpoint {newest.name}: {kind.value}")
+            session.log.note("protection", f"own checkpoint {newest.name}: {kind.value}")
             session.state.protected(kind, "the script's own checkpoints")
         elif began - self._trains_since >= NOTHING_SECONDS:
             session.state.protected(Protection.FROM_BEGINNING, self._nothing(began))

@@ -196,7 +196,7 @@ class PlainScript:
             # `gpujob_worker.prepare` was called, after the directory was looked at.
             self._refused = True
             text = f"{KIND}: the script saves by itself, with gpujob_worker.prepare"
-            self._session.explanation.skipped(_ITEM, text, aloud=False)
+            self._session.log.skipped(_ITEM, text, aloud=False)
             return False
         why = self._state.objects.refusal() or self._state.objects.spread()
         if not self._looked:
@@ -330,7 +330,7 @@ class PlainScript:
         left = self._state.variables.left
         kind = Protection.BEST_EFFORT if left else Protection.EXACT
         self._session.state.protected(kind, "; ".join(left) or None)
-        self._session.explanation.note("protection", f"{KIND}: {kind.value}")
+        self._session.log.note("protection", f"{KIND}: {kind.value}")
 
     def snapshot(self) -> dict[str, Any]:
         """Raises `UnsavableError`."""
@@ -370,7 +370,7 @@ class PlainScript:
         assert unmodified.store is not None
         self._state.keep_journal(unmodified.store.directory / self._journal_name, anew=False)
         unmodified.adopts(loaded)
-        self._session.explanation.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
+        self._session.log.note(_ITEM, f"{KIND}: on the way to step {loaded.step}")
 
     def _arrived(self, what: str, loss: Any) -> None:
         self._session.state.goes_on_in_step(loss)
@@ -379,7 +379,7 @@ class PlainScript:
         (store.directory / FAILED_FILE).unlink(missing_ok=True)
         self._begin()
         self._unmodified.arrived(step)
-        self._session.explanation.note(_ITEM, f"{KIND}: from step {step}: {what}")
+        self._session.log.note(_ITEM, f"{KIND}: from step {step}: {what}")
 
     def ended(self, well: bool) -> None:
         """If the place was not reached, the next attempt starts as written; after an error, which
@@ -410,7 +410,7 @@ class PlainScript:
         """From now on nothing is saved. What is committed stays what a resume goes on from."""
         self._refused = True
         self._order = None
-        self._session.explanation.skipped(_ITEM, f"{KIND}: {why}")
+        self._session.log.skipped(_ITEM, f"{KIND}: {why}")
         self._session.state.protected(Protection.FROM_BEGINNING, why)
         self._session.reporter.wake()
         if self._unmodified.training is self:

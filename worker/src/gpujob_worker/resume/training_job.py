@@ -131,13 +131,13 @@ class Job:
                 f"{environment.world_size} processes: of several only scripts without"
                 " gpujob_worker.prepare are saved"
             )
-            self._session.explanation.skipped("checkpoint", text)
+            self._session.log.skipped("checkpoint", text)
             return None
         return Store(directory, environment.attempt, environment.settings.checkpoint_keep)
 
     def _note_store(self) -> None:
         for number, note in enumerate(self._store.notes if self._store is not None else ()):
-            self._session.explanation.note(f"resume {number + 1}", note)
+            self._session.log.note(f"resume {number + 1}", note)
 
     def _adopt_loaded(self) -> None:
         """What must be known before the first step; the state itself follows when it starts."""
@@ -156,7 +156,7 @@ class Job:
         session.state.start_with_scale(loaded.state.get("scale"))
         if self.loader is not None and loader_state is not None:
             self.loader.resume_from(loader_state, self._restore_now)
-        session.explanation.note("resume", f"from step {loaded.step}")
+        session.log.note("resume", f"from step {loaded.step}")
 
     def _restore_now(self) -> None:
         """Puts the loaded state in force, over whatever the script did while skipping."""
@@ -209,6 +209,6 @@ def prepare(
     if scheduler is not None:
         parts["scheduler"] = scheduler
     if os.environ.get("GPUJOB_NAME") is None and session.environment.checkpoint_directory is None:
-        session.explanation.note("checkpoint", "no directory is set; nothing is saved")
+        session.log.note("checkpoint", "no directory is set; nothing is saved")
     split = SplitStep(session, model, optimizer, loss_reduction, clip_norm)
     return Job(session, parts, loader, split)

@@ -163,7 +163,7 @@ class Unmodified:
         self.loaded_step = self.loaded.step if self.loaded is not None else 0
         notes = self.store.notes if self.store is not None else ()
         for number, note in enumerate(notes):
-            self.session.explanation.note(f"{_ITEM} {number + 1}", note)
+            self.session.log.note(f"{_ITEM} {number + 1}", note)
         return None
 
     def _refusal(self) -> str | None:
@@ -211,7 +211,7 @@ class Unmodified:
         session = self.session
         refusal = session.stop.listen()
         if refusal is not None:
-            session.explanation.skipped("graceful stop", refusal)
+            session.log.skipped("graceful stop", refusal)
         session.leaves_stops_to_script()
         self._training, self._pass, self._stepped = training, None, False
         self._passed_at = time.monotonic()
@@ -264,7 +264,7 @@ class Unmodified:
         if kind != training.kind:
             raise MismatchError(f"step-{step} is one of {kind}, and {training.kind} trains now")
         self._pending = {"step": step, "pass": state["pass"]}
-        self.session.explanation.note(_ITEM, f"{training.kind}: from step {step}")
+        self.session.log.note(_ITEM, f"{training.kind}: from step {step}")
         return state["body"]
 
     def _knows(self, loaded: Loaded) -> str:
@@ -338,7 +338,7 @@ class Unmodified:
     def _leave_meanwhile(self) -> None:
         """Asked to stop in an evaluation: the weights are those of the last step."""
         assert self._checkpointer is not None
-        self.session.explanation.note("evaluation", "cut short by the stop")
+        self.session.log.note("evaluation", "cut short by the stop")
         self._checkpointer.leave()
 
     def _safe_point(self) -> None:

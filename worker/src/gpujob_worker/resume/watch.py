@@ -24,7 +24,7 @@ def watch(session: Session) -> None:
         return
     pattern = session.environment.settings.script_checkpoint
     if pattern is not None:
-        session.explanation.skipped("resume", "the script keeps checkpoints of its own")
+        session.log.skipped("resume", "the script keeps checkpoints of its own")
         session.before_report(OwnCheckpoints(session, pattern).look)
         return
     unmodified = Unmodified(session)

@@ -24,8 +24,8 @@ def kind_and_text(error: BaseException) -> str:
 class SafetyNet:
     """Guards calls; `cut` after the first one that failed."""
 
-    def __init__(self, explanation: DecisionLog) -> None:
-        self._explanation = explanation
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
         self._take_off: Callable[[], None] = lambda: None
         self.cut = False
 
@@ -64,24 +64,24 @@ class SafetyNet:
         try:
             self._take_off()
         except Exception as second:
-            self._explanation.note("injection", f"could not be taken off: {kind_and_text(second)}")
+            self._log.note("injection", f"could not be taken off: {kind_and_text(second)}")
 
     def say(self, reason: str) -> None:
         """Once on standard error, whatever was asked to be explained, and in the report."""
         text = f"{reason}; the script runs as written"
         say(f"gpujob: {ITEM} skipped: {text}")
-        self._explanation.skipped(ITEM, text, aloud=False)
-        self._explanation.said(ITEM)
+        self._log.skipped(ITEM, text, aloud=False)
+        self._log.said(ITEM)
 
 
-def attempted(item: str, call: Callable[[], None], explanation: DecisionLog) -> None:
+def attempted(item: str, call: Callable[[], None], log: DecisionLog) -> None:
     """Calls it; where it fails, a line about `item` says so. For the end of a run, whose last
     report depends on none of it.
     """
     try:
         call()
     except Exception as error:
-        explanation.note(item, f"failed at the end of the run: {kind_and_text(error)}", aloud=False)
+        log.note(item, f"failed at the end of the run: {kind_and_text(error)}", aloud=False)
 
 
 def _place(error: BaseException) -> str:

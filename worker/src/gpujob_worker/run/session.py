@@ -48,7 +48,7 @@ class Session:
         self,
         environment: Environment,
         features: Features | None = None,
-        explanation: DecisionLog | None = None,
+        log: DecisionLog | None = None,
         tuning_seconds: float | None = None,
         *,
         report_directory: Path | None = None,
@@ -59,7 +59,7 @@ class Session:
         """`parent`: the session of the process that this one was forked from."""
         self.environment = environment
         self.features = features or Features()
-        self.explanation = explanation or DecisionLog()
+        self.log = log or DecisionLog()
         self._tuning_seconds_asked = tuning_seconds
         self.meter = Meter(CpuMemory())
         known = environment.settings.tuned
@@ -113,7 +113,7 @@ class Session:
         if self.is_of_parent or self._is_beside_parent:
             return False
         if not self.started:
-            says = self.state.failure is not None or bool(self.explanation.lines)
+            says = self.state.failure is not None or bool(self.log.lines)
             says = says or self.stop.requested
             return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
@@ -158,7 +158,7 @@ class Session:
         """The samples of a step of this process; None where nobody can count them."""
         self.state.takes_samples(samples)
         declared = self.environment.settings.batch_total
-        compare_with_declared(declared, samples, self.world_size, self.explanation)
+        compare_with_declared(declared, samples, self.world_size, self.log)
 
     @property
     def tuning_budget_seconds(self) -> float:
@@ -213,7 +213,7 @@ class Session:
             failure=self.state.failure,
             device=self.state.device,
             torch_version=self.state.torch_version,
-            explain=self.explanation.lines,
+            explain=self.log.lines,
         )
 
     def settings_are(self, tuned: TunedSettings) -> None:
@@ -224,9 +224,9 @@ class Session:
         if gain is not None:
             text = f"{gain.ratio:.2f}x (95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs)"
             beside = " but for the memory limit" if self.environment.memory_limit_bytes else ""
-            self.explanation.note("speed-up", f"{text}, in turns with as written{beside}")
+            self.log.note("speed-up", f"{text}, in turns with as written{beside}")
         elif before is not None:
-            self.explanation.skipped("speed-up", "not measured with the settings now in force")
+            self.log.skipped("speed-up", "not measured with the settings now in force")
 
     def _efficiency(self) -> Efficiency | None:
         tuned = self.state.tuned or TunedSettings()
@@ -250,9 +250,9 @@ class Session:
         late = self.meter.steps > 0 and not self.stop.watches
         refusal = self.stop.listen()
         if refusal is not None:
-            self.explanation.skipped("graceful stop", refusal)
+            self.log.skipped("graceful stop", refusal)
         elif late and self.is_first:
-            self.explanation.applied("graceful stop", "from the first step on")
+            self.log.applied("graceful stop", "from the first step on")
 
     def leaves_stops_to_script(self, *, leaves: bool = True) -> None:
         """Whoever saves leaves at safe points of its own, with a checkpoint."""
@@ -291,7 +291,7 @@ class Session:
 
     def _final_report(self, why: str) -> None:
         self.state.enter(WorkerPhase.DRAINING)
-        self.explanation.note("stop", why)
+        self.log.note("stop", why)
         with contextlib.suppress(Exception):
             self.report()
 
@@ -313,9 +313,9 @@ class Session:
         end = end_of(error, stopped=stopped, used_bytes=held, predicted_bytes=needed)
         self.broke_off = end.broke_off
         if not (end.interrupted or (end.clean and self._asked_early)):
-            attempted("resume", lambda: self._on_end(end.clean), self.explanation)
+            attempted("resume", lambda: self._on_end(end.clean), self.log)
         if end.note:
-            self.explanation.note("stop", end.note)
+            self.log.note("stop", end.note)
         if end.failure is not None:
             self.state.failed(end.failure)
         else:
@@ -323,8 +323,8 @@ class Session:
             self.state.enter(WorkerPhase.DRAINING if drains else WorkerPhase.FINISHED)
         last = {"step time": self.meter.read_steps, "memory": self.meter.read_memory}
         last |= {"profile": self._close_profile, "summary": self._ending}
-        for what, call in {**last, "explanation": self.explanation.end}.items():
-            attempted(what, call, self.explanation)
+        for what, call in {**last, "explanation": self.log.end}.items():
+            attempted(what, call, self.log)
         # Written here too: the reporting thread may be waiting for a network that is gone.
         report = self.report()
         if self._speaks:
@@ -358,7 +358,7 @@ class Session:
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None
         if said is not None:
-            self.explanation.note("profile", f"the run ended first; {said}")
+            self.log.note("profile", f"the run ended first; {said}")
 
     def when_started(self, call: Callable[[], None]) -> None:
         self._on_start = call
@@ -392,7 +392,7 @@ class Session:
         """
         if not self.reporter.ask(FENCE_SECONDS_MAX):
             text = f"the operator did not answer within {FENCE_SECONDS_MAX:.0f} s; not waited for"
-            self.explanation.note("start", text)
+            self.log.note("start", text)
         if self.stop.requested and self.stop.reason == STOP_ATTEMPT_OVER:
             raise Interrupted(saved=False)
 

@@ -26,7 +26,7 @@ class CompileItems:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._decision = context.decision
+        self._acceptance_rule = context.acceptance_rule
         self._applied = context.applied
         self._root = context.root
         self._recorded = context.recorded
@@ -39,9 +39,9 @@ class CompileItems:
         if self._context.settings.compile is Toggle.OFF:
             reason = "not asked for (compile: Off)"
         if reason is not None:
-            self._decision.skip(WHOLE, reason)
+            self._acceptance_rule.skip(WHOLE, reason)
             return
-        if not self._decision.measures(WHOLE, self._forced):
+        if not self._acceptance_rule.measures(WHOLE, self._forced):
             return
         self._any_size = self._root.shapes.vary(self._recorded.inputs)
         if len(repeated_blocks(self._root.module)) >= MANY_BLOCKS:
@@ -71,7 +71,7 @@ class CompileItems:
         """`if_faster`: there is another way to do what is asked for."""
         reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.skip(BLOCKS, reason)
+            self._acceptance_rule.skip(BLOCKS, reason)
             return False
         return self._try(BLOCKS, self._plan_with_blocks, forced=self._forced, if_faster=if_faster)
 
@@ -89,11 +89,11 @@ class CompileItems:
     def _graphs(self) -> None:
         """CUDA graphs, only if requested: replayed steps have not been measured on a GPU yet."""
         if not self._context.features.cuda_graphs:
-            self._decision.skip(GRAPHS, "not asked for (--cuda-graphs)")
+            self._acceptance_rule.skip(GRAPHS, "not asked for (--cuda-graphs)")
             return
         reason = self._graphs_refusal()
         if reason is not None:
-            self._decision.skip(GRAPHS, reason)
+            self._acceptance_rule.skip(GRAPHS, reason)
             return
         # Compiled code draws the same random numbers with graphs and without.
         graphs = self._graphs_plan()
@@ -103,7 +103,7 @@ class CompileItems:
         plan = self._applied.plan
         if plan.compiled is None:
             return "the model is not compiled as a whole"
-        limited, device = self._decision.limited, self._root.device
+        limited, device = self._acceptance_rule.limited, self._root.device
         return graphs_refusal(device, plan.rows_per_step, limited, any_size=plan.any_size)
 
     def _graphs_plan(self) -> RootPlan:
@@ -133,7 +133,7 @@ class CompileItems:
 
         def compiled() -> None:
             took.append(time.monotonic() - start)
-            self._decision.grant(COMPARE_COMPILED_SECONDS)
+            self._acceptance_rule.grant(COMPARE_COMPILED_SECONDS)
 
         try:
             trial = self._context.trial()
@@ -142,11 +142,11 @@ class CompileItems:
                 return False
             found = trial.speedup_of_compiled(item, present, plan, compiled)
         except Exception as error:
-            self._decision.skip(item, f"failed: {short(error)}")
+            self._acceptance_rule.skip(item, f"failed: {short(error)}")
             return False
         numbers = f"after {took[0]:.1f} s, {'for any size, ' * plan.any_size}{numbers}"
         forced = forced and not (if_faster and found.high < 1.0)
-        kept = self._decision.decide(item, found, numbers, True, forced)
+        kept = self._acceptance_rule.decide(item, found, numbers, True, forced)
         if kept:
             self._applied.plan = plan
         return kept
@@ -165,11 +165,11 @@ class CompileItems:
         outputs, gradients = trial.same_draws_closeness(present, alike)
         numbers = agreement(outputs, gradients)
         if not tolerance_of(plan, self._context.root).holds(outputs, gradients):
-            self._decision.skip(item, f"numbers disagree: {numbers}")
+            self._acceptance_rule.skip(item, f"numbers disagree: {numbers}")
             return None, numbers
         reason = self._smaller_refusal(alike) if plan.any_size else None
         if reason is not None:
-            self._decision.skip(item, reason)
+            self._acceptance_rule.skip(item, reason)
             return None, numbers
         return plan, numbers
 
@@ -179,7 +179,7 @@ class CompileItems:
         smaller = root.shapes.smaller(self._recorded.inputs)
         if smaller is None:
             return None
-        trial = Trial(self._decision, root, self._recorded.of(smaller))
+        trial = Trial(self._acceptance_rule, root, self._recorded.of(smaller))
         try:
             outputs, gradients = trial.same_draws_closeness(present, alike)
         except Exception as error:
@@ -199,7 +199,7 @@ class CompileItems:
         if reason is None and tuned.regional_compile:
             reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.skip(item, reason)
+            self._acceptance_rule.skip(item, reason)
             return
         self._any_size = tuned.dynamic_shapes
         plan_with = self._plan_with_blocks if tuned.regional_compile else self._plan_with_whole
@@ -207,14 +207,14 @@ class CompileItems:
         if plan is None:
             return
         self._applied.plan = plan
-        self._decision.accept(item, self._decision.source)
+        self._acceptance_rule.accept(item, self._acceptance_rule.source)
         if tuned.cuda_graphs and self._graphs_refusal() is None:
             self._applied.plan = self._graphs_plan()
-            self._decision.accept(GRAPHS, self._decision.source)
+            self._acceptance_rule.accept(GRAPHS, self._acceptance_rule.source)
 
     def _close(self, item: str, plan_with: Callable[[bool], RootPlan]) -> RootPlan | None:
         try:
             return self._compared(item, self._context.trial(), plan_with)[0]
         except Exception as error:
-            self._decision.skip(item, f"failed: {short(error)}")
+            self._acceptance_rule.skip(item, f"failed: {short(error)}")
             return None

@@ -122,7 +122,7 @@ class LoaderPolicy:
         if facts is None:
             facts = self._facts[loader] = LoaderFacts(refusal=loader_refusal(loader))
             if facts.refusal is not None and not self._is_given_more(loader, facts.refusal):
-                self._session.explanation.skipped(_ITEM, facts.refusal)
+                self._session.log.skipped(_ITEM, facts.refusal)
         workers = self._workers or 0
         if facts.refusal is not None:
             self._end_trial_with(facts.refusal, iterator._num_workers)
@@ -131,7 +131,7 @@ class LoaderPolicy:
             workers = min(workers, workers_that_fit(self._batch_bytes, PREFETCH_FACTOR))
         if workers < 1:
             facts.refusal = "its batches do not fit into shared memory"
-            self._session.explanation.skipped(_ITEM, facts.refusal)
+            self._session.log.skipped(_ITEM, facts.refusal)
         if iterator._num_workers >= workers:
             return
         source = WorkerBatches(iterator, loader, workers, facts, self._session.meter.paused)
@@ -145,7 +145,7 @@ class LoaderPolicy:
         if not self._judged:
             own = f", after {iterator._num_workers} of its own" if iterator._num_workers else ""
             text = f"{_named(workers)}{own}, new for each pass"
-            self._session.explanation.applied(_ITEM, text)
+            self._session.log.applied(_ITEM, text)
 
     def _is_given_more(self, loader: Any, refusal: str) -> bool:
         """Only what the user asks for may give a sample other random numbers."""
@@ -161,7 +161,7 @@ class LoaderPolicy:
             f"asked for, {_named(workers)} instead of {own} of its own, from the next pass on; what"
             " they draw at random is other numbers, of the same distribution"
         )
-        self._session.explanation.applied(_ITEM, text)
+        self._session.log.applied(_ITEM, text)
         return True
 
     def _end_trial_with(self, refusal: str, own: int) -> None:
@@ -180,7 +180,7 @@ class LoaderPolicy:
             f"{workers} in the script instead of {own}: waiting takes {now.wait_percent:.0f} % of a"
             " step. What workers draw at random is other numbers then, of the same distribution"
         )
-        self._session.explanation.recommended(_OWN_WORKERS, text)
+        self._session.log.recommended(_OWN_WORKERS, text)
 
     def received(self, batch: Any) -> Any:
         """The batch that the script gets."""
@@ -210,7 +210,7 @@ class LoaderPolicy:
         if verdict.shorter:
             self._resize(verdict.workers)
             one = "; one process loads, for what a batch draws varies" if self._varies else ""
-            self._session.explanation.note(_ITEM, f"{verdict}{one}")
+            self._session.log.note(_ITEM, f"{verdict}{one}")
         else:
             self._remove_workers(f"no gain: {verdict}")
         self._advise(verdict.after, self._workers or 0)
@@ -227,7 +227,7 @@ class LoaderPolicy:
             self._resize(workers)
         trial.starts(workers)
         text = f"waiting takes {waits:.0f} % with {_named(verdict.workers)}: {workers} on trial"
-        self._session.explanation.note(_ITEM, text)
+        self._session.log.note(_ITEM, text)
         return True
 
     @property
@@ -252,16 +252,16 @@ class LoaderPolicy:
         workers = self._that_can_be(max(own + 1, before.workers_needed(own)))
         if before.wait_percent < WAIT_PERCENT_NEEDED:
             self._trial = None
-            session.explanation.skipped(_ITEM, _too_little(before.wait_percent))
+            session.log.skipped(_ITEM, _too_little(before.wait_percent))
         elif busy is not None or workers <= own:
             self._trial = None
-            session.explanation.skipped(_ITEM, busy or _no_more(own))
+            session.log.skipped(_ITEM, busy or _no_more(own))
             self._advise(before, own)
         else:
             self._workers = workers
             self._settle(workers)
             text = f"waiting takes {before.wait_percent:.0f} %: {_named(workers)}, on trial"
-            session.explanation.note(_ITEM, text)
+            session.log.note(_ITEM, text)
 
     def _advise(self, now: StepTimes, workers: int) -> None:
         """Only where more processes cannot be had."""
@@ -278,14 +278,14 @@ class LoaderPolicy:
             f" cores for {cores}: samples that are stored decoded, or are decoded on the GPU"
             " (NVIDIA DALI), load faster"
         )
-        self._session.explanation.recommended(_ADVICE, text)
+        self._session.log.recommended(_ADVICE, text)
 
     def _remove_workers(self, why: str) -> None:
         for source in self._sources:
             source.withdraw()
         self._sources.clear()
         self._workers = self._trial = None
-        self._session.explanation.skipped(_ITEM, why)
+        self._session.log.skipped(_ITEM, why)
         self._settle(None)
 
     def _settle(self, workers: int | None) -> None:
@@ -303,29 +303,29 @@ class LoaderPolicy:
         self._pinned.tuned()
         wait = session.state.baseline_wait_percent or 0.0
         if not self._allowed or settings.data_loading is Toggle.OFF:
-            session.explanation.skipped(_ITEM, "switched off")
+            session.log.skipped(_ITEM, "switched off")
         elif self._workers is not None:
             applied.loader_workers = self._workers if self._workers > 0 else None
             if self._workers < 1:
-                session.explanation.skipped(_ITEM, _no_more(0))
+                session.log.skipped(_ITEM, _no_more(0))
         elif self._recommends:
             self._recommend(wait)
         elif not self._judged:
             if wait < WAIT_PERCENT_NEEDED:
-                session.explanation.skipped(_ITEM, _too_little(wait))
+                session.log.skipped(_ITEM, _too_little(wait))
             self._applied = applied
             self._trial = LoaderTrial(session.meter)
 
     def _recommend(self, wait_percent: float) -> None:
         workers, busy = min(UNMEASURED_MAX, workers_wanted()), busy_cores()
-        explanation = self._session.explanation
+        log = self._session.log
         if wait_percent < WAIT_PERCENT_NEEDED:
-            explanation.skipped(_ITEM, _too_little(wait_percent))
+            log.skipped(_ITEM, _too_little(wait_percent))
         elif workers < 1 or busy is not None:
-            explanation.skipped(_ITEM, busy or _no_more(0))
+            log.skipped(_ITEM, busy or _no_more(0))
         else:
             text = f"{_named(workers)}: waiting takes {wait_percent:.0f} % of a step"
-            explanation.recommended(_ITEM, text)
+            log.recommended(_ITEM, text)
 
 
 def _named(workers: int) -> str:

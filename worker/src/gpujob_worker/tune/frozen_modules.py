@@ -67,14 +67,14 @@ class FrozenModules:
     def _plan(self, context: Context, root: FrozenRoot) -> RootPlan | None:
         reason = self._refusal(context, root)
         if reason is not None:
-            context.decision.skip(ITEM, reason)
+            context.acceptance_rule.skip(ITEM, reason)
             return None
-        if not context.decision.measures(ITEM, forced=False):
+        if not context.acceptance_rule.measures(ITEM, forced=False):
             return None
         bfloat16 = TunedSettings(precision=Precision.BFLOAT16)
         found = setting_called("precision").known(context, bfloat16)
         if not isinstance(found, Candidate):
-            context.decision.skip(ITEM, found.why if found is not None else "nothing to try")
+            context.acceptance_rule.skip(ITEM, found.why if found is not None else "nothing to try")
             return None
         return found.plan if self._is_better(context, found.plan) else None
 
@@ -89,7 +89,7 @@ class FrozenModules:
         return reason or trace_refusal(root, context.recorded, whole=True)
 
     def _is_better(self, context: Context, plan: RootPlan) -> bool:
-        root, rule, recorded = context.root, context.decision, context.recorded
+        root, rule, recorded = context.root, context.acceptance_rule, context.recorded
         probe = RootProbe(root, recorded)
         with no_trace(root.module):
             with without_dropout():

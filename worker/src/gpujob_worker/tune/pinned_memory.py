@@ -100,11 +100,11 @@ class PinnedMemory:
         if seconds * SHORTER_NEEDED > self._without:
             self._skip(f"no gain: {numbers}")
             return
-        self._session.explanation.applied(_ITEM, numbers)
+        self._session.log.applied(_ITEM, numbers)
         self._enter(_Phase.KEPT)
 
     def _skip(self, why: str) -> None:
-        self._session.explanation.skipped(_ITEM, why)
+        self._session.log.skipped(_ITEM, why)
         self._enter(_Phase.OVER)
 
     def _enter(self, phase: _Phase) -> None:

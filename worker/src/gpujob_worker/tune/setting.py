@@ -27,7 +27,7 @@ class Context:
 
     settings: Settings
     features: Features
-    decision: AcceptanceRule
+    acceptance_rule: AcceptanceRule
     applied: Applied
     root: Root
     recorded: RecordedCall
@@ -39,7 +39,7 @@ class Context:
         return self.applied.plan
 
     def trial(self) -> Trial:
-        return Trial(self.decision, self.root, self.recorded)
+        return Trial(self.acceptance_rule, self.root, self.recorded)
 
 
 @dataclass(slots=True)

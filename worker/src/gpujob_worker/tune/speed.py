@@ -31,14 +31,14 @@ class SpeedItems:
         for found in setting.tried(context):
             item = found.item or setting.ITEM
             if isinstance(found, Refused):
-                context.decision.skip(item, found.why)
+                context.acceptance_rule.skip(item, found.why)
                 continue
             # The line about what was accepted before stays, unless this one is better.
             own = f"{item} {found.what}" if accepted and not found.item else item
             if self._accepts(own, found):
                 context.applied.plan, accepted = found.plan, True
                 if own != item:
-                    context.decision.settle(item, own)
+                    context.acceptance_rule.settle(item, own)
 
     def _accepts(self, item: str, found: Candidate) -> bool:
         return self._trial.accepts(
@@ -60,9 +60,9 @@ class SpeedItems:
     def _adopt(self, item: str, found: Candidate | Refused) -> None:
         context = self._context
         if isinstance(found, Refused):
-            context.decision.skip(item, found.why)
+            context.acceptance_rule.skip(item, found.why)
         elif self._trial.safe(
             item, context.plan, found.plan, tolerance_of(found.plan, context.root)
         ):
             context.applied.plan = found.plan
-            context.decision.accept(item, f"{found.what}{context.decision.source}")
+            context.acceptance_rule.accept(item, f"{found.what}{context.acceptance_rule.source}")

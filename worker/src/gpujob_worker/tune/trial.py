@@ -55,7 +55,7 @@ class AcceptanceRule:
     def __init__(
         self,
         settings: Settings,
-        explanation: DecisionLog,
+        log: DecisionLog,
         budget_seconds: float,
         processes: int = 1,
         *,
@@ -66,7 +66,7 @@ class AcceptanceRule:
         self.limited = limited
         # Origin of settings that are adopted without a measurement.
         self.source = f"from {source}"
-        self._explain = explanation
+        self._log = log
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
         self.budget_seconds = budget_seconds
         self._ends = 0.0
@@ -144,24 +144,24 @@ class AcceptanceRule:
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
         if self._recommend:
-            self._explain.recommended(item, what)
+            self._log.recommended(item, what)
         else:
-            self._explain.applied(item, what)
+            self._log.applied(item, what)
 
     def skip(self, item: str, why: str) -> None:
         self._pending.discard(item)
-        self._explain.skipped(item, why)
+        self._log.skipped(item, why)
 
     def settle(self, item: str, part: str) -> None:
         """What was accepted as a part of the setting is what is chosen for it."""
-        self._explain.settle(item, part)
+        self._log.settle(item, part)
 
 
 class Trial:
     """Plans of one root, run on one recorded batch, without side effects."""
 
-    def __init__(self, decision: AcceptanceRule, root: Root, recorded: RecordedCall) -> None:
-        self.decision = decision
+    def __init__(self, acceptance_rule: AcceptanceRule, root: Root, recorded: RecordedCall) -> None:
+        self.acceptance_rule = acceptance_rule
         self.root = root
         self.recorded = recorded
         self._probe = RootProbe(root, recorded)
@@ -177,24 +177,25 @@ class Trial:
         forced: bool = False,
     ) -> bool:
         """True if `plan` should replace `present`; logs the decision under the setting's name."""
-        if not self.decision.measures(item, forced) or not self.decision.in_time(item, forced):
+        rule = self.acceptance_rule
+        if not rule.measures(item, forced) or not rule.in_time(item, forced):
             return False
         lead = f"{what}, " if what else ""
         try:
             slower = self._times_slower(present, plan)
             if slower > HOPELESS and not forced:
                 device = self.root.device.type
-                self.decision.skip_slower(item, what or item, slower, device)
+                self.acceptance_rule.skip_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
                 outputs, gradients = self._probe.compare(present, plan)
                 found = self.speedup(item, present, plan)
         except Exception as error:
-            self.decision.skip(item, f"{what} failed: {short(error)}".lstrip())
+            self.acceptance_rule.skip(item, f"{what} failed: {short(error)}".lstrip())
             return False
         numbers = f"{lead}{agreement(outputs, gradients)}"
         close = tolerance.holds(outputs, gradients)
-        return self.decision.decide(item, found, numbers, close, forced)
+        return self.acceptance_rule.decide(item, found, numbers, close, forced)
 
     def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
         """True if the results are close on a few samples; without a measurement, for known
@@ -205,10 +206,10 @@ class Trial:
             with no_trace(self.root.module):
                 outputs, gradients = probe.compare(present, plan)
         except Exception as error:
-            self.decision.skip(item, f"failed: {short(error)}")
+            self.acceptance_rule.skip(item, f"failed: {short(error)}")
             return False
         if not tolerance.holds(outputs, gradients):
-            self.decision.skip(item, f"numbers disagree: {agreement(outputs, gradients)}")
+            self.acceptance_rule.skip(item, f"numbers disagree: {agreement(outputs, gradients)}")
             return False
         return True
 
@@ -217,7 +218,7 @@ class Trial:
         return measure_speedup(
             lambda: self._probe.seconds(present),
             lambda: self._probe.seconds(plan),
-            self.decision.share(item),
+            self.acceptance_rule.share(item),
             needed=SPEEDUP_NEEDED,
             noise=run_noise(self.root.device),
         )
@@ -298,14 +299,14 @@ def agreement(outputs: Closeness, gradients: Closeness) -> str:
 
 
 @contextmanager
-def measuring(item: str, explanation: DecisionLog) -> Generator[None]:
+def measuring(item: str, log: DecisionLog) -> Generator[None]:
     """Logs errors of the worker's own measurement, which are not the script's failure."""
     try:
         yield
     except MemoryLimitError:
         raise
     except Exception as error:
-        explanation.skipped(item, f"measuring failed: {short(error)}")
+        log.skipped(item, f"measuring failed: {short(error)}")
 
 
 def short(error: Exception) -> str:

@@ -63,18 +63,18 @@ class Tuner:
         self,
         settings: Settings,
         features: Features,
-        explanation: DecisionLog,
+        log: DecisionLog,
         budget_seconds: float,
         facts: ScriptFacts | None = None,
         source: str = AN_EARLIER_RUN,
     ) -> None:
         self._settings = settings
         self._features = features
-        self._explain = explanation
+        self._log = log
         self._facts = facts or ScriptFacts()
-        self._decision = AcceptanceRule(
+        self._acceptance_rule = AcceptanceRule(
             settings,
-            explanation,
+            log,
             budget_seconds,
             self._facts.processes,
             limited=self._facts.memory_limited,
@@ -87,7 +87,7 @@ class Tuner:
 
     def start(self, budget_seconds: float) -> None:
         """Starts the time for measuring; a memory limit is checked long before."""
-        self._decision.start(budget_seconds)
+        self._acceptance_rule.start(budget_seconds)
 
     @property
     def recommends(self) -> bool:
@@ -131,14 +131,16 @@ class Tuner:
             reason = f"the batch of {total} goes through at once"
         reason = reason or setting.refusal(context)
         if reason is not None:
-            self._explain.skipped(setting.ITEM, reason)
+            self._log.skipped(setting.ITEM, reason)
             return False
         found = self.split_check.compared(root, recorded, rows)
         if found.refusal is not None:
-            self._explain.skipped(setting.ITEM, found.refusal)
+            self._log.skipped(setting.ITEM, found.refusal)
             return False
         part = f"; {found.part}" if found.part else ""
-        self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}{part}")
+        self._acceptance_rule.accept(
+            setting.ITEM, f"{total} samples in steps of {rows}, {why}{part}"
+        )
         plan = self.applied.plan
         self.applied.plan = replace(plan, rows_per_step=rows, keeps_chunk=keeps_chunk)
         return True
@@ -147,10 +149,10 @@ class Tuner:
         setting = setting_called("activation_checkpointing")
         reason = setting.refusal(self._context(root, recorded))
         if reason is not None:
-            self._explain.skipped(setting.ITEM, reason)
+            self._log.skipped(setting.ITEM, reason)
             return False
         blocks = len(ActivationCheckpointing(root).blocks)
-        self._decision.accept(setting.ITEM, f"{blocks} blocks, {why}")
+        self._acceptance_rule.accept(setting.ITEM, f"{blocks} blocks, {why}")
         self.applied.activation_checkpointing = True
         return True
 
@@ -164,21 +166,21 @@ class Tuner:
         plan = replace(present, activations_on_host=True)
         reason = self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.skipped(item, reason)
+            self._log.skipped(item, reason)
             return False
-        trial = Trial(self._decision, root, recorded)
+        trial = Trial(self._acceptance_rule, root, recorded)
         if not trial.safe(item, present, plan, tolerance_of(plan, root)):
             return False
-        self._decision.accept(item, why)
+        self._acceptance_rule.accept(item, why)
         self.applied.plan = plan
         return True
 
     def _optimizer_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
         item, reason = "optimizer offload", self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.skipped(item, reason)
+            self._log.skipped(item, reason)
             return False
-        self._decision.accept(item, why)
+        self._acceptance_rule.accept(item, why)
         self.applied.optimizer_offload = True
         return True
 
@@ -189,7 +191,7 @@ class Tuner:
         return Context(
             self._settings,
             self._features,
-            self._decision,
+            self._acceptance_rule,
             self.applied,
             root,
             recorded,
@@ -219,7 +221,7 @@ class Tuner:
 
     def expects_speed(self, root: Root, recorded: RecordedCall) -> None:
         """Makes earlier measurements leave time for `speed`."""
-        self._decision.expects(self.speed_items(root, recorded).expected())
+        self._acceptance_rule.expects(self.speed_items(root, recorded).expected())
 
     def fused_optimizer(
         self,
@@ -230,18 +232,18 @@ class Tuner:
         """Measures on copies, which need free memory. True where the kernel is faster, and equal;
         `fuse` chooses it.
         """
-        if not self._decision.measures(item, forced=False):
+        if not self._acceptance_rule.measures(item, forced=False):
             return False
         refusal = self._fused_refusal(optimizer)
         if refusal is not None:
-            self._explain.skipped(item, refusal)
+            self._log.skipped(item, refusal)
             return False
         unproven, self._unproven = self._unproven, True  # until its numbers are compared
         refusal = _copies_refusal(optimizer, free_bytes)
         if refusal is not None:
-            self._explain.skipped(item, refusal)
+            self._log.skipped(item, refusal)
             return False
-        if not self._decision.in_time(item, forced=False):
+        if not self._acceptance_rule.in_time(item, forced=False):
             return False
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
@@ -253,18 +255,18 @@ class Tuner:
             found = measure_speedup(
                 plain.step_seconds,
                 fused.step_seconds,
-                self._decision.share(item),
+                self._acceptance_rule.share(item),
                 needed=SPEEDUP_NEEDED,
                 noise=run_noise(device_of(optimizer)),
             )
         except Exception as error:
-            self._explain.skipped(item, f"failed: {short(error)}")
+            self._log.skipped(item, f"failed: {short(error)}")
             return False
         numbers = f"parameters differ by {parameters:.1e} after a step, updates by {updates:.1e}"
         close = parameters <= FUSED_ERROR_MAX and updates <= UPDATE_ERROR_MAX
         self._unproven = unproven or not close
         of = "the optimizer's step alone"
-        return self._decision.decide(item, found, numbers, close, False, of)
+        return self._acceptance_rule.decide(item, found, numbers, close, False, of)
 
     def _fused_refusal(self, optimizer: torch.optim.Optimizer) -> str | None:
         """Holds in the next run too."""
@@ -297,15 +299,15 @@ class Tuner:
             return None
         calls = [(root, recorded), *((other, call) for other, call, _ in beside)]
         parts = [Part(*call, *way) for call, way in zip(calls, ways, strict=True)]
-        granted = GAIN_FRACTION * self._decision.budget_seconds
-        seconds = max(GAIN_SECONDS, granted, self._decision.seconds_left())
+        granted = GAIN_FRACTION * self._acceptance_rule.budget_seconds
+        seconds = max(GAIN_SECONDS, granted, self._acceptance_rule.seconds_left())
         try:
             with ExitStack() as stack:
                 for part in parts:
                     stack.enter_context(no_trace(part.root.module))
                 return measure_gain(parts, optimizers, seconds)
         except Exception as error:
-            self._explain.skipped("speed-up", f"measuring failed: {short(error)}")
+            self._log.skipped("speed-up", f"measuring failed: {short(error)}")
             return None
 
     def _ways(self, chosen: Applied) -> tuple[Applied, Applied]:
@@ -333,14 +335,14 @@ class Tuner:
         self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
         self.applied.optimizers_judged = tuned.optimizers_judged if self.applied.fused else 1
         if tuned.batch_per_step is not None:
-            rows, source = tuned.batch_per_step, self._decision.source
+            rows, source = tuned.batch_per_step, self._acceptance_rule.source
             self.split(root, recorded, rows, source, keeps_chunk=keeps_chunk)
         if tuned.activation_checkpointing:
-            self.activation_checkpointing(root, recorded, self._decision.source)
+            self.activation_checkpointing(root, recorded, self._acceptance_rule.source)
         if tuned.activation_offload:
-            self._activation_offload(root, recorded, self._decision.source)
+            self._activation_offload(root, recorded, self._acceptance_rule.source)
         if tuned.optimizer_offload:
-            self._optimizer_offload(root, recorded, self._decision.source)
+            self._optimizer_offload(root, recorded, self._acceptance_rule.source)
         self.adopt_speed(whole or root, recorded, tuned)
         self.adopt_compiled(root, recorded, tuned)
 
@@ -363,7 +365,7 @@ class Tuner:
             reason = "gradients are computed inside the optimizer's step, too late to skip it"
         if reason is not None:
             self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
-            self._explain.skipped("precision", reason)
+            self._log.skipped("precision", reason)
 
     def adopt_fused(
         self, optimizer: torch.optim.Optimizer, tuned: TunedSettings, item: str = FUSED
@@ -378,13 +380,13 @@ class Tuner:
         if not self._features.allows("optimizer"):
             if fused_in_force(optimizer):
                 use_fused(optimizer, False)
-            self._explain.skipped(item, "switched off")
+            self._log.skipped(item, "switched off")
             return False
         reason = None if fused_in_force(optimizer) else fused_refusal(optimizer)
         if reason is not None:
-            self._explain.skipped(item, reason)
+            self._log.skipped(item, reason)
             return False
-        self._decision.accept(item, self._decision.source)
+        self._acceptance_rule.accept(item, self._acceptance_rule.source)
         return True
 
 
