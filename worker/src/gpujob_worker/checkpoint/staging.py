@@ -73,11 +73,12 @@ class StagingBuffer:
         if refusal is not None:
             raise NoRoomError(refusal)
         pin = any(tensor.is_cuda for tensor in tensors.values())
-        if data_bytes(tensors) > self.size_bytes:
-            self._grow(int(data_bytes(tensors) * HEADROOM), pin)
+        size = data_bytes(tensors)
+        if size > self.size_bytes:
+            self._grow(int(size * HEADROOM), pin)
         views = self._views_for(tensors)
-        for name, view in views.items():
-            view.copy_(tensors[name], non_blocking=self._pinned > 0)
+        for name, tensor in tensors.items():
+            views[name].copy_(tensor, non_blocking=self._pinned > 0)
         if pin:
             torch.cuda.synchronize()
         return views

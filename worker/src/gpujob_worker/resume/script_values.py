@@ -822,6 +822,10 @@ _READERS: dict[type, _Reader] = {
     bytearray: _bytearray,
     np.ndarray: ScriptValues._array,
     types.CellType: ScriptValues._cell,
+    # Scripts have many of these, and the bases below are asked one by one.
+    types.FunctionType: ScriptValues._function,
+    types.ModuleType: _module,
+    type: ScriptValues._class,
     **dict.fromkeys(ITERATORS.values(), ScriptValues._of_container),
     types.GeneratorType: ScriptValues._generator,
     types.MethodType: ScriptValues._method,
