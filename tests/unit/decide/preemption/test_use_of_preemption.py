@@ -1,4 +1,4 @@
-"""Nobody is stopped again and again for a job whose pods do not start."""
+"""Nobody is stopped again and again for a job whose pods do not start, or fail at once."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,14 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.preemption.use import PAUSE_SECONDS
-from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
+from tests.harness.builders import (
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_queue,
+    make_report,
+    received,
+)
 from tests.harness.world import World
 
 NO_AFFINITY = "0/3 nodes are available: 3 node(s) didn't match pod affinity rules."
@@ -96,6 +103,38 @@ def test_it_still_starts_on_what_is_free_and_may_preempt_again_once_it_ran() -> 
     status = world.status("greedy")
     assert status.others_stopped is None
     assert world.preempted == 1
+
+
+def test_for_a_job_that_fails_at_its_start_jobs_are_stopped_once() -> None:
+    """Else each of its retries would cost somebody an attempt."""
+    world = world_of()
+    world.submit(whole("greedy", priority=10, created=1, retries=9))
+    world.picky = frozenset()
+    for _ in range(40):
+        world.tick(30)
+        if world.phase("greedy") is JobPhase.RUNNING:
+            world.end("greedy", 1)
+    assert world.preempted == 1
+    assert "it did not start, or failed at its start, after others were stopped" in world.why(
+        "greedy"
+    )
+    world.end(min(world.running()))
+    world.live(600, step=30.0)
+    assert "greedy" in world.running(), "it still starts on what is free"
+    assert world.status("greedy").others_stopped is None, "and has run for a while"
+
+
+def test_a_job_that_made_a_step_used_what_it_got() -> None:
+    world = world_of()
+    world.submit(whole("greedy", priority=10, created=1))
+    world.picky = frozenset()
+    world.tick(1)
+    assert world.phase("greedy") is JobPhase.RUNNING
+    assert world.status("greedy").others_stopped is not None
+    report = received(world.job("greedy"), make_report(step=1), at=world.seconds)
+    world.snapshot = replace(world.snapshot, reports=(report,))
+    world.tick(1)
+    assert world.status("greedy").others_stopped is None
 
 
 def test_an_edit_of_its_spec_lets_it_try_again_at_once() -> None:

@@ -35,7 +35,12 @@ from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
-from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
+from gpujob_operator.decide.lifecycle.start_refusals import (
+    once_it_runs,
+    refusal_of,
+    seconds_until_used,
+    with_refusal,
+)
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop
 from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.profile import attempt_mode, with_profile_of_spec
@@ -265,7 +270,12 @@ def _running(
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
     if gone_gpus(job, inputs.sites):
         left = min(left, seconds_until_silent(job, inputs, now))
-    return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
+    unused_seconds = seconds_until_used(job.status, report, now)
+    if unused_seconds:
+        left = min(left, unused_seconds)
+        return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
+    used = {} if job.status.others_stopped is None else {"others_stopped": None}
+    return NextStep(writer.status(**used), events=events, next_seconds=max(left, 1.0))
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:

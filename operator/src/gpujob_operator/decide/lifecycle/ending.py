@@ -218,6 +218,8 @@ def _why_interrupted(
 
 
 def _others_stopped(job: GPUJob, outcome: Outcome) -> OthersStopped | None:
-    """Forgotten where something else than its pods kept the attempt from starting."""
+    """Forgotten where something else than its pods kept the attempt from starting, and where it
+    made a step."""
     refused = outcome.refusal is not None or rule_of(job.status.stop).is_refusal
-    return job.status.others_stopped if refused or outcome.failure is not None else None
+    failed_at_start = outcome.failure is not None and not outcome.step
+    return job.status.others_stopped if refused or failed_at_start else None

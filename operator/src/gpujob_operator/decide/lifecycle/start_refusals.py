@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.report import Report
 from gpujob_api.start_refusal import BESIDE_MAX, START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
@@ -41,6 +42,8 @@ CANNOT_START_SECONDS = 30.0
 # Volumes take their time to be attached: each wait is twice as long as the one before.
 SANDBOX_SECONDS = 45.0
 NODE_AVOIDED_SECONDS = 60.0
+# Who runs for so long has not failed at its start.
+USED_SECONDS = 60.0
 NODE_AVOIDED_SECONDS_MAX = 3600.0
 # The kubelet's words for a container that it cannot start as it is.
 _CANNOT_START = frozenset(
@@ -265,10 +268,23 @@ def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configurati
 def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
     """Its pods can start: what kept them everywhere is over, and pauses are short again. Nodes that
     refused them are avoided for a while still."""
-    if not status.start_refusals and status.others_stopped is None:
+    if not status.start_refusals:
         return status
     kept = tuple(replace(one, count=1) for one in status.start_refusals if one.node is not None)
-    return changed(status, start_refusals=kept, others_stopped=None)
+    return changed(status, start_refusals=kept)
+
+
+def seconds_until_used(status: GPUJobStatus, report: Report | None, now: datetime) -> float:
+    """For how long an attempt that runs has not shown yet that it uses what others were stopped
+    for: by a step, or by not failing for a while; 0 where it has, or where nobody was stopped."""
+    if status.others_stopped is None:
+        return 0.0
+    running = conditions.find(status, conditions.RUNNING)
+    if running is None:
+        return 0.0
+    makes_steps = report is not None and report.attempt == status.attempt and report.step > 0
+    since = (now - running.last_transition_time).total_seconds()
+    return 0.0 if makes_steps else max(USED_SECONDS - since, 0.0)
 
 
 def _count(refusals: Iterable[StartRefusal]) -> int:

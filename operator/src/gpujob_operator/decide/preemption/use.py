@@ -2,8 +2,9 @@
 
 Whoever keeps its pods from starting (the API server, kube-scheduler, a kubelet), and whatever for:
 others lose their work for nothing, and after a few times cannot be preempted for anybody any more.
-So after a preemption whose beneficiary did not start nobody is stopped for it until its spec is
-edited, or until a pause is over that doubles each time. It still starts on what is free.
+So after a preemption whose beneficiary did not start, or failed at its start, nobody is stopped for
+it until its spec is edited, or until a pause is over that doubles each time. It still starts on
+what is free.
 """
 
 from datetime import datetime
@@ -42,9 +43,10 @@ def barred_text(job: GPUJob, now: datetime) -> str:
     times = format_count(stopped.count + 1, "time")
     refusals = current_refusals(job)
     said = f": {refusals[-1].message}" if refusals else ""
+    what = "start" if refusals else "start, or failed at its start,"
     return (
         f"no job is stopped for it in the next {left:.0f} s, unless its spec is edited, because it "
-        f"did not start after others were stopped for it ({times}){said}"
+        f"did not {what} after others were stopped for it ({times}){said}"
     )
 
 
