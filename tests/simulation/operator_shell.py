@@ -31,6 +31,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import LEASE_SECONDS, Leadership, LeaseSettings
+from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -39,6 +40,7 @@ from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.port.reports import ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
+from gpujob_operator.signals import Signal
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.simulation.api_server import ApiServer
 from tests.simulation.clock import Clock
@@ -102,30 +104,31 @@ class OperatorShell:
         self.cycles = 0
         # How far its wall clock is ahead of the API server's.
         self.clock_error_seconds = clock_error_seconds
-        self._leads = False
-        self._time = parts.clock(
-            self._wall,
-            self._now,
-            is_set=lambda: self._leads,
-            moved=lambda by: self._cache.clock_moved(by),
-        )
+        self._leads_changed, self._restored = Signal[[bool]](), Signal[[]]()
+        clock_moved = Signal[[timedelta]]()
+        self._time = parts.clock(self._wall, self._now, clock_moved)
         self._listening_since = self._moment()
         self._loop = VirtualLoop(self._clock, self._failed)
         self._dirty = Dirty()
         self._watches: list[Watch] = []
-        self._cache = parts.cache(
-            self._dirty, METRICS, self._moment, restored=self._another_history
-        )
+        self._cache = parts.cache(self._dirty, METRICS, self._moment, restored=self._restored)
         self._sync = CacheSync(self._cache, self._dirty)
+        clock_moved.connect(self._cache.clock_moved)
+        self._leads_changed.connect(
+            self._time.hold, self._listen_from_now_on, self._sync.leads_changed
+        )
+        self._restored.connect(self._sync.restored, self._restart_watches)
         # As in `run.py`, each has connections of its own.
         self.kube, lease = self._client(), self._client(self._time.heard)
         reviews, self._checks = self._client(), self._client()
         self._leadership = self._make_leadership(lease)
+        self._mandate = Mandate(self._leadership, self._sync)
         tokens = TokenChecks(reviews, self._now)
         self._receiver = self._make_receiver(tokens)
         self.readings = ReadingPort(
             self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
         )
+        self._leads_changed.connect(self.readings.leads_changed)
         self._poster = EventPoster(self.kube, METRICS, self._now)
         self._kopf = KopfWatches(
             self._clock, world.api, self._loop, self._faults, self._cache, self._failed
@@ -211,25 +214,17 @@ class OperatorShell:
     def _make_leadership(self, kube: SimulatedKube) -> Leadership:
         # With a Lease of their own both believe that they lead.
         lease = f"lease-{self.name}" if self._faults.split_brain else "lease"
-
-        def changed(leads: bool) -> None:
-            self._leads = leads
-            self._sync.synced = False
-            if not leads:
-                self.readings.hang_up_all()
-            if leads:
-                self.readings.look_again()
-                self._listening_since = self._moment()
-                self._sync.lose()
-            self._dirty.mark()
-
         return Leadership(
             kube,
             LeaseSettings("system", self.name, lease, LEASE_SECONDS),
             monotonic=self._now,
-            changed=changed,
-            restored=self._another_history,
+            changed=self._leads_changed,
+            restored=self._restored,
         )
+
+    def _listen_from_now_on(self, leads: bool) -> None:
+        if leads:
+            self._listening_since = self._moment()
 
     # -- reports
 
@@ -274,7 +269,7 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         writer = Writer(
             self.kube,
-            Feedback(self._written_back, self._gone, self._noted, self._another_history),
+            Feedback(self._written_back, self._gone, self._noted, self._restored),
             configuration=self._configuration,
             clock=self._moment,
             may_act=self._may_act,
@@ -303,7 +298,7 @@ class OperatorShell:
         return self._time.now()
 
     def _may_act(self) -> bool:
-        return self.leads and self._sync.synced
+        return self.alive and self._mandate.may_act()
 
     def _written_back(self, resource: ResourceType, manifest: Mapping[str, Any]) -> None:
         kind = KINDS[resource]
@@ -321,8 +316,7 @@ class OperatorShell:
     def _noted(self, metadata: Metadata, note: EventNote) -> None:
         self._poster.post(event(metadata, note, self._moment()))
 
-    def _another_history(self) -> None:
-        self._sync.restored()
+    def _restart_watches(self) -> None:
         for one in self._watches:
             one.restart()
         self._kopf.restart()

@@ -48,8 +48,8 @@ class ReadingPort:
         for session in list(self._hang_ups):
             self._hang_up(session)
 
-    def hang_up_all(self) -> None:
-        self._receiver.hang_up_all()
+    def leads_changed(self, leads: bool) -> None:
+        self._receiver.leads_changed(leads)
 
     def look_again(self) -> None:
         self._receiver.look_again()

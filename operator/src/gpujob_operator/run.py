@@ -7,9 +7,9 @@ under way finish, events are flushed, the Lease is released, then everything els
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
@@ -41,6 +41,7 @@ from gpujob_operator.handlers.memo import Memo
 from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import Leadership, LeaseSettings, Legacy
+from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.leadership.report_endpoint import ReportEndpoint
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.observe.cache import Cache, Kind
@@ -54,6 +55,7 @@ from gpujob_operator.port.readings import ReadingReceiver
 from gpujob_operator.port.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
+from gpujob_operator.signals import Signal
 from gpujob_operator.supervision import Supervisor, background
 from gpujob_operator.telemetry.health import HealthServer
 from gpujob_operator.telemetry.life_signs import LifeSigns
@@ -89,7 +91,11 @@ class _Clients:
 
 
 class Operator:
-    """One operator process. Everything runs in one event loop, kopf in a thread beside it."""
+    """One operator process. Everything runs in one event loop, kopf in a thread beside it.
+
+    Signals are built first, then the parts with what they depend on, and last `_connect` names the
+    parts that act on each signal.
+    """
 
     def __init__(self, options: RunOptions, plan: PlanFunction, pace: Pace | None = None) -> None:
         self._options = options
@@ -100,22 +106,28 @@ class Operator:
         self._dirty = Dirty()
         self._stop = asyncio.Event()
         self._took_lead = asyncio.Event()
-        self._leads = False
-        self._clock = ClusterClock(
-            utc_now,
-            time.monotonic,
-            is_set=lambda: self._leads,
-            moved=lambda by: self._cache.clock_moved(by),
-        )
-        self._listening_since = self._clock.now()
-        scope = Scope(options.watch_namespaces)
+        self._leads_changed = Signal[[bool]]()
+        self._restored = Signal[[]]()
+        clock_moved = Signal[[timedelta]]()
+        self._clock = ClusterClock(utc_now, time.monotonic, clock_moved)
         self._cache = Cache(
-            self._dirty, self._metrics, self._clock.now, scope, restored=self._restored
+            self._dirty,
+            self._metrics,
+            self._clock.now,
+            Scope(options.watch_namespaces),
+            restored=self._restored,
         )
         self._sync = CacheSync(self._cache, self._dirty)
         self._configuration: Configuration = options.configuration
-        self._readings: ReadingReceiver | None = None
-        self._restart_watches: Callable[[], None] = lambda: None
+        self._listening_since = self._clock.now()
+        clock_moved.connect(self._cache.clock_moved)
+        self._leads_changed.connect(
+            self._clock.hold,
+            self._metrics.leader.set,
+            self._listen_from_now_on,
+            self._sync.leads_changed,
+        )
+        self._restored.connect(self._sync.restored)
 
     def stop(self) -> None:
         """Requests a graceful end. `run` returns once writes under way are finished."""
@@ -146,33 +158,29 @@ class Operator:
         kube = clients.objects
         reports, metrics = self._options.report_listen, self._options.metrics_listen
         leadership = self._leadership(clients.lease)
+        mandate = Mandate(leadership, self._sync)
         tokens = TokenChecks(clients.reviews, time.monotonic)
-        receiver = self._receiver(tokens, leadership)
-        self._readings = self._reading_receiver(tokens, leadership)
+        receiver = self._receiver(tokens, mandate)
+        readings = self._reading_receiver(tokens, mandate)
         poster = EventPoster(kube, self._metrics, time.monotonic)
         application = receiver.application()
-        self._readings.add_to(application)
+        readings.add_to(application)
+        self._leads_changed.connect(readings.leads_changed)
         async with listening(application, reports.host, reports.port) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
-            executor = self._executor(kube, leadership, poster)
-            loop = self._scheduling_loop(executor, leadership, receiver)
+            executor = self._executor(kube, mandate, poster)
+            loop = self._scheduling_loop(executor, mandate, receiver)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in FOLLOWED]
-
-            def restart_watches() -> None:
-                for one in watches:
-                    one.restart()
-                kopf.restart()
-
-            self._restart_watches = restart_watches
-            health = self._health(loop, watches, memo, leadership)
+            self._restored.connect(*(one.restart for one in watches), kopf.restart)
+            health = self._health(loop, watches, memo, mandate)
             async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 kopf.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
                 silent = restart_of(watches, kopf.restart)
                 relist = Relist(
-                    kube, self._cache, silent=silent, watches=watches, listed=self._admit_agents
+                    kube, self._cache, silent=silent, watches=watches, listed=readings.look_again
                 )
                 keep = self._supervisor.keep
                 parts = [
@@ -183,7 +191,7 @@ class Operator:
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
-                    endpoint = ReportEndpoint(clients.lease, service, lambda: leadership.leads)
+                    endpoint = ReportEndpoint(clients.lease, service, mandate.leads)
                     parts.append(keep("endpoint", lambda: endpoint.keep(self._took_lead)))
                 async with background(*parts):
                     all_written = await self._lead(leadership, loop, executor)
@@ -208,44 +216,24 @@ class Operator:
     async def _hand_over(self, leadership: Leadership) -> None:
         await leadership.release(in_doubt=self._cache.placements.leaves_doubt)
 
-    def _restored(self) -> None:
-        """Nothing that comes of what the watches followed so far counts any more."""
-        self._sync.restored()
-        self._restart_watches()
-
-    def _admit_agents(self) -> None:
-        if self._readings is not None:
-            self._readings.look_again()
+    def _listen_from_now_on(self, leads: bool) -> None:
+        """Only the leader receives reports."""
+        if leads:
+            self._took_lead.set()
+            self._listening_since = self._clock.now()
 
     def _leadership(self, kube: Kube) -> Leadership:
-        options = self._options
-        settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
-
-        def changed(leads: bool) -> None:
-            self._leads = leads
-            self._metrics.leader.set(leads)
-            self._sync.synced = False
-            if not leads and self._readings is not None:
-                self._readings.hang_up_all()
-            if leads:
-                self._took_lead.set()
-                self._admit_agents()
-                # Only the leader receives reports.
-                self._listening_since = self._clock.now()
-                self._sync.lose()
-            self._dirty.mark()
-
-        spot = self._cache.spot
+        options, spot = self._options, self._cache.spot
         return Leadership(
             kube,
-            settings,
+            LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds),
             monotonic=time.monotonic,
-            changed=changed,
+            changed=self._leads_changed,
             restored=self._restored,
             legacy=Legacy(ANNOTATION_SPOT_POOLS, write=spot.to_text, read=spot.inherit),
         )
 
-    def _reading_receiver(self, tokens: TokenChecks, leadership: Leadership) -> ReadingReceiver:
+    def _reading_receiver(self, tokens: TokenChecks, mandate: Mandate) -> ReadingReceiver:
         return ReadingReceiver(
             self._cache,
             tokens,
@@ -253,10 +241,10 @@ class Operator:
             account=self._options.agent_account,
             clock=self._clock.now,
             monotonic=time.monotonic,
-            is_leader=lambda: leadership.leads,
+            is_leader=mandate.leads,
         )
 
-    def _receiver(self, tokens: TokenChecks, leadership: Leadership) -> ReportReceiver:
+    def _receiver(self, tokens: TokenChecks, mandate: Mandate) -> ReportReceiver:
         return ReportReceiver(
             self._cache,
             tokens,
@@ -265,17 +253,16 @@ class Operator:
             clock=self._clock.now,
             monotonic=time.monotonic,
             interval_seconds=self._options.configuration.report_interval_seconds,
-            # Before that nobody knows which attempts are in force.
-            is_leader=lambda: leadership.leads and self._sync.synced,
+            is_leader=mandate.may_act,
         )
 
-    def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
+    def _executor(self, kube: Kube, mandate: Mandate, poster: EventPoster) -> Executor:
         writer = Writer(
             kube,
             self._feedback(poster),
             configuration=self._configuration,
             clock=self._clock.now,
-            may_act=lambda: leadership.leads and self._sync.synced,
+            may_act=mandate.may_act,
             version=lambda kind, uid: self._cache.version(_KINDS[kind], uid),
             unknown=lambda kind, uid: self._cache.unknown_fields(_KINDS[kind], uid),
         )
@@ -291,7 +278,7 @@ class Operator:
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 
     def _scheduling_loop(
-        self, executor: Executor, leadership: Leadership, receiver: ReportReceiver
+        self, executor: Executor, mandate: Mandate, receiver: ReportReceiver
     ) -> SchedulingLoop:
         directory = self._options.dump_directory
 
@@ -306,7 +293,7 @@ class Operator:
             dirty=self._dirty,
             metrics=self._metrics,
             clock=self._clock.now,
-            may_act=lambda: leadership.leads and self._sync.synced,
+            may_act=mandate.may_act,
             dumps=None if directory is None else CycleDumps(directory),
             dump_every=self._options.dump_every,
             pace=self._pace,
@@ -330,7 +317,7 @@ class Operator:
         loop: SchedulingLoop,
         watches: list[Watch],
         memo: Memo,
-        leadership: Leadership,
+        mandate: Mandate,
     ) -> HealthServer:
         signs = LifeSigns(
             cycle_at=lambda: loop.last_cycle_at,
@@ -338,12 +325,7 @@ class Operator:
             kopf=memo,
             failing=self._supervisor.failing_seconds,
         )
-
-        def not_acting() -> list[str]:
-            missing = {"the Lease": leadership.leads, "a complete cache": self._sync.synced}
-            return [name for name, is_there in missing.items() if not is_there]
-
-        return HealthServer(self._metrics, signs.ages, signs.unheard, not_acting)
+        return HealthServer(self._metrics, signs.ages, signs.unheard, mandate.missing)
 
 
 def utc_now() -> datetime:

@@ -7,6 +7,7 @@ import pytest
 
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.leadership.cluster_clock import TOLERANCE_SECONDS, ClusterClock
+from gpujob_operator.observe.cache import Cache
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from tests.harness.builders import T0
@@ -22,11 +23,8 @@ class Machine:
     def __init__(self, wrong: timedelta = timedelta(0)) -> None:
         self.wrong = wrong
         self.seconds = 0.0
-        self.leads = False
         self.moved: list[timedelta] = []
-        self.clock = ClusterClock(
-            self.wall, lambda: self.seconds, lambda: self.leads, self.moved.append
-        )
+        self.clock = ClusterClock(self.wall, lambda: self.seconds, self.moved.append)
 
     def truth(self) -> datetime:
         return T0 + timedelta(seconds=self.seconds)
@@ -63,7 +61,7 @@ def test_a_good_wall_clock_is_finer_than_the_header() -> None:
 def test_a_jump_while_it_leads_moves_nothing(jump: timedelta) -> None:
     machine = Machine()
     machine.hear()
-    machine.leads = True
+    machine.clock.hold(True)
     machine.wrong = jump
     machine.seconds += 10
     machine.hear()
@@ -72,10 +70,10 @@ def test_a_jump_while_it_leads_moves_nothing(jump: timedelta) -> None:
 
 def test_while_it_leads_not_even_the_api_server_moves_it() -> None:
     machine = Machine()
-    machine.leads = True
+    machine.clock.hold(True)
     machine.clock.heard(format_datetime(T0 + HOUR, usegmt=True))
     assert machine.error_seconds == 0
-    machine.leads = False
+    machine.clock.hold(False)
     machine.clock.heard(format_datetime(T0 + HOUR, usegmt=True))
     assert machine.clock.now() == T0 + HOUR
 
@@ -102,8 +100,14 @@ def test_an_operator_measures_anew_what_it_measured_by_a_wrong_clock(
     wrong: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `run.py` builds it."""
-    operator, moved = Operator(run_options(parse_arguments(["run"]), "me"), plan), list[timedelta]()
-    monkeypatch.setattr(operator._cache, "clock_moved", moved.append)
+    moved = list[timedelta]()
+
+    def clock_moved(cache: Cache, by: timedelta) -> None:
+        del cache
+        moved.append(by)
+
+    monkeypatch.setattr(Cache, "clock_moved", clock_moved)
+    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
     operator._clock.heard(format_datetime(datetime.now(UTC) - wrong))
     (by,) = moved
     assert abs(by + wrong) < timedelta(minutes=1)

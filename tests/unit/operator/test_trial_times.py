@@ -13,6 +13,7 @@ from gpujob_operator.client.kube import JOBS
 from gpujob_operator.decide.model.plan import EventNote, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from gpujob_operator.telemetry.metrics import Metrics
@@ -45,7 +46,7 @@ class Leader:
         assert await leadership.try_once()
         self.operator._sync.synced = True
         poster = poster or EventPoster(self.kube, Metrics(), lambda: 0.0)
-        return self.operator._executor(self.kube, leadership, poster)
+        return self.operator._executor(self.kube, Mandate(leadership, self.operator._sync), poster)
 
     def placement(self, name: str, *notes: EventNote) -> WriteStatus:
         job = make_job(name, template=make_template())

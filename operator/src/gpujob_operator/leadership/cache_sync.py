@@ -24,6 +24,13 @@ class CacheSync:
         # Whether data of the API server were restored while this process ran.
         self._lost_data = False
 
+    def leads_changed(self, leads: bool) -> None:
+        """A leader lists everything anew before it decides."""
+        self.synced = False
+        if leads:
+            self.lose()
+        self._dirty.mark()
+
     def lose(self) -> None:
         """What the cache holds may be of another time: everything is to be listed again."""
         self.synced = False

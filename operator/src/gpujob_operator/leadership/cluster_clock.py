@@ -30,23 +30,25 @@ class ClusterClock:
         self,
         wall: Callable[[], datetime],
         monotonic: Callable[[], float],
-        is_set: Callable[[], bool] = lambda: False,
         moved: Callable[[timedelta], None] = lambda by: None,
     ) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        # True while the clock must not be set: this process leads.
-        self._is_set = is_set
+        self._held = False
         self._moved = moved
         self._at, self._since = wall(), monotonic()
 
     def now(self) -> datetime:
         return self._at + timedelta(seconds=self._monotonic() - self._since)
 
+    def hold(self, held: bool) -> None:
+        """While it is held, no answer sets it: this process leads."""
+        self._held = held
+
     def heard(self, date: str | None) -> None:
         """Takes the `Date` header of an answer of the API server. Any text is accepted."""
         served = _time(date)
-        if served is None or self._is_set():
+        if served is None or self._held:
             return
         before, wall = self.now(), self._wall()
         wrong_seconds = (wall - served).total_seconds()

@@ -210,6 +210,13 @@ class ReadingReceiver:
             self._nodes.close_readings(session.node)
             self._metrics.agent_connections.set(len(self._open))
 
+    def leads_changed(self, leads: bool) -> None:
+        """Only the leader receives readings."""
+        if leads:
+            self.look_again()
+        else:
+            self.hang_up_all()
+
     def hang_up_all(self) -> None:
         """This process leads no more: the agents look for the one that does."""
         for one in list(self._open.values()):
