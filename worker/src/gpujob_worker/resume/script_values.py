@@ -688,13 +688,16 @@ class ScriptValues:
                 continue
             parts = self._parts_of(each)
             self._read()
-            tensors = tensors_of(self._inside[id(each)])
+            inside = self._inside[id(each)]
+            tensors = tensors_of(inside)
             learns = {
                 name: tensor.requires_grad
                 for name, tensor in tensors
                 if isinstance(tensor, torch.nn.Parameter)
             }
-            found.append({"parts": parts, "learns": learns, "buffers": unsaved_buffers(each)})
+            found.append(
+                {"parts": parts, "learns": learns, "buffers": unsaved_buffers(each, inside)}
+            )
         return found
 
     def sees_kept(self, made: Sequence[Any]) -> None:

@@ -33,10 +33,11 @@ def _all_tensors(parts: Parts) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    buffers = dict(module.named_buffers())
-    saved = module.state_dict(keep_vars=True) if buffers else {}
-    return {name: value for name, value in buffers.items() if name not in saved}
+def unsaved_buffers(module: torch.nn.Module, parts: Parts) -> dict[str, torch.Tensor]:
+    if not any(part._buffers for _, part in parts):
+        return {}
+    saved = module.state_dict(keep_vars=True)
+    return {name: value for name, value in module.named_buffers() if name not in saved}
 
 
 def structure_of(made: Any, parts: Parts) -> Any:
@@ -46,7 +47,7 @@ def structure_of(made: Any, parts: Parts) -> Any:
     if not isinstance(made, torch.nn.Module):
         return None
     first: dict[int, str] = {}
-    unsaved = unsaved_buffers(made)
+    unsaved = unsaved_buffers(made, parts)
     return [name for name, _ in parts], [
         (name, tensor.dtype, tensor.shape, first.setdefault(id(tensor), name))
         for name, tensor in _all_tensors(parts)
