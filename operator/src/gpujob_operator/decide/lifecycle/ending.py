@@ -219,7 +219,9 @@ def _why_interrupted(
 
 def _others_stopped(job: GPUJob, outcome: Outcome) -> OthersStopped | None:
     """Forgotten where something else than its pods kept the attempt from starting, and where it
-    made a step."""
+    made a step. A first failure at its start may be chance."""
     refused = outcome.refusal is not None or rule_of(job.status.stop).is_refusal
     failed_at_start = outcome.failure is not None and not outcome.step
-    return job.status.others_stopped if refused or failed_at_start else None
+    counters = job.status.counters
+    is_first = job.status.stop is None and not counters.errors + counters.out_of_memory
+    return job.status.others_stopped if refused or (failed_at_start and not is_first) else None
