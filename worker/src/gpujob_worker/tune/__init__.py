@@ -1,3 +1,3 @@
-"""Choices by measurement: probes without side effects, paired comparisons, the settings and the
-tuner.
+"""Chooses settings by measurement: probes without side effects, paired comparisons, the settings
+themselves, and the tuner.
 """

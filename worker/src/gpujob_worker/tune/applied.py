@@ -12,29 +12,30 @@ class Applied:
     plan: RootPlan = field(default_factory=RootPlan)
     activation_checkpointing: bool = False
     fused: bool = False
-    # Of several optimizers it is not for all: the next run must not begin with it.
+    # The kernel was not chosen for all of several optimizers, so the next run must not begin with
+    # it.
     fused_here_only: bool = False
-    # In how many optimizers the kernel was compared: it is for no others in the next run.
+    # Number of optimizers in which the kernel was compared. The next run uses it for no others.
     optimizers_judged: int = 1
     optimizer_offload: bool = False
     loader_workers: int | None = None
-    # For the next process: this one's allocator is made.
+    # Takes effect in the next process, because this process's allocator already exists.
     expandable_segments: bool = False
 
     def with_process_of(self, other: "Applied") -> "Applied":
-        """The settings of this module, and those of the optimizers and the process of `other`."""
+        """Returns this module's settings with the optimizer and process settings of `other`."""
         return replace(
             other, plan=self.plan, activation_checkpointing=self.activation_checkpointing
         )
 
     def without_settings(self) -> "Applied":
-        """The process-wide settings only."""
+        """Returns only the process-wide settings."""
         return Applied(
             loader_workers=self.loader_workers, expandable_segments=self.expandable_segments
         )
 
     def memory_only(self) -> "Applied":
-        """Without settings for speed."""
+        """Returns the settings without those for speed."""
         return Applied(
             plan=self.plan.memory_only(),
             activation_checkpointing=self.activation_checkpointing,

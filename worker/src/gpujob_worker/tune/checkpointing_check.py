@@ -22,7 +22,9 @@ _ROWS = 4
 def checkpointing_refusal(
     checkpointing: ActivationCheckpointing, recorded: RecordedCall
 ) -> str | None:
-    """Why it must stay off; None if a run with it gave the same gradients as one without."""
+    """Returns why checkpointing must stay off, or None if a run with it gave the same gradients as
+    one without it.
+    """
     module = checkpointing.root.module
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
@@ -62,7 +64,7 @@ def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) 
         again = probe.run(RootPlan(), lambda: draws.append(Draws(root.module)))
     finally:
         checkpointing.disable()
-    # torch's generator is put back around a recomputation, and no other.
+    # A recomputation restores torch's generator and no other.
     source = next((each.source for each in draws), None)
     if source is not None:
         return f"the blocks draw from {source}, and would draw again in backward"
@@ -75,7 +77,7 @@ def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) 
 
 
 def _counted(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers of running statistics, by name."""
+    """Returns the buffers of running statistics by name."""
     owners = {id(layer) for layer in statistics_layers(module)}
     return {
         f"{name}.{key}" if name else key: buffer

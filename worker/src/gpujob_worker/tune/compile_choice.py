@@ -1,5 +1,5 @@
-"""Compilation of the whole root or its repeated blocks, optionally with CUDA graphs; compared like
-any setting.
+"""Compiles the whole root or its repeated blocks, optionally with CUDA graphs. Each way is compared
+like any other setting.
 """
 
 import time
@@ -16,7 +16,7 @@ from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.trial import Trial, agreement, short, tolerance_of
 
 COMPARE_COMPILED_SECONDS = 3.0
-# From this many blocks on, compiling the whole model takes minutes, and the blocks are tried first.
+# From this many blocks on, compiling the whole model takes minutes, so the blocks are tried first.
 MANY_BLOCKS = 16
 WHOLE, BLOCKS, GRAPHS = "compile", "compile blocks", "CUDA graphs"
 
@@ -31,7 +31,7 @@ class CompileItems:
         self._root = context.root
         self._recorded = context.recorded
         self._forced = context.settings.compile is Toggle.ON
-        # One compilation is to serve batches of all sizes.
+        # One compilation serves batches of all sizes.
         self._any_size = False
 
     def choose(self) -> None:
@@ -68,7 +68,9 @@ class CompileItems:
         return self._with_signature(plan)
 
     def _blocks(self, *, if_faster: bool = False) -> bool:
-        """`if_faster`: there is another way to do what is asked for."""
+        """Tries to compile the blocks; with `if_faster`, another way is left to do what was
+        requested.
+        """
         reason = self._blocks_refusal()
         if reason is not None:
             self._acceptance_rule.skip(BLOCKS, reason)
@@ -87,7 +89,9 @@ class CompileItems:
         return setting_called("regional_compile").refusal(self._context)
 
     def _graphs(self) -> None:
-        """CUDA graphs, only if requested: replayed steps have not been measured on a GPU yet."""
+        """Tries CUDA graphs, only if requested, because replayed steps have not been measured on a
+        GPU yet.
+        """
         if not self._context.features.cuda_graphs:
             self._acceptance_rule.skip(GRAPHS, "not asked for (--cuda-graphs)")
             return
@@ -125,8 +129,10 @@ class CompileItems:
         forced: bool,
         if_faster: bool = False,
     ) -> bool:
-        """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code.
-        `if_faster`: what is `forced` is not kept either where it is clearly slower.
+        """Tries one way to compile, and returns whether it is kept.
+
+        `plan_with(same_draws)` makes the plan, either for use or for a comparison with eager code.
+        With `if_faster`, even a forced plan is dropped if it is clearly slower.
         """
         present, start = self._applied.plan, time.monotonic()
         took: list[float] = []
@@ -154,11 +160,13 @@ class CompileItems:
     def _compared(
         self, item: str, trial: Trial, plan_with: Callable[[bool], RootPlan]
     ) -> tuple[RootPlan | None, str]:
-        """The plan, None if its numbers disagree, and how close it is. Raises what compiling or a
-        run of it raises.
+        """Returns the plan, or None if its numbers disagree, and its closeness as text.
+
+        Raises any error of the compilation or of a run of the plan.
         """
         present = self._applied.plan
-        # Compiled code draws its own masks. That is correct, but a comparison would show nothing.
+        # Compiled code draws its own dropout masks. That is correct, but it would make a comparison
+        # meaningless.
         draws = not present.compiles and trial.draws(present)
         plan = plan_with(False)
         alike = plan_with(True) if draws else plan
@@ -174,7 +182,9 @@ class CompileItems:
         return plan, numbers
 
     def _smaller_refusal(self, alike: RootPlan) -> str | None:
-        """What speaks against compiled code for any size: it is tried on a smaller batch too."""
+        """Returns the reason against compiled code for any size, which is also compared on a
+        smaller batch.
+        """
         present, root = self._applied.plan, self._root
         smaller = root.shapes.smaller(self._recorded.inputs)
         if smaller is None:
@@ -189,8 +199,11 @@ class CompileItems:
         return f"numbers disagree on a smaller batch: {agreement(outputs, gradients)}"
 
     def adopt(self, tuned: TunedSettings, *, compares: bool = False) -> None:
-        """Adopts the compilation of an earlier run; it happens in the first step, or is loaded from
-        disk. `compares`: that run may have found it on another module, so it happens here.
+        """Adopts the compilation of an earlier run. The first step compiles it or loads it from
+        disk.
+
+        With `compares`, the earlier run may have compiled another module, so the plan is compiled
+        and compared here.
         """
         if not (tuned.compile or (compares and tuned.compile_beside)):
             return

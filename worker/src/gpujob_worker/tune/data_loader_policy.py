@@ -1,9 +1,9 @@
-"""Decides when batches of the script's data loaders come from worker processes, and when no longer.
+"""Decides when worker processes start and stop producing the batches of the script's data loaders.
 
-Workers are requested, known from an earlier run, or tried if the loop waits for data once the other
-settings are in force: as many as are needed for the step not to wait. A trial begins in the middle
-of a pass, and so does its end. It is kept only if steps get shorter by the clock and wait less.
-Where steps still wait, a second, larger number is tried.
+The user may request workers, or an earlier run may have found their number. Otherwise workers are
+tried if the loop waits for data once the other settings are applied. Their number is the one at
+which the step no longer waits. A trial begins and ends in the middle of a pass. It is kept only if
+steps get shorter by the clock and wait less. If steps still wait, a second, larger number is tried.
 """
 
 import weakref
@@ -35,25 +35,25 @@ _LOADER = "_gpujob_loader"
 
 
 class LoaderPolicy:
-    """Decides once; applies the decision to each pass over a loader, from its second batch on."""
+    """Decides once, and applies the decision to each pass over a loader from the second batch on."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._workers: int | None = None
-        # Of each loader: a script may make one for each pass.
+        # One entry per loader, because a script may make a loader for each pass.
         self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
         self._sources: weakref.WeakSet[WorkerBatches] = weakref.WeakSet()
-        # Whose persistent workers are gone, so that the next pass makes others, with a seed: that
-        # of those that are gone.
+        # Loaders whose persistent workers are gone, with the seed of those workers. The next pass
+        # starts new workers from that seed.
         self._renewed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # Workers that draw random numbers can be more from the start of a pass on only.
+        # Workers that draw random numbers can only be added at the start of a pass.
         self._next_workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._trial: LoaderTrial | None = None
         self._latest: LoaderFacts | None = None
         self._generator: torch.Generator | None = None
         self._batch_bytes = 0
         self._pinned = PinnedMemory(session)
-        self._judged = False  # and what was measured is said
+        self._judged = False  # The trial is over and its measurement is logged.
         self._stopped = False
         self._applied: Applied | None = None
         settings = session.environment.settings
@@ -66,14 +66,16 @@ class LoaderPolicy:
                 self._workers = min(UNMEASURED_MAX, workers_wanted())
 
     def stop(self) -> None:
-        """For a process that the script forked, which may not be allowed to start other
-        processes.
+        """Stops starting workers, for a process that the script forked: it may not be allowed to
+        start other processes.
         """
         self._stopped = True
         self._pinned.stop()
 
     def before_pass(self, loader: Any) -> None:
-        """A loader with workers of its own starts with more of them once they have proved it."""
+        """Gives a loader that has its own workers more of them, once a comparison showed the same
+        batches.
+        """
         facts = self._facts.get(loader)
         more = self._judged and self._workers is not None and not self._stopped
         more = more and loader.num_workers > 0
@@ -89,27 +91,29 @@ class LoaderPolicy:
             loader.generator = torch.Generator().manual_seed(self._renewed[loader])
 
     def _renew(self, loader: Any, iterator: Any) -> None:
-        """Other persistent workers begin the next pass."""
+        """Makes the next pass start new persistent workers."""
         loader._iterator = None
         self._renewed[loader] = int(iterator._base_seed)
 
     def begun(self, loader: Any, iterator: Any) -> None:
-        """A pass over the loader starts."""
+        """Called when a pass over the loader starts."""
         if loader in self._renewed and loader._iterator is iterator:
-            # The seed of workers that the script would still have is not of its generator.
+            # Without the renewal, the script's workers would keep their seed and not draw from its
+            # generator.
             del self._renewed[loader]
             loader.generator = self._generator
         setattr(iterator, _LOADER, loader)
 
     def before_batch(self, iterator: Any) -> None:
-        """The script asks for a batch."""
+        """Called when the script requests a batch."""
         self._look_at(iterator)
         self._session.meter.wait_starts()
 
     def _look_at(self, iterator: Any) -> None:
         if self._stopped or not self._workers or isinstance(iterator._next_data, WorkerBatches):
             return
-        # A look at one batch is worth no processes; its order was drawn with the first.
+        # Reading a single batch is not worth starting processes. The first batch has drawn the
+        # order.
         if iterator._num_yielded < 1 or not (self._trial is None or self._trial.may_start):
             return
         loader = getattr(iterator, _LOADER, None)
@@ -148,7 +152,11 @@ class LoaderPolicy:
             self._session.log.applied(_ITEM, text)
 
     def _is_given_more(self, loader: Any, refusal: str) -> bool:
-        """Only what the user asks for may give a sample other random numbers."""
+        """Returns whether the loader gets more workers although samples draw other random numbers
+        then.
+
+        Only an explicit request by the user permits that.
+        """
         asked = self._session.environment.settings.data_loading is Toggle.ON
         if not asked or refusal != own_draws_refusal(loader):
             return False
@@ -165,7 +173,7 @@ class LoaderPolicy:
         return True
 
     def _end_trial_with(self, refusal: str, own: int) -> None:
-        """Unless the workers of another loader are on trial."""
+        """Ends the trial, unless the workers of another loader are on trial."""
         trial = self._trial
         if trial is not None and not trial.has_started:
             self._judged = True
@@ -175,7 +183,7 @@ class LoaderPolicy:
                 self._advise_more(trial.found_before, own, workers)
 
     def _advise_more(self, now: StepTimes, own: int, workers: int) -> None:
-        """A script that starts workers itself may start more of them, with other random numbers."""
+        """Recommends more workers in the script, which draw other random numbers."""
         text = (
             f"{workers} in the script instead of {own}: waiting takes {now.wait_percent:.0f} % of a"
             " step. What workers draw at random is other numbers then, of the same distribution"
@@ -183,14 +191,14 @@ class LoaderPolicy:
         self._session.log.recommended(_OWN_WORKERS, text)
 
     def received(self, batch: Any) -> Any:
-        """The batch that the script gets."""
+        """Returns the batch for the script."""
         unmeasured = self._trial is None and self._workers and not self._batch_bytes
         if unmeasured or (self._trial is not None and self._trial.measures_before):
             self._batch_bytes = max(self._batch_bytes, _bytes_of(batch))
         return self._pinned.received(batch, beside=self._trial is not None)
 
     def waited(self, iterator: Any, seconds: float) -> None:
-        """Called after each batch: begins a trial, and judges it, once enough was observed."""
+        """Called after each batch; begins a trial and judges it once enough steps were timed."""
         self._session.meter.waited(seconds)
         if self._latest is not None and self._latest.refusal is not None:
             why, self._latest = self._latest.refusal, None
@@ -216,7 +224,9 @@ class LoaderPolicy:
         self._advise(verdict.after, self._workers or 0)
 
     def _tries_more(self, trial: LoaderTrial, verdict: TrialVerdict) -> bool:
-        """Where steps still wait for the workers, as many as keep up by what was measured."""
+        """If steps still wait for the workers, tries as many as keep up according to the
+        measurement.
+        """
         waits = verdict.after.wait_percent
         if waits < WAIT_PERCENT_NEEDED or self._varies or not trial.may_try_more:
             return False
@@ -232,7 +242,7 @@ class LoaderPolicy:
 
     @property
     def _varies(self) -> bool:
-        """Only one process can load."""
+        """True if what a batch draws varies, so that only one process can load."""
         return self._latest is not None and self._latest.varies
 
     def _that_can_be(self, workers: int) -> int:
@@ -264,7 +274,7 @@ class LoaderPolicy:
             session.log.note(_ITEM, text)
 
     def _advise(self, now: StepTimes, workers: int) -> None:
-        """Only where more processes cannot be had."""
+        """Recommends a faster data format, only if no more processes can be added."""
         if now.wait_percent < WAIT_PERCENT_NEEDED:
             return
         needed, cores = now.workers_needed(workers), workers_wanted()
@@ -289,7 +299,7 @@ class LoaderPolicy:
         self._settle(None)
 
     def _settle(self, workers: int | None) -> None:
-        """What this run reports and the next one begins with."""
+        """Sets the number of workers that this run reports and the next run begins with."""
         session = self._session
         if self._applied is not None:
             self._applied.loader_workers = workers
@@ -297,7 +307,9 @@ class LoaderPolicy:
             session.settings_are(replace(session.state.tuned, data_loader_workers=workers))
 
     def decide(self, applied: Applied) -> None:
-        """After the other settings: from now on the steps are what workers would have to feed."""
+        """Called after the other settings are applied, because workers have to feed the steps as
+        they are then.
+        """
         session = self._session
         settings = session.environment.settings
         self._pinned.tuned()

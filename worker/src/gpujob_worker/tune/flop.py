@@ -1,4 +1,4 @@
-"""Counts the floating point operations of a step of the root, by torch on a few samples."""
+"""Counts the floating point operations of the root's step, with torch's counter on a few samples."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,9 +15,10 @@ _ROWS = 2
 
 
 def step_flop(root: Root, recorded: RecordedCall) -> float | None:
-    """FLOP of forward and backward over the whole batch, matrix products and convolutions only.
+    """Returns the FLOP of forward and backward over the whole batch, for matrix products and
+    convolutions only.
 
-    None when the count fails or finds nothing, as for a model of element-wise operations.
+    None if the count fails or finds nothing, as for a model of element-wise operations.
     """
     if parallel_wrapper(root.module) is not None:
         return None
@@ -34,6 +35,8 @@ def step_flop(root: Root, recorded: RecordedCall) -> float | None:
 
 
 def forced_float32(root: Root) -> bool:
-    """True if the script's products run in plain float32: no autocast, no TF32, no other types."""
+    """Returns whether the script's products run in plain float32: no autocast, no TF32, no other
+    types.
+    """
     plain = float32_products() == "highest" and not root.user_autocast
     return plain and all(p.dtype is torch.float32 for p in root.module.parameters())

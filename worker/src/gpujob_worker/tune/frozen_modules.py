@@ -1,4 +1,4 @@
-"""Modules of which nothing learns, in bfloat16: where outputs are close and a call is faster."""
+"""Runs modules without trained parameters in bfloat16 if outputs are close and a call is faster."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from gpujob_worker.tune.trial import (
 )
 
 ITEM = "precision"
-# Of the time for tuning, for each module.
+# Part of the tuning time that each module gets.
 TIME_PART = 0.1
 
 
@@ -44,7 +44,7 @@ class FrozenModules:
         self._seconds = TIME_PART * budget_seconds
 
     def choose(self, root: FrozenRoot, log: DecisionLog) -> RootPlan:
-        """Returns the plan of the module's calls: the script's own if the choice is only
+        """Returns the plan of the module's calls, or the script's own plan if choices are only
         recommended.
         """
         recorded = root.recorded

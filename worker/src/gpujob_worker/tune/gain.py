@@ -1,8 +1,8 @@
-"""Measures the gain of all chosen settings together: in turns with the script's own settings, on
+"""Measures the gain of all chosen settings together, alternating with the script's own settings on
 one batch.
 
-Each setting was chosen by a measurement that ended once it was clear, and the mean of such a
-measurement is biased upwards. Here the number of pairs is fixed before the first one runs.
+The measurement that chose a setting ended once it was clear, and the mean of such a measurement is
+biased upwards. Here the number of pairs is fixed before the first one runs.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.registry import apply_settings
 
 GAIN_PAIRS = 10
-# Of each way: one that initializes libraries, and one by which the number of pairs is chosen.
+# Two runs of each way: one initializes libraries, and one is timed to choose the number of pairs.
 RUNS_BEFORE = 2
-# Minimum time, also after the tuning budget is spent.
+# Minimum time in seconds, even after the tuning budget is spent.
 GAIN_SECONDS = 5.0
-# And at least this part of the tuning budget, which is longer for long steps.
+# Minimum part of the tuning budget. The budget is longer for long steps.
 GAIN_FRACTION = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A call of a module in a step, with the two ways of making it that are compared."""
+    """A module's call in a step, with the two ways of making it that are compared."""
 
     root: Root
     recorded: RecordedCall
@@ -39,8 +39,9 @@ class Part:
 
 
 class _Side:
-    """One way of making the calls of a step forward and backward, and what the optimizer's step
-    takes in it: a number for each run.
+    """One way of making a step's calls forward and backward.
+
+    `optimizer_seconds` has the duration of the optimizers' step for each run.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class _Side:
 def _optimizers_seconds(
     optimizers: Sequence[torch.optim.Optimizer], ways: tuple[Applied, Applied]
 ) -> tuple[list[float], list[float]]:
-    """Of either way, the sum of all optimizers in each run. The copies are gone before the model
-    runs: beside its activations they would take more memory than the job ever does.
+    """Returns the optimizers' total seconds in each run, for both ways.
+
+    The copies are freed before the model runs. Next to its activations they would take more memory
+    than the job ever does.
     """
     found = [_optimizer_seconds(optimizer, ways) for optimizer in optimizers]
     plain, chosen = [one for one, _ in found], [one for _, one in found]
@@ -77,7 +80,7 @@ def _sums(runs: Sequence[Sequence[float]]) -> list[float]:
 def _optimizer_seconds(
     optimizer: torch.optim.Optimizer, ways: tuple[Applied, Applied]
 ) -> tuple[list[float], list[float]]:
-    """Of either way, in turns."""
+    """Returns one optimizer's seconds in each run, for both ways, which alternate."""
     copies = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
     for copy, way in zip(copies, ways, strict=True):
         use_fused(copy.optimizer, way.fused)
@@ -89,17 +92,16 @@ def _optimizer_seconds(
 def measure_gain(
     parts: Sequence[Part], optimizers: Sequence[torch.optim.Optimizer], seconds: float
 ) -> Speedup | None:
-    """The speed-up of the chosen way; None if the measurement would take more than `seconds`. The
-    kernel of `optimizers` is that of the first part.
+    """Returns the speed-up of the chosen way, or None if the measurement would take over `seconds`.
 
-    Leaves the way applied that ran last.
+    The first part determines which kernel `optimizers` use. The way that ran last stays applied.
     """
     steps: tuple[Sequence[float], Sequence[float]] = (), ()
     if parts[0].chosen.fused:
         steps = _optimizers_seconds(optimizers, (parts[0].plain, parts[0].chosen))
     plain = _Side([(part.root, part.recorded, part.plain) for part in parts], steps[0])
     chosen = _Side([(part.root, part.recorded, part.chosen) for part in parts], steps[1])
-    # Libraries initialize themselves in a first run.
+    # Libraries initialize themselves in the first run.
     chosen.seconds()
     plain.seconds()
     pairs = int(min(GAIN_PAIRS, seconds / max(plain.seconds() + chosen.seconds(), 1e-9)))

@@ -1,8 +1,8 @@
-"""Compares steps without worker processes of a data loader, or with fewer, and steps with them.
+"""Compares steps with no or fewer worker processes of a data loader to steps with more of them.
 
-How many are needed is a guess before there are any: the training process loads with all its
-threads, a worker with one. Where steps still wait, what the workers take is known, and a second
-number is tried.
+The first number of workers is a guess, because the training process loads with all its threads and
+a worker with one. If steps still wait, the first trial has measured the workers' speed, and a
+second number is tried.
 """
 
 import math
@@ -10,22 +10,23 @@ from dataclasses import dataclass
 
 from gpujob_worker.run.meter import Meter, Timed
 
-# Steps with workers that are not counted: the workers start, and prefetched batches are available
-# at once.
+# Steps with workers that are not counted, because workers start and prefetched batches are
+# available at once.
 SETTLE_STEPS = 5
 TRIAL_STEPS = 20
-# Steps that a trial is compared with, after the other settings are in force.
+# Steps to which a trial is compared, after the other settings are applied.
 BEFORE_STEPS = 10
-# Numbers of workers that are tried.
+# Maximum number of different worker counts that are tried.
 TRIALS_MAX = 2
-# Loading is to be faster than computing by so much, so that steps which vary do not wait.
+# Loading must be this many times faster than computing, so that steps of varying length do not
+# wait.
 MARGIN = 1.25
 _COMPUTING_SECONDS_MIN = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step, and those of waiting for data in it."""
+    """Mean seconds of a step, and the seconds of it spent waiting for data."""
 
     seconds: float
     waiting: float
@@ -35,11 +36,15 @@ class StepTimes:
         return 100.0 * self.waiting / self.seconds if self.seconds > 0 else 0.0
 
     def loading_seconds(self, workers: int) -> float:
-        """What a step's batches take of a core to load; `workers` do so now, without a pause."""
+        """Returns the core seconds that loading a step's batches takes. `workers` load now, without
+        a pause.
+        """
         return workers * self.seconds if workers else self.waiting
 
     def workers_needed(self, workers: int) -> int:
-        """How many would load a step's batches while the step computes; `workers` do so now."""
+        """Returns how many workers can load a step's batches while the step computes. `workers`
+        load now.
+        """
         loading = self.loading_seconds(workers)
         computing = max(self.seconds - self.waiting, _COMPUTING_SECONDS_MIN)
         return max(1, math.ceil(MARGIN * loading / computing))
@@ -47,7 +52,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class TrialVerdict:
-    """The steps of a trial with so many workers."""
+    """The steps before and during a trial with `workers` workers."""
 
     before: StepTimes
     after: StepTimes
@@ -65,7 +70,9 @@ class TrialVerdict:
 
 
 class LoaderTrial:
-    """From the first step after tuning to the verdict. It may start once `before` returned them."""
+    """Runs from the first step after tuning to the verdict. It may start once `before` returned its
+    steps.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -78,7 +85,7 @@ class LoaderTrial:
 
     @property
     def found_before(self) -> StepTimes | None:
-        """The steps without more workers, once enough of them were timed."""
+        """The steps without more workers, or None until enough of them were timed."""
         return self._before
 
     @property
@@ -94,14 +101,16 @@ class LoaderTrial:
         return self._started is not None
 
     def before(self) -> StepTimes | None:
-        """The steps without more workers: returned once, when enough of them were timed."""
+        """Returns the steps without more workers once, when enough of them were timed; None
+        otherwise.
+        """
         if self._before is not None or self._steps_since(self._tuned_at) < BEFORE_STEPS:
             return None
         self._before = StepTimes(*self._meter.undisturbed(self._tuned_at))
         return self._before
 
     def starts(self, workers: int) -> None:
-        """So many workers load from now on."""
+        """Records that `workers` workers load from now on."""
         if workers != self._workers:
             self._workers, self._started, self._settled = workers, self._meter.timed, None
 
@@ -111,11 +120,11 @@ class LoaderTrial:
 
     @property
     def best(self) -> TrialVerdict:
-        """That of the shortest steps; of two alike that of fewer workers."""
+        """The verdict with the shortest steps. Of two equal ones, it is the one with fewer workers."""
         return min(self._tried, key=lambda verdict: verdict.after.seconds)
 
     def verdict(self) -> TrialVerdict | None:
-        """On the workers of now; None until enough steps were observed."""
+        """Returns the verdict on the current workers, or None until enough steps were timed."""
         if self._before is None or self._started is None:
             return None
         if self._settled is None:

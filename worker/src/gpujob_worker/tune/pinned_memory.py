@@ -1,5 +1,5 @@
-"""Batches in pinned host memory, from which a GPU copies while it computes: kept if measurably
-faster.
+"""Puts batches into pinned host memory, from which a GPU copies while it computes. Kept if
+measurably faster.
 
 Batches are pinned as the script receives them, so pinning can start and stop with any batch. A
 batch that cannot be pinned is passed through unchanged.
@@ -16,7 +16,7 @@ from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 
 BEFORE_STEPS = 10
-# Steps that are not counted: pinned memory is allocated for the first batches.
+# Steps that are not counted, because pinned memory is allocated for the first batches.
 SETTLE_STEPS = 5
 TRIAL_STEPS = 20
 SHORTER_NEEDED = 1.02
@@ -41,7 +41,7 @@ _STEPS = {
 
 
 class PinnedMemory:
-    """One trial in a run; only if settings are applied and data loading is not off."""
+    """One trial in a run, only if settings are applied and data loading is not off."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -53,17 +53,19 @@ class PinnedMemory:
         self._without = 0.0
 
     def stop(self) -> None:
-        """From now on batches are passed through unchanged."""
+        """Passes batches through unchanged from now on."""
         self._phase = _Phase.OVER
 
     def tuned(self) -> None:
-        """No other setting changes the steps from now on. Nothing is pinned without a GPU."""
+        """Called once no other setting changes the steps any more. Nothing is pinned without a GPU."""
         if self._phase is _Phase.BEFORE_TUNING:
             on_gpu = self._session.meter.events is not None
             self._enter(_Phase.MEASURING_WITHOUT if on_gpu else _Phase.OVER)
 
     def received(self, batch: Any, *, beside: bool) -> Any:
-        """The batch for the script. `beside`: another data loading setting is on trial."""
+        """Returns the batch for the script. With `beside`, another data loading setting is on
+        trial.
+        """
         if self._phase in (_Phase.BEFORE_TUNING, _Phase.OVER):
             return batch
         if beside:

@@ -25,13 +25,13 @@ from gpujob_worker.probe.side_effects import RandomStates
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The outputs of a call that the loss uses, and the gradients."""
+    """The gradients of a call, and those of its outputs that the loss uses."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
 
     def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
-        """Closeness of outputs and of gradients; this result is the reference."""
+        """Returns the closeness of outputs and of gradients. This result is the reference."""
         outputs = [out for out in self.outputs if _counts(out)]
         others = [out for out in other.outputs if _counts(out)]
         if len(outputs) != len(others):
@@ -49,7 +49,9 @@ def probe(
     recorded: RecordedCall,
     after_forward: Callable[[], None] | None = None,
 ) -> ProbeResult:
-    """Runs once; never changes `.grad`. `after_forward` is called while the graph exists."""
+    """Runs the call once and never changes `.grad`. `after_forward` is called while the graph
+    exists.
+    """
     with torch.enable_grad():
         with recorded.around():
             output = call(recorded.inputs.detached())
@@ -94,7 +96,7 @@ class RootProbe:
                 plan.loss_scale.restore(scaling)
 
     def outputs(self, plan: RootPlan) -> list[torch.Tensor]:
-        """All tensors that a call without a graph returns."""
+        """Returns all tensors that a call without a graph returns."""
         self._states.restore()
         self._own.restore()
         plan = replace(plan, loss_scale=None)
@@ -103,12 +105,12 @@ class RootProbe:
             return tensor_leaves(self._root.run(plan, self._recorded.inputs.detached()))
 
     def compare(self, present: RootPlan, plan: RootPlan) -> tuple[Closeness, Closeness]:
-        """How close outputs and gradients are to those of `present`, with nothing dropped."""
+        """Returns how close outputs and gradients are to those of `present`, with dropout off."""
         with without_dropout():
             return self.run(present).compare(self.run(plan))
 
     def draws(self, plan: RootPlan) -> bool:
-        """True if a run draws torch's random numbers, for dropout or anything else."""
+        """Returns whether a run draws torch's random numbers, for dropout or anything else."""
         self.run(plan)
         return self._states.drawn
 

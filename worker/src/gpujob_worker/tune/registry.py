@@ -28,7 +28,7 @@ def setting_called(name: str) -> Setting:
 
 
 def tuned(applied: Applied) -> TunedSettings:
-    """The choices, for reports and for the next run."""
+    """Returns the choices, for reports and for the next run."""
     values = {name: value for s in SETTINGS for name, value in s.tuned(applied).items()}
     return TunedSettings(**values)
 

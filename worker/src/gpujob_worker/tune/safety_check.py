@@ -1,10 +1,9 @@
-"""Runs the root once to check whether a run without the script's request has effects that cannot be
-undone.
+"""Runs the root once to find effects of a run that cannot be undone.
 
-A forward may change parameters (a momentum encoder), its inputs, or a dict that it was given, add
-hooks that call the script, or train by itself (meta learning). Runs for a measurement would repeat
-that. This run uses copies, stops before an optimizer's step, restores the parameters and their
-gradients, and reports what it saw.
+A forward may change parameters (a momentum encoder), its inputs, or a dict that it was given. It
+may add hooks that call the script, or train by itself (meta learning). A measurement would repeat
+that without the script's request. This run uses copies, stops before an optimizer's step, restores
+the parameters and their gradients, and reports what it saw.
 """
 
 from collections.abc import Generator
@@ -29,9 +28,10 @@ _HOOKING = ("register_hook", "register_post_accumulate_grad_hook")
 
 
 def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | None:
-    """Why the module must not be run for a measurement; None if nothing prevents it.
+    """Returns why the module must not be run for a measurement, or None if nothing prevents it.
 
-    If a few samples cannot run, all of them do if `whole`; otherwise nothing is known.
+    If a few samples cannot run, `whole` decides whether the whole call runs instead. Without it,
+    None is returned.
     """
     reason = recorded.refusal or probe_refusal(root.module)
     if reason is not None or parallel_wrapper(root.module) is not None:
@@ -85,7 +85,7 @@ def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
 class _Parameters:
     """Parameters with a copy of each, even if a forward gives them other memory.
 
-    They have no gradients meanwhile, so that nothing is added to the script's gradients.
+    Their gradients are removed meanwhile, so that nothing is added to the script's gradients.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -95,11 +95,12 @@ class _Parameters:
         for _, parameter in named:
             parameter.grad = None
         preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
-        # As autograd counts changes: a call whose backward pass is still to come needs them.
+        # Restores autograd's count of changes, which a call needs whose backward pass is still to
+        # come.
         self._versions = preserve(tuple(parameter for _, parameter in named))
 
     def put_back(self) -> str | None:
-        """One that was changed, if any was."""
+        """Restores all parameters, and returns the name of one that was changed, or None."""
         changed: str | None = None
         for name, parameter, gradient in self._gradients:
             if parameter.grad is not None:
@@ -120,7 +121,7 @@ def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Arguments:
-    """Copies of a call's arguments, and what the call did to them."""
+    """Copies of a call's arguments, and the changes that the call made to them."""
 
     def __init__(self, inputs: CallInputs) -> None:
         leaves = (
@@ -151,7 +152,7 @@ class _Arguments:
         return None
 
     def put_back(self) -> str | None:
-        """Attributes of objects among the arguments, which are not copies."""
+        """Restores the attributes of objects among the arguments, which are not copied."""
         written: str | None = None
         for owner, attributes in self._objects:
             now = vars(owner)
@@ -167,11 +168,13 @@ class _Arguments:
 
 
 def _opaque(output: Any) -> str | None:
-    """Outputs inside an object are out of reach: they can be neither compared nor cast."""
+    """Returns why outputs are out of reach. Outputs inside an object can be neither compared nor
+    cast.
+    """
     for leaf in pytree.tree_leaves(output):
         kind = type(leaf)
         if isinstance(leaf, torch.Tensor) or kind.__module__.split(".")[0] == "transformers":
-            continue  # its caches are returned beside what the loss uses
+            continue  # Its caches are returned next to the outputs that the loss uses.
         held: list[Any] = list(getattr(leaf, "__dict__", {}).values())
         held += [v for inner in reachable(held, 1) for v in getattr(inner, "__dict__", {}).values()]
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in held):

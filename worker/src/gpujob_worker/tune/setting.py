@@ -1,7 +1,6 @@
-"""The interface of a setting that can be injected; each module in `settings` has one.
+"""The interface of a setting that can be injected. Each module in `settings` has one.
 
-The tuning, the applied settings, the reports and the command line use this interface and know no
-setting by name.
+Tuning, applied settings, reports and the command line use this interface and name no setting.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,9 @@ from gpujob_worker.tune.trial import AcceptanceRule, Tolerance, Trial
 
 @dataclass(slots=True)
 class Context:
-    """The facts on which the choice of a setting depends: the request, the module, a call of it."""
+    """The facts on which the choice of a setting depends: the request, the module, and a call of
+    it.
+    """
 
     settings: Settings
     features: Features
@@ -58,66 +59,69 @@ class Candidate:
     what: str = ""
     # Overrides the setting's own name.
     item: str = ""
-    # None: the tolerance for a different order of the same operations.
+    # None means the tolerance for another order of the same operations.
     tolerance: Tolerance | None = None
-    # Requested: kept if it is close, however fast it is.
+    # A requested candidate is kept if it is close, however fast it is.
     forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a part of a setting is not tried."""
+    """The reason why a part of a setting is not tried."""
 
     why: str
     item: str = ""
 
 
 class Setting(ABC):
-    """One setting. `NAME` is the name of its module, and of the switch that turns it off."""
+    """One setting. `NAME` is the name of its module and of the switch that turns it off."""
 
     NAME: ClassVar[str]
-    # Its name in messages.
+    # The setting's name in messages.
     ITEM: ClassVar[str]
-    # The fields of `TunedSettings` that it sets.
+    # The fields of `TunedSettings` that the setting fills.
     FIELDS: ClassVar[tuple[str, ...]]
-    # Lower ones are tried before higher ones.
+    # Settings with lower numbers are tried first.
     ORDER: ClassVar[int]
-    # It logs a line if there is no root module; parts of another setting need not.
+    # A line is logged if there is no root module. A part of another setting needs no own line.
     SAID_WITHOUT_ROOT: ClassVar[bool] = True
-    # It is chosen so that a step takes less memory, not less time.
+    # The setting makes a step take less memory, not less time.
     FOR_MEMORY: ClassVar[bool] = False
-    # It changes no number, or only by the order of additions: each process decides for itself.
+    # The setting changes no number, or only the order of additions, so each process decides for
+    # itself.
     OWN: ClassVar[bool] = False
 
     def refusal(self, context: Context) -> str | None:
-        """Why the setting is not tried at all."""
+        """Returns why the setting is not tried at all, or None."""
         return self.switched_off(context)
 
     def candidates(self, context: Context) -> Iterator[Candidate | Refused]:
-        """Plans to measure, the most promising first. They are generated one after the other, so
-        that each may build on the then current `context.plan`. None: the setting is not chosen for
-        speed.
+        """Yields the plans to measure, the most promising first. Yields nothing if the setting is
+        not chosen for speed.
+
+        Plans are generated one after the other, so that each may build on the current
+        `context.plan`.
         """
         del context
         return iter(())
 
     def tried(self, context: Context) -> Iterator[Candidate | Refused]:
-        """The candidates, or the one reason why there are none."""
+        """Returns the candidates, or the single reason why there are none."""
         reason = self.refusal(context)
         return self.candidates(context) if reason is None else iter((Refused(reason),))
 
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
-        """The value that an earlier run found, to be adopted; None if that run had none."""
+        """Returns the value that an earlier run found, to be adopted, or None if that run had none."""
         del context, tuned
         return None
 
     @abstractmethod
     def tuned(self, applied: Applied) -> dict[str, Any]:
-        """The values of `FIELDS`."""
+        """Returns the values of `FIELDS`."""
 
     @abstractmethod
     def drop(self, applied: Applied) -> None:
-        """Removes it from the choices before they are applied."""
+        """Removes the setting from the choices before they are applied."""
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
         """Drops choices that are not in `agreed`; adds nothing."""
@@ -132,23 +136,23 @@ class Setting(ABC):
             self.undo(target)
 
     def chosen(self, applied: Applied) -> bool:
-        """True if `applied` has it."""
+        """Returns whether `applied` includes this setting."""
         plain = self.tuned(Applied())
         return self.tuned(applied) != plain
 
     def apply(self, target: Target) -> None:
-        """Applies what a plan does not contain; idempotent."""
+        """Applies the part that no plan contains. Idempotent."""
         del target
 
     def undo(self, target: Target) -> None:
-        """Undoes `apply`; no effect if `apply` had none."""
+        """Undoes `apply`. No effect if nothing was applied."""
         del target
 
     def switched_off(self, context: Context) -> str | None:
         return None if context.features.allows(self.NAME) else "switched off"
 
     def not_measured(self, context: Context) -> str | None:
-        """Why nothing can be measured for it: the switch, a wrapper that must not be run."""
+        """Returns why nothing can be measured: the switch is off, or a wrapper must not be run."""
         wrapper = parallel_wrapper(context.root.module)
         left = f"{wrapper} is left as it is" if wrapper else None
         return self.switched_off(context) or left

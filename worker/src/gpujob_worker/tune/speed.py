@@ -1,23 +1,23 @@
-"""Settings that make a step faster: the candidates of each are tried on one recorded batch."""
+"""Settings that make a step faster. The candidates of each are tried on one recorded batch."""
 
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.tune.registry import SETTINGS, setting_called
 from gpujob_worker.tune.setting import Candidate, Context, Refused, Setting
 from gpujob_worker.tune.trial import tolerance_of
 
-# Measured on the root's plan, in this order.
+# The settings that are measured on the root's plan, in this order.
 SPEED = tuple(s for s in SETTINGS if type(s).candidates is not Setting.candidates)
 
 
 class SpeedItems:
-    """Tries settings one after the other; the next ones build on what is accepted."""
+    """Tries settings one after the other. Each one builds on those accepted before."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._trial = context.trial()
 
     def expected(self) -> list[str]:
-        """Settings that are not ruled out beforehand."""
+        """Returns the settings that are not ruled out beforehand."""
         return [setting.ITEM for setting in SPEED if setting.refusal(self._context) is None]
 
     def choose_all(self) -> None:
@@ -33,7 +33,7 @@ class SpeedItems:
             if isinstance(found, Refused):
                 context.acceptance_rule.skip(item, found.why)
                 continue
-            # The line about what was accepted before stays, unless this one is better.
+            # The log line of the candidate accepted before stays, unless this one is better.
             own = f"{item} {found.what}" if accepted and not found.item else item
             if self._accepts(own, found):
                 context.applied.plan, accepted = found.plan, True

@@ -1,8 +1,8 @@
 """Checks on a real batch that splitting this module's forward changes nothing.
 
-A few samples show first what takes no more memory: layers, hooks, state, draws.
-Then the batch is computed whole and in the very pieces that are to be used. What depends on how
-many samples there are, such as the capacity of an expert, does not show in a few of them.
+A few samples first show what takes no more memory: layers, hooks, state, draws. Then the batch is
+computed whole and in the very pieces that are to be used. Effects of the number of samples, such as
+the capacity of an expert, do not show in a few of them.
 """
 
 import math
@@ -40,20 +40,21 @@ from gpujob_worker.tune.row_difference import Reference
 from gpujob_worker.tune.trial import few_rows
 
 CHECK_ROWS = 6
-# Of a smaller split than the one that is compared, so many pieces.
+# Number of pieces that are compared of a split finer than the requested one.
 _FINER_PIECES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Tolerance:
-    """Relative differences (2-norms) that rounding explains, without TF32, whose rounding alone
-    differs by more between a batch and its parts.
+    """Relative differences (2-norms) that rounding explains.
+
+    TF32 is off, because its rounding alone differs by more between a batch and its parts.
     """
 
     together: float
-    # Of the sample that differs most.
+    # For the sample that differs most.
     sample: float
-    # Of gradients over a whole batch, whose terms may nearly cancel out.
+    # For gradients over a whole batch, whose terms may nearly cancel out.
     summed: float
 
 
@@ -66,9 +67,9 @@ _TOLERANCE_OTHER = _Tolerance(3e-2, 0.3, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Samples that may go through at once for a comparison, forward and backward or forward alone.
+    """Samples that may go through at once in a comparison, forward and backward or forward alone.
 
-    `finer`: the split may be made finer later, without another comparison.
+    With `finer`, the split may be made finer later without another comparison.
     """
 
     with_graph: int
@@ -78,8 +79,8 @@ class AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Why the split changes results, if it does; else what part of the batch was compared, if not
-    all of it.
+    """Why the split changes results, or None. `part` names the compared part if it is not the whole
+    batch.
     """
 
     refusal: str | None = None
@@ -87,9 +88,9 @@ class Compared:
 
 
 def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
-    """Why the root must not be split, as far as a few samples tell; None without a difference.
+    """Returns why the root must not be split, or None if a few samples show no difference.
 
-    The check itself needs the memory of `CHECK_ROWS` samples only.
+    The check needs the memory of `CHECK_ROWS` samples only.
     """
     module = root.module
     wrapper = parallel_wrapper(module)
@@ -108,14 +109,16 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
 
 
 class SplitCheck:
-    """Compares the batch whole and in the pieces of a split, and remembers what it found."""
+    """Compares the batch whole and in the pieces of a split, and remembers the results."""
 
     def __init__(self, *, limited: bool) -> None:
         self._limited = limited
         self._found: dict[tuple[int, int | None, int], Compared] = {}
 
     def compared(self, root: Root, recorded: RecordedCall, rows: int) -> Compared:
-        """Once for each split: a limit may ask for the same again in each of the first steps."""
+        """Compares each split once, because a limit may request the same split in each of the first
+        steps.
+        """
         key = (id(root.module), recorded.inputs.rows, rows)
         if key not in self._found:
             at_once = _within_limit(root, recorded, rows) if self._limited else None
@@ -124,12 +127,14 @@ class SplitCheck:
 
 
 def _within_limit(root: Root, recorded: RecordedCall, rows: int) -> AtOnce:
-    """A memory limit lets so many samples through with a graph as the split is to have, and
-    without one twice as many. Of a batch that has gone through whole it lets through that.
+    """Returns how many samples fit into a memory limit at once.
+
+    With a graph, as many fit as the split is to have, and twice as many without one. A batch that
+    has gone through whole fits whole.
     """
     total = recorded.inputs.rows or rows
     if root.plan.rows_per_step is None and recorded.output_gradients:
-        # Gradients are held twice.
+        # Half of the batch, because gradients are held twice.
         return AtOnce(max(rows, total // 2), total)
     return AtOnce(rows, 2 * rows)
 
@@ -137,10 +142,10 @@ def _within_limit(root: Root, recorded: RecordedCall, rows: int) -> AtOnce:
 def compare(
     root: Root, recorded: RecordedCall, rows: int, at_once: AtOnce | None = None
 ) -> Compared:
-    """Compares the batch whole and in pieces of `rows`: outputs with no graph, and gradients.
+    """Compares the batch whole and in pieces of `rows`: outputs without a graph, and gradients.
 
-    `at_once` bounds both under a memory limit; there, and where memory runs out, it is the largest
-    part that fits, in pieces of half the part where that is less.
+    `at_once` bounds both under a memory limit. Under a limit, or if memory runs out, the largest
+    part that fits is compared, in pieces of at most half the part.
     """
     total = recorded.inputs.rows
     assert total is not None
@@ -168,7 +173,7 @@ def compare(
 def _on_largest(
     root: Root, differ: Callable[[int], str | None], rows: int
 ) -> tuple[int, str | None]:
-    """Compares so many samples; half of them as long as memory runs out."""
+    """Compares `rows` samples, and half as many again and again while memory runs out."""
     while True:
         full: list[bool] = []
 
@@ -184,7 +189,7 @@ def _on_largest(
         refusal = _checked(root, lambda rows=rows, full=full: attempt(rows, full))
         if not full:
             return rows, refusal
-        # The failed run is gone only now, with the error that held it.
+        # The failed run is freed only here, with the error that held it.
         rows //= 2
 
 
@@ -227,7 +232,7 @@ def _difference(root: Root, few: RecordedCall) -> str | None:
 
 
 def _drawn(draws: Draws) -> str | None:
-    """Nothing is dropped in a comparison."""
+    """Returns the reason if the forward draws random numbers. A comparison runs without dropout."""
     source = draws.source
     if source is None:
         return None
@@ -259,20 +264,22 @@ def _outside(root: Root, few: RecordedCall, parameters: list[torch.Tensor]) -> s
 
 
 def _piece(part: int, rows: int) -> int:
-    """Samples in a piece: as many as are to be used, where the part has more than that."""
+    """Returns the samples in a piece: `rows`, or half the part if the part is not larger than that."""
     return rows if rows < part else max(1, -(-part // 2))
 
 
 def _finer(rows: int) -> Iterator[int]:
-    """Splits that may follow where this one turns out not to be fine enough."""
+    """Yields the splits that may follow if this one turns out to be too coarse."""
     while rows > 1:
         rows = next(n for n in range(rows // 2, 0, -1) if rows % n == 0)
         yield rows
 
 
 def _outputs_differ(root: Root, call: RecordedCall, sizes: list[int]) -> str | None:
-    """Of the real samples, and of one of them over and over: a layer that shares something out
-    among samples, as experts with a capacity do, may have enough for each in this batch.
+    """Compares the real samples, and then a batch that repeats one of them.
+
+    A layer that shares something out among samples, as experts with a capacity do, may have enough
+    for each sample of this batch.
     """
     draws = Draws(root.module)
     found = _pieces_differ(root, call, call.inputs.detached(), sizes) or _drawn(draws)
@@ -283,7 +290,7 @@ def _outputs_differ(root: Root, call: RecordedCall, sizes: list[int]) -> str | N
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # The script makes no such batch, and its module need not bear it.
+        # The script makes no such batch, so its module need not accept one.
         return None
 
 
@@ -300,7 +307,9 @@ def _of_one_sample(inputs: CallInputs) -> CallInputs:
 def _pieces_differ(
     root: Root, call: RecordedCall, inputs: CallInputs, sizes: list[int], kind: str = ""
 ) -> str | None:
-    """`sizes` of pieces: the first over all of the batch, finer ones over some pieces."""
+    """Compares in pieces of `sizes`: the first size over the whole batch, finer ones over some
+    pieces.
+    """
     total = inputs.rows
     assert total is not None
     whole = _outputs(root, call, inputs, total)
@@ -328,7 +337,7 @@ def _amount(together: float, worst: float, tolerance: _Tolerance) -> str:
 def _outputs(
     root: Root, call: RecordedCall, inputs: CallInputs, rows: int | None
 ) -> list[torch.Tensor]:
-    """All tensors that a call without a graph returns."""
+    """Returns all tensors that a call without a graph returns."""
     with torch.no_grad(), call.around(), without_dropout():
         output: Any = inputs.call(root.module._call_impl)  # pyright: ignore[reportPrivateUsage]
     leaves = tensor_leaves(output)

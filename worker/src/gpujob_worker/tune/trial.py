@@ -1,7 +1,7 @@
-"""Decides whether a candidate replaces the present plan: close, and faster beyond noise.
+"""Decides whether a candidate replaces the present plan. It must be close, and faster beyond noise.
 
-A candidate that was not requested is kept only if it is faster with 95 % confidence, and its
-outputs and gradients agree with those of the present plan on a real batch.
+A candidate that was not requested is kept only if it is faster with 95 % confidence. Its outputs
+and gradients must agree with those of the present plan on a real batch.
 """
 
 import time
@@ -25,8 +25,8 @@ SPEEDUP_NEEDED = 1.02
 AN_EARLIER_RUN = "an earlier run"
 # A candidate this much slower on a few samples is not worth a measurement on all of them.
 HOPELESS = 2.5
-# A run on a GPU varies by 1 to 2 % alone, and by this beside co-tenants. A few runs of a long step
-# therefore prove a large gain, unlike those on a CPU.
+# A run on a GPU varies by 1 to 2 % alone, and by this much next to other jobs. Unlike on a CPU, a
+# few runs of a long step therefore prove a large gain.
 GPU_NOISE = 0.1
 
 
@@ -41,11 +41,11 @@ class Tolerance:
         return outputs.relative_error <= self.output_error and gradients.cosine >= self.cosine
 
 
-# bfloat16 has 8 bits of mantissa: outputs within a few percent, gradients in the same direction.
+# bfloat16 has 8 bits of mantissa. Outputs agree within a few percent, and gradients in direction.
 BFLOAT16 = Tolerance(0.05, 0.98)
-# float16 has 11.
+# float16 has 11 bits of mantissa.
 FLOAT16 = Tolerance(0.01, 0.99)
-# Another order of float32 operations.
+# Allows another order of float32 operations.
 SAME_TYPE = Tolerance(1e-3, 0.9999)
 
 
@@ -64,7 +64,7 @@ class AcceptanceRule:
     ) -> None:
         self._processes = processes
         self.limited = limited
-        # Origin of settings that are adopted without a measurement.
+        # Origin of settings that are adopted without being measured.
         self.source = f"from {source}"
         self._log = log
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
@@ -74,16 +74,16 @@ class AcceptanceRule:
         self.start()
 
     def start(self, budget_seconds: float | None = None) -> None:
-        """Starts the time for measuring, by default for as long as before."""
+        """Starts the time for measuring, by default with the same budget as before."""
         self.budget_seconds = self.budget_seconds if budget_seconds is None else budget_seconds
         self._ends = time.monotonic() + self.budget_seconds
 
     def expects(self, items: Iterable[str]) -> None:
-        """Settings that may be measured. Each is pending until a decision about it is logged."""
+        """Names settings that may be measured. Each is pending until a decision about it is logged."""
         self._pending.update(items)
 
     def measures(self, item: str, forced: bool) -> bool:
-        """True if a measurement may decide here; logs the reason if not."""
+        """Returns whether a measurement may decide about the item; logs the reason if not."""
         if self._processes > 1 and not forced:
             self.skip(item, f"{self._processes} processes could measure and decide differently")
             return False
@@ -94,14 +94,16 @@ class AcceptanceRule:
         return True
 
     def in_time(self, item: str, forced: bool) -> bool:
-        """True if there is time to measure; logs it if there is none."""
+        """Returns whether there is time to measure; logs if there is none."""
         if forced or time.monotonic() < self._ends:
             return True
         self.skip(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
         return False
 
     def share(self, item: str) -> Callable[[], bool]:
-        """Time for one setting: an equal part of the rest, for it and for each pending one."""
+        """Returns whether time is left for one setting: an equal share of the rest among it and all
+        pending ones.
+        """
         now = time.monotonic()
         ends = now + max(0.0, self._ends - now) / len(self._pending | {item})
         return lambda: time.monotonic() < ends
@@ -116,7 +118,9 @@ class AcceptanceRule:
     def decide(
         self, item: str, found: Speedup, numbers: str, close: bool, forced: bool, of: str = ""
     ) -> bool:
-        """`of`: what the factor is of, where that is less than forward and backward."""
+        """Decides about a measured candidate and logs it. `of` names the measured part if it is
+        less than forward and backward.
+        """
         factor = self.factor(found) + (f" of {of}" if of else "")
         if not close:
             self.skip(item, f"numbers disagree: {numbers}")
@@ -133,7 +137,7 @@ class AcceptanceRule:
         return True
 
     def factor(self, found: Speedup) -> str:
-        """The measurement as text. Without applied settings a run has no speed-up."""
+        """Returns the measurement as text. A run without applied settings has no speed-up."""
         return f"{found.pairs} pairs of runs" if self._recommend else str(found)
 
     def skip_slower(self, item: str, what: str, times: float, device: str) -> None:
@@ -153,7 +157,7 @@ class AcceptanceRule:
         self._log.skipped(item, why)
 
     def settle(self, item: str, part: str) -> None:
-        """What was accepted as a part of the setting is what is chosen for it."""
+        """Logs the accepted part as the choice for the whole setting."""
         self._log.settle(item, part)
 
 
@@ -176,7 +180,9 @@ class Trial:
         tolerance: Tolerance = SAME_TYPE,
         forced: bool = False,
     ) -> bool:
-        """True if `plan` should replace `present`; logs the decision under the setting's name."""
+        """Returns whether `plan` should replace `present`; logs the decision under the setting's
+        name.
+        """
         rule = self.acceptance_rule
         if not rule.measures(item, forced) or not rule.in_time(item, forced):
             return False
@@ -198,9 +204,7 @@ class Trial:
         return self.acceptance_rule.decide(item, found, numbers, close, forced)
 
     def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
-        """True if the results are close on a few samples; without a measurement, for known
-        settings.
-        """
+        """Returns whether results are close on a few samples. Known settings are not timed again."""
         probe = RootProbe(self.root, few_rows(self.recorded, 4))
         try:
             with no_trace(self.root.module):
@@ -230,8 +234,8 @@ class Trial:
     def same_draws_closeness(
         self, present: RootPlan, plan: RootPlan
     ) -> tuple[Closeness, Closeness]:
-        """Closeness of two plans with the same dropout masks; `plan` runs first, and is compiled
-        then.
+        """Returns the closeness of two plans with the same dropout masks. `plan` runs first and
+        compiles then.
         """
         with no_trace(self.root.module):
             result = self._probe.run(plan)
@@ -240,20 +244,20 @@ class Trial:
     def speedup_of_compiled(
         self, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
     ) -> Speedup:
-        """Like `speedup`; calls `compiled` once the plan has run for the first time."""
+        """Like `speedup`, but calls `compiled` once the plan has run for the first time."""
         with no_trace(self.root.module):
             self._probe.run(plan)
             compiled()
             return self.speedup(item, present, plan)
 
     def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
-        """A first look at a few samples, so that a hopeless candidate costs no full step."""
+        """Times a few samples first, so that a hopeless candidate costs no full step."""
         rows = self.recorded.inputs.rows or 1
         probe = RootProbe(self.root, few_rows(self.recorded, max(2, rows // 16)))
         with no_trace(self.root.module):
             plain, other = [probe.seconds(present)], list[float]()
-            # In turns. The first call does not count, because libraries initialize themselves in
-            # it.
+            # The runs alternate. The candidate's first run does not count for the slower side,
+            # because libraries initialize in it.
             for _ in range(2):
                 other.append(probe.seconds(plan))
                 plain.append(probe.seconds(present))
@@ -261,12 +265,12 @@ class Trial:
 
 
 def run_noise(device: torch.device) -> float | None:
-    """The deviation of a run, where it is known."""
+    """Returns the relative deviation of a run, or None if it is not known."""
     return GPU_NOISE if device.type == "cuda" else None
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
-    """The first samples of a call, with their gradients; all samples if they cannot be
+    """Returns the first samples of a call with their gradients, or all samples if they cannot be
     separated.
     """
     if recorded.whole_only:
@@ -285,22 +289,23 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
 
 
 def tolerance_of(plan: RootPlan, root: Root) -> Tolerance:
-    """The tolerance. Under autocast, also the script's own, a different order of operations shows
-    in every rounding.
+    """Returns the tolerance for a plan.
+
+    Under autocast, including the script's own, another order of operations shows in every rounding.
     """
     autocast = plan.autocast is not None or root.user_autocast
     return BFLOAT16 if autocast or plan.setting(Tf32) is not None else SAME_TYPE
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
-    """The closeness of two runs as text."""
+    """Returns the closeness of two runs as text."""
     cosine = f"gradients' cosine {gradients.cosine:.5f}"
     return f"outputs differ by {100 * outputs.relative_error:.2g} %, {cosine}"
 
 
 @contextmanager
 def measuring(item: str, log: DecisionLog) -> Generator[None]:
-    """Logs errors of the worker's own measurement, which are not the script's failure."""
+    """Logs errors of the worker's own measurement, because they are no failures of the script."""
     try:
         yield
     except MemoryLimitError:

@@ -1,7 +1,7 @@
 """Chooses the settings of a running job by measurement, between two steps and without side effects.
 
-Order: memory first (split, then activation checkpointing), then speed (precision, attention kernel,
-memory format, convolutions, compile, the optimizer's kernel).
+Settings for memory come first (split, then activation checkpointing). Settings for speed follow
+(precision, attention kernel, memory format, convolutions, compile, the optimizer's kernel).
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ from gpujob_worker.tune.trial import (
     tolerance_of,
 )
 
-# Of the parameters, and of what a step adds to them, which is small beside them. The second says
-# little of narrow types, whose rounding is larger than most updates.
+# Maximum relative differences of the parameters after a step, and of the updates that the step
+# adds. Updates are small next to the parameters. Their difference means little for narrow types,
+# whose rounding is larger than most updates.
 FUSED_ERROR_MAX = 1e-5
 UPDATE_ERROR_MAX = 1e-3
 FUSED = setting_called("optimizer").ITEM
@@ -82,11 +83,11 @@ class Tuner:
         )
         self.applied = Applied()
         self.split_check = SplitCheck(limited=self._facts.memory_limited)
-        # The fused kernel is not known to compute the same in all of the optimizers.
+        # True until the fused kernel is shown to compute the same in all optimizers.
         self._unproven = False
 
     def start(self, budget_seconds: float) -> None:
-        """Starts the time for measuring; a memory limit is checked long before."""
+        """Starts the time for measuring. A memory limit is checked long before."""
         self._acceptance_rule.start(budget_seconds)
 
     @property
@@ -104,15 +105,15 @@ class Tuner:
         self.applied.plan = self.applied.plan.without_split()
 
     def split_finer(self, rows: int) -> None:
-        """Splits into fewer samples than were shown to be safe; each chunk is computed twice."""
+        """Splits into fewer samples than were shown to be safe. Each chunk is computed twice."""
         self.applied.plan = replace(self.applied.plan, rows_per_step=rows, keeps_chunk=False)
 
     def checkpoint(self, on: bool) -> None:
-        """Turns activation checkpointing on or off, after it was shown to be safe."""
+        """Turns activation checkpointing on or off after it was shown to be safe."""
         self.applied.activation_checkpointing = on
 
     def settle_for(self, applied: Applied) -> None:
-        """Sets what is left of the choices."""
+        """Replaces the choices by those that are left."""
         self.applied = applied
 
     def split(
@@ -157,7 +158,7 @@ class Tuner:
         return True
 
     def offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
-        """The last resort for memory: keeps activations and optimizer state on the host."""
+        """Keeps activations and optimizer state on the host, as the last resort for memory."""
         activations = self._activation_offload(root, recorded, why)
         return self._optimizer_offload(root, recorded, why) or activations
 
@@ -199,21 +200,21 @@ class Tuner:
         )
 
     def tuned(self) -> TunedSettings:
-        """The choices, for reports and for the next run."""
+        """Returns the choices, for reports and for the next run."""
         return tuned(self.applied)
 
     def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
         return SpeedItems(self._context(root, recorded))
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
-        """Tunes everything but compilation, which may have to wait."""
+        """Tunes everything except compilation, which may have to wait."""
         self.speed_items(root, recorded).choose_all()
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         self.compile_items(root, recorded).choose()
 
     def compile_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
-        """What speaks against a compilation before anything is tried."""
+        """Returns the reason against a compilation before anything is tried, or None."""
         return setting_called("compile").refusal(self._context(root, recorded))
 
     def compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
@@ -229,8 +230,9 @@ class Tuner:
         free_bytes: int = COPIES_BYTES,
         item: str = FUSED,
     ) -> bool:
-        """Measures on copies, which need free memory. True where the kernel is faster, and equal;
-        `fuse` chooses it.
+        """Returns whether the kernel is faster and computes the same; `fuse` chooses it.
+
+        Measures on copies of the optimizer, which need free memory.
         """
         if not self._acceptance_rule.measures(item, forced=False):
             return False
@@ -238,7 +240,7 @@ class Tuner:
         if refusal is not None:
             self._log.skipped(item, refusal)
             return False
-        unproven, self._unproven = self._unproven, True  # until its numbers are compared
+        unproven, self._unproven = self._unproven, True  # Until the numbers are compared.
         refusal = _copies_refusal(optimizer, free_bytes)
         if refusal is not None:
             self._log.skipped(item, refusal)
@@ -269,15 +271,16 @@ class Tuner:
         return self._acceptance_rule.decide(item, found, numbers, close, False, of)
 
     def _fused_refusal(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """Holds in the next run too."""
+        """Returns the reason against the kernel, which also holds in the next run."""
         if not self._features.allows("optimizer"):
             return "switched off"
         return fused_refusal(optimizer)
 
     def fuse(self, chosen: bool, judged: int) -> None:
-        """Whether one of the optimizers steps with the kernel. The next run, which tries nothing,
-        takes it for as many as were `judged`, and so does not where numbers of one disagreed or
-        could not be compared.
+        """Records whether one of the optimizers steps with the kernel.
+
+        The next run tries nothing. It uses the kernel for as many optimizers as were `judged`, and
+        for none if the numbers of one disagreed or could not be compared.
         """
         self.applied.fused = chosen
         self.applied.fused_here_only = chosen and self._unproven
@@ -290,9 +293,11 @@ class Tuner:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
-        """The gain of the choices, in turns with the script's own settings; None if it cannot be
-        measured. `optimizers`: those with the fused kernel; `beside`: calls of other modules in the
-        same step, with what was chosen for them.
+        """Returns the gain of the choices, alternating with the script's own settings; None if it
+        cannot be measured.
+
+        `optimizers` are those with the fused kernel. `beside` has calls of other modules in the
+        same step, with their settings.
         """
         ways = [self._ways(applied) for applied in (self.applied, *(way for *_, way in beside))]
         if self.recommends or all(plain == chosen for plain, chosen in ways):
@@ -311,7 +316,9 @@ class Tuner:
             return None
 
     def _ways(self, chosen: Applied) -> tuple[Applied, Applied]:
-        """The script's own settings, but for what keeps a memory limit, and the chosen ones."""
+        """Returns the script's own settings, except those that keep a memory limit, and the chosen
+        ones.
+        """
         limited = self._facts.memory_limited
         own = chosen.without_settings()
         return chosen.memory_only() if limited else own, chosen
@@ -325,13 +332,14 @@ class Tuner:
         keeps_chunk: bool = True,
         whole: Root | None = None,
     ) -> None:
-        """Adopts settings of an earlier run, without those that cannot be shown to be safe.
-        `whole`: the copy on which a module is tried that is spread over processes.
+        """Adopts settings of an earlier run, except those that cannot be shown to be safe.
+
+        `whole` is the copy on which a module that is spread over processes is tried.
         """
         self.applied.loader_workers = tuned.data_loader_workers
         expands = tuned.expandable_segments and self._features.allows("expandable_segments")
         self.applied.expandable_segments = expands
-        # The optimizer is not known yet; `adopt_fused` checks it before its first step.
+        # The optimizer is not known yet. `adopt_fused` checks it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
         self.applied.optimizers_judged = tuned.optimizers_judged if self.applied.fused else 1
         if tuned.batch_per_step is not None:
@@ -347,17 +355,19 @@ class Tuner:
         self.adopt_compiled(root, recorded, tuned)
 
     def adopt_speed(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Adopts settings for speed that are close on this call, but for compilation."""
+        """Adopts settings for speed that are close on this call, except compilation."""
         self.speed_items(root, recorded).adopt(tuned)
 
     def adopt_compiled(
         self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, compares: bool = False
     ) -> None:
-        """Adopts the compilation. `compares`: it may be of another module, and has to be close."""
+        """Adopts the compilation. With `compares`, it may come from another module and must be
+        close.
+        """
         self.compile_items(root, recorded).adopt(tuned, compares=compares)
 
     def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before the first step: keeps float16 only if the optimizer can skip a step."""
+        """Called before the first step; keeps float16 only if the optimizer can skip a step."""
         if self.applied.plan.loss_scale is None:
             return
         reason = skip_refusal([optimizer])
@@ -370,10 +380,9 @@ class Tuner:
     def adopt_fused(
         self, optimizer: torch.optim.Optimizer, tuned: TunedSettings, item: str = FUSED
     ) -> bool:
-        """Before the first step of an optimizer in a run with known settings: whether it gets the
-        kernel of the earlier run.
+        """Returns whether an optimizer gets the earlier run's kernel; called before its first step.
 
-        A script that made copies of its optimizer may carry it in the optimizer's own groups.
+        A script that copied its optimizer may carry the kernel in the optimizer's own groups.
         """
         if not tuned.fused_optimizer:
             return False
@@ -391,7 +400,7 @@ class Tuner:
 
 
 def _copies_refusal(optimizer: torch.optim.Optimizer, free_bytes: int) -> str | None:
-    """Why the kernel cannot be measured on copies in this run."""
+    """Returns why the kernel cannot be measured on copies in this run, or None."""
     reason = copy_refusal(optimizer)
     needed = 0 if reason else 2 * copies_bytes(optimizer)
     if needed > free_bytes:

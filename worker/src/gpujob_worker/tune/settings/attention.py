@@ -31,7 +31,7 @@ class AttentionSetting(Setting):
             yield Candidate(context.plan.having(AttentionChoice(kernel)), kernel.value)
 
     def refusal(self, context: Context) -> str | None:
-        """Empty without a run: only a run shows which kernels a model calls."""
+        """Returns why nothing is measured. Only a run shows which kernels a model calls."""
         return self.not_measured(context)
 
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
@@ -52,7 +52,7 @@ class AttentionSetting(Setting):
 
 
 def _seen(context: Context) -> AttentionWatch | str:
-    """The kernels that run under the settings so far, or why there is nothing to choose."""
+    """Returns the kernels that run under the settings so far, or why there is nothing to choose."""
     recorded = context.recorded
     probe = RootProbe(context.root, few_rows(recorded, 2))
     try:

@@ -18,7 +18,7 @@ class CompileSetting(Setting):
     def refusal(self, context: Context) -> str | None:
         if self.switched_off(context):
             return "switched off"
-        # Torch raises in the backward pass of compiled code then, which nobody can make again.
+        # Torch would raise in the backward pass of compiled code, which cannot be repeated.
         if context.facts.differentiates_gradients:
             return "the script differentiates gradients (create_graph)"
         if context.facts.goes_back_twice:
@@ -30,7 +30,7 @@ class CompileSetting(Setting):
         any_size = plan.compiles and plan.any_size
         return {
             "compile": plan.compiles,
-            # Of one module; `TrainedModel` has the others.
+            # This module only. `TrainedModel` has the others.
             "compile_beside": False,
             "dynamic_shapes": any_size,
             "cuda_graphs": plan.cuda_graphs,
@@ -43,7 +43,7 @@ class CompileSetting(Setting):
         applied.plan = replace(applied.plan, cuda_graphs=graphs)
 
     def drop(self, applied: Applied) -> None:
-        """Also removes compiled blocks."""
+        """Drops compiled blocks too."""
         applied.plan = applied.plan.not_compiled()
 
 

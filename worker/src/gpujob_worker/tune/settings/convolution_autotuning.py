@@ -1,4 +1,4 @@
-"""cuDNN benchmarks its convolution kernels, if a model sees one input shape."""
+"""Lets cuDNN benchmark its convolution kernels if a model sees a single input shape."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ class ConvolutionAutotuningSetting(Setting):
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
         if not tuned.convolution_autotuning:
             return None
-        # Before the first call no other shape can have been seen.
+        # No other shape can have been seen before the first call.
         reason = self.not_measured(context)
         reason = reason or convolution_autotuning_refusal(context.root.module, 1)
         return next(self.candidates(context)) if reason is None else Refused(reason)

@@ -1,6 +1,4 @@
-"""Worker processes of the data loader; `data_loader_policy` decides about them from
-pass to pass.
-"""
+"""Worker processes of the data loader. `data_loader_policy` decides about them from pass to pass."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The number format of matrix products and convolutions: TF32, bfloat16, float16 with
-loss scaling.
+"""The number format of matrix products and convolutions: TF32, bfloat16, or float16 with loss
+scaling.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class PrecisionSetting(Setting):
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA GPUs; this is {root.device.type}"
         elif root.user_autocast or "_original_forward" in vars(root.module):
-            # Accelerate stores a model's own forward under that name and calls it under autocast.
+            # Accelerate stores a model's own forward under this name and calls it under autocast.
             reason = "the script uses autocast itself"
         elif any(p.dtype != torch.float32 for p in root.module.parameters()):
             reason = "the script chose the parameters' type itself"
@@ -102,8 +102,10 @@ def _bfloat16(context: Context) -> RootPlan:
 
 
 def _half(context: Context, kind: torch.dtype) -> RootPlan:
-    """Ends TF32, which would stay in force for the script's own products outside the module, unless
-    a large last layer needs it.
+    """Returns the plan for a 16-bit type.
+
+    It ends TF32, which would stay in force for the script's own products outside the module. A
+    large last layer keeps TF32.
     """
     plan, tail = context.plan.without(Tf32), _tail(context, kind)
     if tail is None:
@@ -114,13 +116,15 @@ def _half(context: Context, kind: torch.dtype) -> RootPlan:
 
 
 def _may_use_tf32(context: Context) -> bool:
-    """Also where it was chosen just now, and is in force."""
+    """Returns whether TF32 is available, or was chosen just now and is in force."""
     chosen = context.plan.setting(Tf32) is not None
     return chosen or (context.root.device.type == "cuda" and tf32_refusal() is None)
 
 
 def _tail(context: Context, kind: torch.dtype) -> Float32Tail | None:
-    """None if the module calls no layer of torch's kind; a try then shows whether it runs."""
+    """Returns the last layer in float32, or None if the module calls no layer of torch's types. A
+    try then shows whether it runs.
+    """
     calls: list[LayerCall] = []
     root, few = context.root, few_rows(context.recorded, 2)
     try:
@@ -181,7 +185,7 @@ def _float16_refusal(context: Context) -> str | None:
 
 
 def _scaled_plan(context: Context) -> RootPlan | None:
-    """float16 with the largest scale at which no gradient of this batch overflows."""
+    """Returns float16 with the largest scale at which no gradient of this batch overflows, or None."""
     root = context.root
     scale = LossScale(exchanged=exchanged(root.wrapper), exchanges=lambda: exchanges(root.wrapper))
     plan = replace(_half(context, torch.float16), loss_scale=scale)
