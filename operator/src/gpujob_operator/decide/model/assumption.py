@@ -1,8 +1,8 @@
-"""Which part of a decided status counts before the status is durable.
+"""Decides which part of a decided status counts before the status is durable.
 
-A decision whose write is under way is assumed in the next snapshot, so that no capacity is assigned
-twice. Capacity that the decision releases is not assumed to be free: until the write succeeds,
-readers of the job's status still find it reserved, and a failed write would have released nothing.
+A decision whose write is in flight is assumed in the next snapshot, so that no capacity is assigned
+twice. Capacity that the decision releases is not assumed to be free. Readers of the job's status
+still find it reserved until the write succeeds, and a failed write releases nothing.
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ from gpujob_api.gpujob import GPUJobStatus, Reservation, ReservationSource
 
 
 def assumed_status(before: GPUJobStatus, after: GPUJobStatus) -> GPUJobStatus | None:
-    """The status `after`, with at least the reservation of `before`.
+    """Returns the status `after`, with at least the reservation of `before`.
 
-    None if it has other GPUs or none: then `before` still counts.
+    Returns None if `after` has other GPUs or none. In that case `before` still counts.
     """
     if before.placement is None or before.finished:
         return after
@@ -24,7 +24,7 @@ def assumed_status(before: GPUJobStatus, after: GPUJobStatus) -> GPUJobStatus | 
 
 
 def places(status: GPUJobStatus) -> list[tuple[int, str, tuple[str, ...]]]:
-    """The placement without the pods' UIDs."""
+    """Returns the placement without the pods' UIDs."""
     workers = () if status.placement is None else status.placement.workers
     return [(worker.rank, worker.node, worker.gpus) for worker in workers]
 

@@ -1,4 +1,4 @@
-"""The template of claims that the operator makes for jobs that name no place for checkpoints."""
+"""The template of the claims that the operator creates for jobs that name no place for checkpoints."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, Memory
 
 
 class AccessMode(Enum):
-    """Those of a PersistentVolumeClaim with which a worker can write."""
+    """Access modes of a PersistentVolumeClaim with which a worker can write."""
 
     READ_WRITE_ONCE = "ReadWriteOnce"
     READ_WRITE_MANY = "ReadWriteMany"
@@ -19,14 +19,16 @@ class AccessMode(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimSize(Memory):
-    """What a claim asks for: 20Gi, 1Ti. At least 1 byte, at most 16 Pi."""
+    """The size that a claim requests, such as 20Gi or 1Ti: at least 1 byte, at most 16 Pi."""
 
     bytes_max: ClassVar[int] = FLEET_MEMORY_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTemplate:
-    """`storage_class_name` None: the cluster's default storage class."""
+    """The claims to create. They use the cluster's default storage class if `storage_class_name` is
+    None.
+    """
 
     size: ClaimSize
     storage_class_name: Subdomain | None = None

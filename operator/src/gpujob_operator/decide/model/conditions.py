@@ -47,8 +47,10 @@ def find(status: HasConditions, kind: str) -> Condition | None:
 
 
 class ConditionWriter:
-    """Sets conditions in the status of one job. A status is large and is copied once, by `status`:
-    thousands of jobs have several conditions set in a cycle.
+    """Sets conditions in the status of one job.
+
+    Thousands of jobs get several conditions in a cycle, and a status is large. `status` therefore
+    copies it once.
     """
 
     __slots__ = ("_base", "_generation", "_now", "conditions")
@@ -60,7 +62,7 @@ class ConditionWriter:
         self._now = now
 
     def set(self, kind: str, value: bool | None, reason: str, message: str = "") -> None:
-        """Sets the condition; `value` None means Unknown."""
+        """Sets the condition. None as `value` means Unknown."""
         wanted = _STATUS[value]
         message = visible(message[:MESSAGE_CHARACTERS_MAX])
         before = find(self, kind)
@@ -81,13 +83,15 @@ class ConditionWriter:
         self.conditions = tuple(sorted([*others, after], key=_TYPE))
 
     def remove(self, kind: str) -> None:
-        """Removes the condition, if it is there."""
+        """Removes the condition if it exists."""
         if find(self, kind) is not None:
             self.conditions = tuple([one for one in self.conditions if one.type != kind])
 
     def status(self, **changes: Any) -> GPUJobStatus:
-        """The status with these conditions, and with these changes of other fields; the same object
-        if there are none."""
+        """Returns the status with these conditions and with `changes` to other fields.
+
+        Returns the same object if nothing changed.
+        """
         if self.conditions is not self._base.conditions:
             changes["conditions"] = self.conditions
         return changed(self._base, **changes) if changes else self._base

@@ -8,14 +8,16 @@ from gpujob_operator.decide.model.claim_template import ClaimTemplate
 
 
 class DeviceAccess(Enum):
-    """How a pod gets its GPU: see docs/guides/install.md."""
+    """How a pod gets its GPU. See docs/guides/install.md."""
 
     ENVIRONMENT = "Environment"
     DEVICE_PLUGIN = "DevicePlugin"
 
 
 class OrderPolicy(Enum):
-    """`ARRIVAL`: first come, first served. `SHORTEST`: least remaining work, in
+    """The order of pending jobs.
+
+    `ARRIVAL` is first come, first served. `SHORTEST` puts the job with the least remaining work, in
     GPU-seconds, first.
     """
 
@@ -24,8 +26,10 @@ class OrderPolicy(Enum):
 
 
 class NodeAutoscaler(Enum):
-    """Whether nodes may come that are larger or other than those there. `AUTO`: where a node with
-    GPUs has a label of Karpenter.
+    """Whether an autoscaler may add nodes that are larger than, or different from, the present
+    ones.
+
+    `AUTO` means yes if a node with GPUs has a label of Karpenter.
     """
 
     AUTO = "Auto"
@@ -47,15 +51,15 @@ class Configuration:
     order_policy: OrderPolicy = OrderPolicy.ARRIVAL
     waiting_seconds_max: float = 86_400.0
     waiting_stretch_max: float = 15.0
-    # After this wait GPUs are nominated for a job, which later jobs may not take (I11).
+    # GPUs are nominated for a job after this wait. Later jobs may not take them (I11).
     nominate_after_seconds: float = 60.0
-    # Preemption: see docs/design/0012-preemption.md. A job is preempted at most this often (0:
-    # never), and not if capacity becomes free by itself within the wait.
+    # Preemption. See docs/design/0012-preemption.md. A job is preempted at most `preemptions_max`
+    # times (0: never), and not if capacity becomes free by itself within the wait.
     preemptions_max: int = 3
     preemption_wait_seconds: float = 30.0
-    # After this wait other jobs are migrated to make a job fit; infinite: never.
+    # Other jobs are migrated after this wait to make a job fit. Infinity turns migration off.
     consolidate_after_seconds: float = 300.0
-    # After this time beyond its slowdown limit, a job or one of its co-tenants is migrated.
+    # A job or one of its co-tenants is migrated after this time above its slowdown limit.
     slowed_seconds: float = 120.0
     # Cost of restarting an attempt, for choosing the victims of a preemption.
     restart_seconds: float = 30.0
@@ -65,15 +69,15 @@ class Configuration:
     node_autoscaler: NodeAutoscaler = NodeAutoscaler.AUTO
     # Nothing is placed on GPUs whose reading is older than this (I14).
     telemetry_stale_seconds: float = 30.0
-    # Whether `spot.policy: Prefer` places jobs on spot nodes that an interruption starts again from
-    # the beginning.
+    # Whether `spot.policy: Prefer` also places jobs on spot nodes if an interruption would start
+    # them again from the beginning.
     spot_allow_unprotected: bool = False
-    # The cycle's own pace.
+    # How often a cycle writes progress and pending statuses.
     progress_write_seconds: float = 15.0
     pending_write_seconds: float = 60.0
     # Attempts.
     start_timeout_seconds: float = 600.0
-    # While images are pulled, so long instead.
+    # Replaces `start_timeout_seconds` while images are pulled.
     image_pull_timeout_seconds: float = 3600.0
     node_lost_seconds: float = 60.0
     # From SIGTERM to SIGKILL of a worker. A template may ask for another value up to the maximum.
@@ -82,16 +86,18 @@ class Configuration:
     retry_backoff_seconds: float = 10.0
     retry_backoff_max_seconds: float = 600.0
     report_interval_seconds: float = 2.0
-    # A profile that no job has used for so long is deleted; 0: never.
+    # A profile that no job has used for this long is deleted. 0 turns deletion off.
     profile_unused_days: int = 90
     # Rendering.
     report_url: str = ""
     device_access: DeviceAccess = DeviceAccess.ENVIRONMENT
     runtime_class_name: str | None = None
-    # The image from which pods of other images get the worker's packages; none: they get none.
+    # The image that provides the worker's packages to pods of other images. Those pods get no
+    # packages if it is None.
     worker_package_image: str | None = None
     checkpoint_mount: str = "/gpujob/checkpoints"
-    # Of the claims that are made for jobs that name no place for checkpoints; none: none is made.
+    # The template of claims for jobs that name no place for checkpoints. No claim is created if it
+    # is None.
     checkpoint_claim_template: ClaimTemplate | None = None
     # Price of one GPU-hour by GPU model, on demand and spot.
     price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -1,10 +1,12 @@
-"""Records of pods that came after the GPUs they name were given to other jobs.
+"""Records of pods that arrived after their GPUs had been given to other jobs.
 
-A leader that died may have asked for a pod, its successor gave the GPUs away without knowing of the
-request, and died too before the pod came and was asked to go. Whoever leads next finds both. No
-leader places a job where it does not fit beside another one that runs there, so that a record to
-which a later job does not fit is such a pod's. A job that was placed earlier says nothing: what it
-held may have been given to the record's job, and its status not have been written any more.
+A leader may have requested a pod and died. Its successor, unaware of the request, gave the GPUs
+away and died before the pod arrived and could be deleted. The next leader finds both the pod and
+the later job.
+
+No leader places a job on a GPU where it does not fit next to a running job. A record that does not
+fit together with a later job therefore belongs to such a pod. A job that was placed earlier proves
+nothing: its GPUs may have been given to the record's job before its status could be written.
 """
 
 from collections import defaultdict
@@ -17,11 +19,11 @@ from gpujob_operator.decide.model.held_gpus import Place, holds_gpus, is_whole_g
 def crowded_out(
     recorded: Iterable[GPUJob], stored: Iterable[GPUJob], allocatable_bytes: Mapping[Place, int]
 ) -> frozenset[str]:
-    """The UIDs of jobs whose record does not hold beside a later job, by memory, by who is to be
-    alone, or by the namespace.
+    """Returns the UIDs of jobs whose record conflicts with a later job.
 
-    `recorded` are placed as their pods record, which have not ended; `stored` as their statuses
-    say. `allocatable_bytes` is what all jobs on a GPU may hold; one that is not in it has enough.
+    They conflict by memory, by exclusive use, or by namespace. `recorded` are placed as their live
+    pods record, and `stored` as their statuses record. `allocatable_bytes` is what all jobs on a
+    GPU may hold together. A GPU without an entry has no limit.
     """
     holders: dict[Place, list[GPUJob]] = defaultdict(list)
     for job in stored:

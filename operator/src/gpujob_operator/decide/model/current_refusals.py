@@ -1,11 +1,11 @@
-"""What kept pods of a job from starting, as far as it still says something of the job."""
+"""The refusals to start a job's pods that still apply to the job's current spec."""
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.start_refusal import StartRefusal
 
 
 def current_refusals(job: GPUJob) -> tuple[StartRefusal, ...]:
-    """What was refused of the spec as it is now: an edit may have mended the rest."""
+    """Returns the refusals of the current spec. An edit may have fixed the others."""
     refusals, generation = job.status.start_refusals, job.metadata.generation
     if not refusals:
         return ()
@@ -13,5 +13,5 @@ def current_refusals(job: GPUJob) -> tuple[StartRefusal, ...]:
 
 
 def is_edited_since_refused(job: GPUJob) -> bool:
-    """True if everything that was ever refused of the job is of an earlier spec."""
+    """Returns whether every refusal of the job belongs to an earlier spec."""
     return bool(job.status.start_refusals) and not current_refusals(job)

@@ -1,5 +1,7 @@
-"""How the workers of a gang must lie apart, as their template says it and kube-scheduler or a
-kubelet would enforce it. Read before they are placed: a refusal would come after each attempt.
+"""How the workers of a gang must be spread, read from their template.
+
+kube-scheduler or a kubelet enforces these rules. They are read before placement, because otherwise
+each attempt would be refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +16,10 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class SpreadRule(NamedTuple):
-    """At most `most` workers where the nodes' label has one value, or at most `skew` more than
-    where there are fewest. For `kubernetes.io/hostname` each node is one, by its name.
+    """Limits how many workers share one value of a node label.
+
+    At most `most` workers share a value, or at most `skew` more than the value with the fewest
+    workers has. Each node is its own value of `kubernetes.io/hostname`, by its name.
     """
 
     topology_key: str
@@ -29,8 +33,10 @@ def one_on_a_node(text: str) -> SpreadRule:
 
 
 def spread_rules(job: GPUJob) -> tuple[SpreadRule, ...]:
-    """What the template says of workers beside each other. Where anything of it cannot be read
-    there is no rule here: rendering and the API server refuse such a pod with the field.
+    """Returns the template's rules on how workers share nodes.
+
+    A part that cannot be read adds no rule, because rendering and the API server refuse such a pod
+    and name the field.
     """
     if job.spec.workers < 2:
         return ()
@@ -67,7 +73,9 @@ def _topology_spread(job: GPUJob, spec: Mapping[str, Any]) -> list[SpreadRule]:
 
 
 def _host_ports(job: GPUJob, spec: Mapping[str, Any]) -> list[SpreadRule]:
-    """Each port of a node is one pod's. With `hostNetwork` every port is one of the node."""
+    """Each port of a node belongs to one pod. With `hostNetwork`, every container port is a node
+    port.
+    """
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
     ]
@@ -86,7 +94,7 @@ def _means_its_own_namespace(job: GPUJob, term: Mapping[str, Any]) -> bool:
 
 
 def _selects_its_own(job: GPUJob, term: Mapping[str, Any]) -> bool:
-    """Whether the selector means each worker of the gang."""
+    """Returns whether the selector matches every worker of the gang."""
     selector = cast("Mapping[str, Any] | None", term.get("labelSelector"))
     if selector is None:
         return False
@@ -115,6 +123,6 @@ def _holds(value: str | None, operator: str, values: Sequence[str]) -> bool:
 
 
 def _labels(job: GPUJob) -> Mapping[str, str]:
-    """Of each of its workers: what is another's for another rank is left out."""
+    """Returns the labels of every worker. Labels that differ by rank are left out."""
     own = (job.spec.template.get("metadata") or {}).get("labels") or {}
     return {**own, LABEL_JOB: job.metadata.name[:63], LABEL_JOB_UID: job.metadata.uid}

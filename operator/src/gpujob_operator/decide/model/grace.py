@@ -1,4 +1,4 @@
-"""The grace of a worker: one number that is rendered in its pod, passed to the worker, and used at
+"""The grace of a worker. The same number is rendered in its pod, passed to the worker, and used at
 a stop.
 """
 
@@ -13,14 +13,15 @@ from gpujob_operator.decide.model.snapshot import PodView
 
 # 0 would let the API server remove the pod before its processes are known to be gone.
 GRACE_SECONDS_MIN = 1
-# After SIGKILL a kubelet takes a moment to say that the processes are gone.
+# After SIGKILL a kubelet takes a moment to report that the processes are gone.
 LATE_SECONDS = 15.0
 
 
 def grace_seconds(job: GPUJob, configuration: Configuration) -> int:
-    """The grace of each worker, from SIGTERM to SIGKILL: the template's
-    terminationGracePeriodSeconds or the configured default, and never more than the configured
-    maximum.
+    """Returns the grace of each worker, from SIGTERM to SIGKILL, in seconds.
+
+    It is the template's terminationGracePeriodSeconds or the configured default, and never more
+    than the configured maximum.
     """
     asked = cast("Any", pod_spec(job).get("terminationGracePeriodSeconds"))
     is_number = isinstance(asked, int) and not isinstance(asked, bool)
@@ -36,19 +37,21 @@ def pod_grace_seconds(pod: PodView, otherwise: int) -> int:
 
 
 def asked_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """How long the workers of a gang may agree on a step before they get SIGTERM."""
+    """Returns how long the workers of a gang may take to agree on a step before they get SIGTERM."""
     return _asked_share(job) * grace_seconds(job, configuration)
 
 
 def stop_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """The longest time from the decision of a stop to SIGKILL."""
+    """Returns the longest time from the decision to stop until SIGKILL."""
     grace = grace_seconds(job, configuration)
     return grace + _asked_share(job) * grace
 
 
 def awaited_until(job: GPUJob) -> datetime | None:
-    """Until when others may wait for this job to leave its GPUs; None if it does not leave them.
-    Whoever is not gone by then, on a dead node for example, may never be: others take another way.
+    """Returns until when other jobs may wait for this job to leave its GPUs.
+
+    Returns None if the job does not leave them. A job that still holds its GPUs after that time, on
+    a dead node for example, may never leave, so other jobs look for another way.
     """
     stop = job.status.stop
     if job.status.phase is not JobPhase.STOPPING or stop is None:
@@ -63,9 +66,12 @@ def is_awaited(job: GPUJob, now: datetime) -> bool:
 
 
 def past_grace(pods: Iterable[PodView], now: datetime) -> tuple[str, float | None]:
-    """What can be done about the first of the pods that should be gone and is not, "" if there is
-    none, and in how many seconds another one may be; None: none will. Nothing but their end proves
-    that no process of theirs runs on (I3): somebody has to look."""
+    """Returns advice about the first pod that outlived its grace, and when the next pod will.
+
+    The advice is "" if there is no such pod. The second value is in seconds, and None if no other
+    pod can outlive its grace. Only the end of a pod proves that its processes are gone (I3), so a
+    person has to check.
+    """
     due = [(pod.deletion_at, pod) for pod in pods if pod.deletion_at is not None]
     late = [pod for at, pod in due if (now - at).total_seconds() > LATE_SECONDS]
     ahead = [at + timedelta(seconds=LATE_SECONDS + 1) for at, _ in due]
@@ -82,5 +88,5 @@ def past_grace(pods: Iterable[PodView], now: datetime) -> tuple[str, float | Non
 
 
 def _asked_share(job: GPUJob) -> float:
-    """The part of the grace for which the workers of a gang may agree on a step."""
+    """The part of the grace in which the workers of a gang may agree on a step."""
     return 0.5 if job.spec.workers > 1 else 0.0

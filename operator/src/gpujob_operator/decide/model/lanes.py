@@ -1,4 +1,4 @@
-"""How many writes may be under way at the same time."""
+"""How many writes may be in flight at the same time."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class LanesLeft:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What the next cycle can write, beside what is being written."""
+    """What the next cycle can write in addition to the writes in flight."""
 
-    # Of namespaces with writes under way.
+    # Namespaces with writes in flight.
     left: tuple[LanesLeft, ...] = ()
-    # How many more statuses that only tell what is so already; None: as many as are decided.
+    # How many more statuses may be written that only record what is already so. None: no limit.
     tells_left: int | None = None

@@ -18,8 +18,9 @@ class NodeRequirement(NamedTuple):
     values: tuple[str, ...]
 
     def holds(self, found: Mapping[str, str]) -> bool:
-        """Whether a node with these labels meets it. An operator that Kubernetes does not know
-        holds: the API server refuses the pod.
+        """Returns whether a node with these labels meets the requirement.
+
+        An operator that Kubernetes does not know is met, because the API server refuses the pod.
         """
         value = found.get(self.key)
         match self.operator:
@@ -37,7 +38,7 @@ class NodeRequirement(NamedTuple):
                 return True
 
     def _compares(self, value: str | None) -> bool:
-        """Both are integers, as the API server demands of the expression's."""
+        """Compares integers. The API server requires an integer in the expression."""
         try:
             label, (bound,) = int(value or ""), map(int, self.values)
         except ValueError:
@@ -51,7 +52,7 @@ class NodeRequirement(NamedTuple):
 
 
 class NodeSelectorTerm(NamedTuple):
-    """All of them have to hold; a term without any matches no node."""
+    """Requirements that all have to hold. A term without requirements matches no node."""
 
     of_labels: tuple[NodeRequirement, ...]
     of_name: tuple[NodeRequirement, ...]
@@ -63,13 +64,15 @@ class NodeSelectorTerm(NamedTuple):
         return unmet[0] if unmet else None
 
 
-# Terms of which one has to match; empty: any node.
+# At least one of the terms has to match. No terms match any node.
 NodeAffinity = tuple[NodeSelectorTerm, ...]
 
 
 def required_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
-    """What the pod requires of its node's labels and name. Where anything of it cannot be read
-    there is no requirement here: rendering and the API server refuse such a pod with the field.
+    """Returns what the pod requires of its node's labels and name.
+
+    A part that cannot be read makes the requirement empty, because rendering and the API server
+    refuse such a pod and name the field.
     """
     if not pod_spec.get("affinity"):
         return ()
@@ -80,8 +83,9 @@ def required_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
 
 
 def volume_affinity(node_selector: Mapping[str, Any]) -> NodeAffinity:
-    """What a volume requires of the node that uses it (`spec.nodeAffinity.required`). Where
-    anything of it cannot be read there is no requirement here: kube-scheduler's refusal shows it.
+    """Returns what a volume requires of the node that uses it (`spec.nodeAffinity.required`).
+
+    A part that cannot be read makes the requirement empty. kube-scheduler's refusal reports it.
     """
     try:
         return _terms(node_selector)
@@ -90,7 +94,7 @@ def volume_affinity(node_selector: Mapping[str, Any]) -> NodeAffinity:
 
 
 def affinity_mismatch(affinity: NodeAffinity, name: str, labels: Mapping[str, str]) -> str:
-    """Why no term matches the node, or ""."""
+    """Returns why no term matches the node, or "" if one does."""
     if not affinity:
         return ""
     found: list[str] = []

@@ -13,7 +13,7 @@ from enum import Enum
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.model.snapshot import NodeView
 
-# A time in seconds since 1970; ten digits last until 2286.
+# A Unix time in seconds. Ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 READY_CONDITION = "Ready"
 _LABEL_DRIVER_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
@@ -39,7 +39,7 @@ class NodeNotice:
     """
 
     kind: NoticeKind
-    # The sign in words; "" for the operator's own taint, which says no more than the kind.
+    # The sign in words. "" for the operator's own taint, which adds nothing to the kind.
     sign: str
     ends_at: datetime | None = None
     lead_seconds: float | None = None
@@ -51,7 +51,7 @@ class TaintRow:
     kind: NoticeKind
     setter: str
     lead_seconds: float | None = None
-    # Of spot nodes, where it differs: the same taint announces a reclamation there.
+    # Replaces `lead_seconds` on spot nodes, where the same taint announces a reclamation.
     spot_lead_seconds: float | None = None
     # The taint's value is the time at which the machine goes.
     value_is_end: bool = False
@@ -59,8 +59,11 @@ class TaintRow:
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """A condition that is True, or, of `Ready`, one that is False. `message`: its text must have
-    one of these parts; any text will do where there are none."""
+    """A condition that is True, or `Ready` that is False.
+
+    The condition's text must contain one of the parts in `message`. Any text matches if there are
+    none.
+    """
 
     type: str
     kind: NoticeKind
@@ -132,7 +135,7 @@ CONDITION_ROWS = (
     ConditionRow(
         "VMEventScheduled", NoticeKind.RECLAIM, "AKS", ("Preempt Scheduled",), lead_seconds=10.0
     ),
-    # The kubelet gives user pods the shutdown's time less that for critical pods: 15 s on GKE.
+    # The kubelet gives user pods the shutdown's time minus the time for critical pods: 15 s on GKE.
     ConditionRow(
         READY_CONDITION,
         NoticeKind.RECLAIM,
@@ -158,9 +161,10 @@ LABEL_ROWS = (
         "NVIDIA GPU Operator",
     ),
 )
-# How long a spot node with a deletionTimestamp has: an autoscaler deletes it when its notice comes.
+# The time left to a spot node with a deletionTimestamp. An autoscaler deletes the node when its
+# notice arrives.
 SPOT_DELETION_SECONDS = _EC2_SECONDS
-# The condition types that a node's view keeps; all others change nothing.
+# The condition types that a node's view keeps. Others have no effect.
 CONDITION_TYPES = frozenset(row.type for row in CONDITION_ROWS)
 NOTICE_TAINTS = frozenset(row.key for row in TAINT_ROWS)
 _TAINTS = {row.key: row for row in TAINT_ROWS}

@@ -1,5 +1,7 @@
-"""How other jobs are called in a job's status and events: who reads them may read the jobs of its
-own namespace only, so the others are counted and not named.
+"""How a job's status and events refer to other jobs.
+
+Readers of a status may only have access to their own namespace. Jobs of other namespaces are
+therefore counted and not named.
 """
 
 from collections.abc import Iterable
@@ -11,12 +13,12 @@ NAMED_MAX = 3
 
 
 def name_for(reader: GPUJob, other: GPUJob) -> str:
-    """What the reader's status calls the other job."""
+    """Returns how the reader's status refers to the other job."""
     return other.metadata.key if _may_be_named(reader, other) else "a job of another namespace"
 
 
 def names_for(reader: GPUJob, others: Iterable[GPUJob]) -> str:
-    """The same of several jobs: team/a, team/b and 2 jobs of other namespaces."""
+    """Returns the same for several jobs: team/a, team/b and 2 jobs of other namespaces."""
     jobs = list(others)
     names = sorted(job.metadata.key for job in jobs if _may_be_named(reader, job))
     foreign, more = len(jobs) - len(names), max(len(names) - NAMED_MAX, 0)

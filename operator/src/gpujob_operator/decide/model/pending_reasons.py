@@ -1,6 +1,4 @@
-"""Why a pending job waits: the reasons of its Scheduled condition. The reasons are part
-of the API.
-"""
+"""Why a pending job waits: the reasons of its Scheduled condition, which are part of the API."""
 
 from enum import StrEnum
 
@@ -10,7 +8,7 @@ class PendingReason(StrEnum):
     QUEUE_NOT_FOUND = "QueueNotFound"
     # The queue does not admit the job's namespace or its priority.
     INADMISSIBLE = "Inadmissible"
-    # The operator starts no attempt of such a spec.
+    # The operator starts no attempt of this spec.
     SPEC_REJECTED = "SpecRejected"
     # A dry run of the API server refused the job's pods.
     POD_REJECTED = "PodRejected"
@@ -20,7 +18,7 @@ class PendingReason(StrEnum):
     BACKING_OFF = "BackingOff"
     # The job can never fit on the GPUs of the cluster.
     UNSATISFIABLE = "Unsatisfiable"
-    # The same, where an autoscaler may add other nodes.
+    # The same, but an autoscaler may add other nodes.
     NEEDS_NEW_NODE = "NeedsNewNode"
     OVER_QUOTA = "OverQuota"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"

@@ -1,7 +1,7 @@
-"""What the pod of a job of one worker records of its attempt.
+"""What the pod of a one-worker job records of its attempt.
 
-The status need not be written before such a pod is created: one object that is created, or is not,
-says where the attempt is and what it holds. Whoever leads next reads it there.
+The status does not have to be written before such a pod is created. One object, which is either
+created or not, holds the attempt's place and reservation. The next leader reads both from the pod.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ from gpujob_operator.decide.model.waiting_time import let_go
 if TYPE_CHECKING:
     from gpujob_operator.decide.model.snapshot import PodView
 
-# Of the condition Running, from the placement until all workers run or something keeps them from
-# it.
+# The message of the condition Running from placement until all workers run or something blocks
+# them.
 STARTING_MESSAGE = "the pods are being created and started"
 
 
@@ -41,12 +41,12 @@ class PlacementRecord:
     reservation: Reservation
     profile: str
     placed_at: datetime
-    # None: written before records named it.
+    # None in records of releases that did not record the queue.
     queue: str | None = None
 
 
 def record_of(job: GPUJob) -> PlacementRecord:
-    """The record of the attempt of this job, which is placed."""
+    """Returns the record of the attempt of this placed job."""
     status = job.status
     placement, reservation = status.placement, status.reservation
     assert placement is not None, "only a placed job has a placement to record"
@@ -63,10 +63,10 @@ def record_of(job: GPUJob) -> PlacementRecord:
 
 
 def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobStatus:
-    """The status of a pending job that was placed by this record for this attempt."""
+    """Returns the status of a pending job after this record placed it as this attempt."""
     writer = ConditionWriter(job, job.status, record.placed_at)
     writer.set(conditions.SCHEDULED, True, "Placed", placement_message(job, record, attempt))
-    # The same condition as while the pods are created and start, which saves a write.
+    # The same condition counts while the pods are created and start, which saves a write.
     writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     waiting = let_go(job, record.placed_at) | {"next_attempt_at": None}
     return writer.status(
@@ -99,8 +99,11 @@ def placement_message(job: GPUJob, record: PlacementRecord, attempt: int) -> str
 
 
 def ignored_hint(job: GPUJob, held: Reservation, profile: str) -> str:
-    """That the user asks for more memory than was ever measured, and does not get it; "" if not so.
-    `profile`: the name of the workload's GPUProfile."""
+    """Returns a note that the user's memory hint is larger than any measurement and does not count.
+
+    Returns "" if the hint counts or is small enough. `profile` is the name of the workload's
+    GPUProfile.
+    """
     hint = job.spec.gpu.memory
     if hint is None or hint.bytes <= held.memory_bytes:
         return ""
@@ -113,9 +116,12 @@ def ignored_hint(job: GPUJob, held: Reservation, profile: str) -> str:
 
 
 def records(pod: "PodView", job: GPUJob) -> bool:
-    """Whether the pod records an attempt of the job: by its name in the job's namespace, which only
-    one pod can have, and not by what its annotation says alone: a node that edits its pods places
-    no job elsewhere. Somebody may have taken its owner away."""
+    """Returns whether the pod records an attempt of the job.
+
+    The pod must have a worker's name in the job's namespace, which only one pod can have. The
+    annotation alone does not count: a node that edits its pods cannot place a job elsewhere. The
+    owner reference may have been removed.
+    """
     metadata, record = job.metadata, pod.record
     return (
         record is not None
@@ -128,7 +134,7 @@ def records(pod: "PodView", job: GPUJob) -> bool:
 
 
 def is_recorded(job: GPUJob, pod: "PodView") -> bool:
-    """Whether the pod records the next attempt of the job, which waits."""
+    """Returns whether the pod records the next attempt of the job, and the job is waiting."""
     status = job.status
     return (
         records(pod, job)
@@ -140,7 +146,7 @@ def is_recorded(job: GPUJob, pod: "PodView") -> bool:
 
 
 def recorded_status(job: GPUJob, pod: "PodView") -> GPUJobStatus:
-    """The status of a job of which `is_recorded` holds."""
+    """Returns the status of a job for which `is_recorded` holds."""
     record = pod.record
     assert record is not None, "is_recorded"
     workers = tuple(replace(worker, pod_uid=pod.uid) for worker in record.placement.workers)
@@ -149,7 +155,7 @@ def recorded_status(job: GPUJob, pod: "PodView") -> GPUJobStatus:
 
 
 def with_records(jobs: Iterable[GPUJob], pods: Iterable["PodView"]) -> tuple[GPUJob, ...]:
-    """The jobs, those among them placed whose pods record an attempt that no status has yet."""
+    """Returns the jobs, placed if their pods record an attempt that no status has yet."""
     by_name = pods_with_records(pods)
     found: list[GPUJob] = []
     for job in jobs:
@@ -162,16 +168,18 @@ def with_records(jobs: Iterable[GPUJob], pods: Iterable["PodView"]) -> tuple[GPU
 
 
 def pods_with_records(pods: Iterable["PodView"]) -> dict[tuple[str, str], "PodView"]:
-    """By namespace and name."""
+    """Returns the pods that have a record, by namespace and name."""
     return {(pod.namespace, pod.name): pod for pod in pods if pod.record is not None}
 
 
 def next_pod_name(job: GPUJob) -> tuple[str, str]:
-    """Namespace and name of the pod of the job's next attempt, if that has one worker."""
+    """Returns namespace and name of the pod of the job's next attempt, if that has one worker."""
     return job.metadata.namespace, f"{job.metadata.name}-{job.status.attempt + 1}-0"
 
 
 def came_late(job: GPUJob, pod: "PodView") -> bool:
-    """Whether the pod records an attempt of this job that the present leader did not place, and did
-    not find when it began to lead: the request of another leader arrived after that."""
+    """Returns whether the pod records an attempt that the present leader neither placed nor found.
+
+    Another leader requested it, and it arrived after the present leader began to lead.
+    """
     return pod.record is not None and pod.attempt > job.status.attempt

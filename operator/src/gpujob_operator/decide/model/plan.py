@@ -27,10 +27,10 @@ class EventNote:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Write `status`, if the job still has the resourceVersion of the snapshot.
+    """Write `status` if the job still has the resourceVersion of the snapshot.
 
-    With `pod`: create that pod, which records the placement of `status`. Where it is created, the
-    status is not written.
+    With `pod`, create that pod, which records the placement of `status`. The status is not written
+    if the pod is created.
     """
 
     job: GPUJob
@@ -48,23 +48,24 @@ class RejectJob:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one worker's pod. The placement is in `job.status`. That is durable, or the pod is
-    the `record` of it.
+    """Create one worker's pod. The placement is in `job.status`, which is durable or is recorded by
+    the pod itself (`record`).
     """
 
     job: GPUJob
     rank: int
     settings: Settings
-    # The label `kubernetes.io/hostname` of the worker's node, where it has one.
+    # The label `kubernetes.io/hostname` of the worker's node, if it has one.
     hostname: str | None = None
     record: PlacementRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Stop a pod: SIGTERM, its grace, SIGKILL. Preconditions are the pod's UID and its state in the
-    snapshot, which the executor fills in (`resource_version`): a pod that ended meanwhile is judged
-    before it is deleted.
+    """Stop a pod: SIGTERM, its grace, SIGKILL.
+
+    The preconditions are the pod's UID and its state in the snapshot, which the executor fills in
+    (`resource_version`). A pod that ended meanwhile is judged before it is deleted.
     """
 
     pod: PodView
@@ -91,8 +92,9 @@ class SaveProfile:
 
 @dataclass(frozen=True, slots=True)
 class DeleteProfile:
-    """Delete a profile that no job uses any more, if it still has the UID and the resourceVersion
-    of the snapshot.
+    """Delete a profile that no job uses any more.
+
+    The profile must still have the UID and the resourceVersion of the snapshot.
     """
 
     profile: GPUProfile
@@ -118,10 +120,10 @@ PlanItem = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Items in the order in which they are written; at most one for a job and step.
+    """Items in the order in which they are written, at most one per job and step.
 
-    `next_seconds` is when the next cycle is due even if nothing happens (a back-off or a deadline
-    ends).
+    `next_seconds` is when the next cycle is due even if nothing happens, because a back-off or a
+    deadline ends.
     """
 
     items: tuple[PlanItem, ...] = ()

@@ -1,4 +1,4 @@
-"""What a pod asks of its node, as kube-scheduler counts it: one rule for templates and for pods."""
+"""What a pod requests of its node, as kube-scheduler counts it. One rule covers templates and pods."""
 
 from collections.abc import Callable, Mapping
 from operator import add
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from gpujob_api.quantities import AMOUNT_MAX, quantity
 
-# What is asked of CPU in thousandths of a core, and of memory in bytes; None: nobody mentions it.
+# Requested CPU in thousandths of a core and memory in bytes. None: not mentioned.
 _Amounts = tuple[int | None, int | None]
 _NOTHING: _Amounts = (None, None)
 _PER_CORE = 1000
@@ -21,17 +21,17 @@ class PodRequests(NamedTuple):
     memory_bytes: int = 0
 
 
-# What a pod counts whose requests cannot be read: all that its node has. To guess less would make
-# the node look emptier than it may be; the harm ends at this one node, and when the pod ends.
+# The requests of a pod that cannot be read: all that its node has. A lower guess would make the
+# node look emptier than it may be. The harm is limited to this node and ends with the pod.
 WHOLE_NODE = PodRequests(AMOUNT_MAX, AMOUNT_MAX)
 
 
 def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
-    """What kube-scheduler counts for a pod of this spec.
+    """Returns what kube-scheduler counts for a pod of this spec.
 
     That is the larger of what runs at once and what any step of starting takes, unless the pod
-    itself states its requests (`spec.resources`); then the overhead. A pod of which any part cannot
-    be read counts `WHOLE_NODE`. Raises nothing.
+    itself states its requests (`spec.resources`). The overhead is added. A pod with any part that
+    cannot be read counts as `WHOLE_NODE`. Never raises.
     """
     try:
         cpu, memory = _of_pod(spec)
@@ -41,8 +41,11 @@ def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
 
 
 def requests_while_resized(spec: Mapping[str, Any], status: Mapping[str, Any]) -> PodRequests:
-    """The same of a pod that a kubelet runs: while its resources are being changed in place, what
-    is asked now or what it still has, whichever is more, as kube-scheduler counts it."""
+    """Returns the same for a pod that a kubelet runs.
+
+    While its resources are changed in place, the larger of its requests and its present allocation
+    counts, as in kube-scheduler.
+    """
     asked = pod_requests(spec)
     held = _held_by_name(status)
     if not held or asked == WHOLE_NODE:
@@ -53,7 +56,7 @@ def requests_while_resized(spec: Mapping[str, Any], status: Mapping[str, Any]) -
 
 
 def _held_by_name(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What each container was given, where its kubelet says so in a way that can be read."""
+    """Returns what each container was allocated, if its kubelet reports it readably."""
     found: dict[str, Mapping[str, Any]] = {}
     try:
         for one in _containers(status.get("containerStatuses")):
@@ -78,10 +81,10 @@ def _holding(
     return {**container, "resources": {**resources, "requests": requests}}
 
 
-# Most pods have one container and nothing else, and thousands of them are read at once: what is
-# absent is passed over.
+# Most pods have one container and nothing else, and thousands are read at once. Absent fields are
+# therefore skipped.
 def _of_pod(spec: Mapping[str, Any]) -> _Amounts:
-    """What the pod states for itself comes first; its limits count where no container asks."""
+    """The pod's own requests come first. Its limits count if no container requests anything."""
     asked = _of_containers(spec)
     if spec.get("resources") is not None:
         resources = _object(spec["resources"])
@@ -91,8 +94,9 @@ def _of_pod(spec: Mapping[str, Any]) -> _Amounts:
 
 
 def _of_containers(spec: Mapping[str, Any]) -> _Amounts:
-    """Sidecars (init containers that are restarted) run on: they count beside the containers, and
-    beside each init container after them."""
+    """Sidecars (init containers that are restarted) keep running. They count together with the
+    containers, and with each init container after them.
+    """
     running, sidecars, largest_step = _NOTHING, _NOTHING, _NOTHING
     for container in _containers(spec.get("containers")):
         running = _sum(running, _of_container(container))
@@ -108,7 +112,7 @@ def _of_containers(spec: Mapping[str, Any]) -> _Amounts:
 
 
 def _of_container(container: Mapping[str, Any]) -> _Amounts:
-    """A limit without a request is a request of the same size."""
+    """A limit without a request counts as a request of the same size."""
     resources = _object(container.get("resources"))
     requests = _amounts(resources.get("requests"))
     if resources.get("limits") is None:
@@ -145,7 +149,7 @@ def _larger(one: _Amounts, other: _Amounts) -> _Amounts:
 
 
 def _joined(join: Callable[[int, int], int], one: _Amounts, other: _Amounts) -> _Amounts:
-    """Both as one: a resource that only one of them mentions is as that one says."""
+    """Joins two amounts. A resource that only one of them mentions is taken from that one."""
     if one is _NOTHING or other is _NOTHING:
         return other if one is _NOTHING else one
     cpu = one[0] if other[0] is None else other[0] if one[0] is None else join(one[0], other[0])
@@ -164,7 +168,7 @@ def _containers(value: object) -> list[Mapping[str, Any]]:
 def _object(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
-    # A template is made of dicts: the test for a mapping takes twice as long.
+    # A template is made of dicts, and the test for a mapping takes twice as long.
     if type(value) is not dict and not isinstance(value, Mapping):
         raise Unreadable
     return cast("Mapping[str, Any]", value)

@@ -41,19 +41,20 @@ def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
 
 
 def claims(job: GPUJob, template: ClaimTemplate | None = None) -> tuple[str, ...]:
-    """The PersistentVolumeClaims that every worker of the job mounts, by name. `template`: that of
-    claims that the operator makes.
+    """Returns the names of the PersistentVolumeClaims that every worker of the job mounts.
+
+    `template` is the template of claims that the operator creates.
     """
     try:
         sources = [one.get("persistentVolumeClaim") for one in pod_spec(job).get("volumes") or ()]
         found = [str(source.get("claimName") or "") for source in sources if source]
     except (AttributeError, TypeError):
-        # Rendering and the API server refuse such a template with the field.
+        # Rendering and the API server refuse such a template and name the field.
         return ()
     own = checkpoint_claim(job, template)
     return tuple(dict.fromkeys(filter(None, (own, *found))))
 
 
 def host_requests(job: GPUJob) -> PodRequests:
-    """What one worker pod asks of its node."""
+    """Returns what one worker pod requests of its node."""
     return pod_requests(pod_spec(job))

@@ -1,4 +1,4 @@
-"""Decides whether an interruption of a job loses its run, and what of the run is durable."""
+"""Decides whether an interruption loses a job's run, and what part of the run is durable."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -11,14 +11,14 @@ from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import pod_spec
 
-# The event of an attempt that starts from the beginning; a metric counts it as well.
+# The event of an attempt that starts from the beginning. A metric counts it as well.
 RESUME_REFUSED = "ResumeRefused"
-# Every other volume of a template goes with the pod, or stays on its node.
+# Any other volume of a template is deleted with the pod or stays on its node.
 _DURABLE_VOLUMES = ("persistentVolumeClaim", "nfs")
 
 
 class Unprotected(Enum):
-    """Why the next attempt starts from the beginning whatever the last one saved."""
+    """Why the next attempt starts from the beginning even if the last one saved a checkpoint."""
 
     NO_DURABLE_PLACE = "NoDurablePlace"
     NOT_RESUMABLE = "NotResumable"
@@ -27,7 +27,9 @@ class Unprotected(Enum):
 def why_unprotected(
     job: GPUJob, configuration: Configuration, reported: Protection | None = None
 ) -> Unprotected | None:
-    """None as well while the worker has not reported whether the run can be resumed. `reported`
+    """Returns why the job is unprotected, or None if it is protected.
+
+    Also returns None while the worker has not reported whether the run can be resumed. `reported`
     is newer than the job's status.
     """
     if not _has_durable_place(job, configuration):
@@ -38,15 +40,19 @@ def why_unprotected(
 
 
 def durable_checkpoint(job: GPUJob, configuration: Configuration) -> CheckpointReport | None:
-    """The checkpoint that the next attempt resumes from. A status of an earlier release also has
-    those that went with their pods.
+    """Returns the checkpoint that the next attempt resumes from.
+
+    A status of an earlier release may also name checkpoints that were lost with their pods.
     """
     saved = job.status.checkpoint
     return saved if saved is not None and why_unprotected(job, configuration) is None else None
 
 
 def unprotected_message(job: GPUJob, why: Unprotected, reason: str = "") -> str:
-    """What is lost, and the next step. `reason` is the worker's, of a run that is not resumable."""
+    """Returns what is lost and what to do about it.
+
+    `reason` is the worker's reason why the run cannot be resumed.
+    """
     lost = "an interruption starts the job again from the beginning"
     if why is Unprotected.NOT_RESUMABLE:
         reason = reason or "the worker found that no checkpoint brings its run back exactly"
@@ -65,8 +71,9 @@ def unprotected_message(job: GPUJob, why: Unprotected, reason: str = "") -> str:
 
 
 def kept_off_spot(job: GPUJob, configuration: Configuration) -> Unprotected | None:
-    """Why a job that prefers spot nodes is placed on none: they save nothing where their loss costs
-    the whole run.
+    """Returns why a job that prefers spot nodes is placed on none.
+
+    Spot nodes save nothing if their loss costs the whole run.
     """
     prefers = job.spec.spot.policy is SpotPolicy.PREFER
     if not prefers or configuration.spot_allow_unprotected:
@@ -84,13 +91,15 @@ def _has_durable_place(job: GPUJob, configuration: Configuration) -> bool:
 
 
 def _absolute_path(job: GPUJob) -> str | None:
-    """Where the script's own checkpoints lie, if not in the folder of the worker's."""
+    """Returns the folder of the script's own checkpoints, or None if the worker's folder is used."""
     path = job.spec.checkpoint.path
     return path if path is not None and path.startswith("/") else None
 
 
 def _durable_at(job: GPUJob, path: str) -> bool | None:
-    """Whether the template's volume at the path outlives the pod; None without a volume there."""
+    """Returns whether the template's volume at the path outlives the pod, or None if no volume is
+    there.
+    """
     try:
         mounts = [
             (str(mount["mountPath"]).rstrip("/") + "/", mount["name"])
@@ -105,5 +114,5 @@ def _durable_at(job: GPUJob, path: str) -> bool | None:
         }
         return any(kind in volumes[name] for kind in _DURABLE_VOLUMES)
     except (AttributeError, FieldError, KeyError, TypeError):
-        # Rendering and the API server refuse such a template with the field.
+        # Rendering and the API server refuse such a template and name the field.
         return None

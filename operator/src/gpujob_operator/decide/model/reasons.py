@@ -1,5 +1,7 @@
-"""Every reason of a job's conditions and events, and what it means: `reasons_page` writes
-docs/reference/reasons.md from it. Reasons are part of the API: programs compare them.
+"""Every reason of a job's conditions and events, with its meaning.
+
+`reasons_page` writes docs/reference/reasons.md from it. Reasons are part of the API, because
+programs compare them.
 """
 
 from collections.abc import Mapping
@@ -79,7 +81,7 @@ _ENDS: Meanings = {
 }
 _FAILED_ENDS: Meanings = {**_ENDS, INTERRUPTED: "interrupted too often without progress"}
 
-# By condition; the order is that of a job's life.
+# Meanings by condition, in the order of a job's life.
 CONDITIONS: Mapping[str, Meanings] = {
     conditions.ACCEPTED: {
         "Valid": "the spec is valid",

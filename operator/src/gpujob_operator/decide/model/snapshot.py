@@ -1,6 +1,6 @@
 """The snapshot of one cycle: an immutable view of the cluster in the project's own types.
 
-`observe` builds it; the simulator and the replay command build it from other sources. It has no
+`observe` builds it. The simulator and the replay command build it from other sources. It has no
 clock: `plan` gets the time as an argument.
 """
 
@@ -45,14 +45,14 @@ class PodView:
     name: str
     namespace: str
     uid: str
-    # UID of the GPUJob that is its controller owner; "" if there is none.
+    # UID of the GPUJob that is its controller owner, or "".
     job_uid: str
     # From the pod's name.
     attempt: int
     rank: int
     phase: PodPhase
     node: str | None = None
-    # From the pod's annotation, which counts for workers only.
+    # From the pod's annotation. It counts for workers only.
     gpus: tuple[str, ...] = ()
     exit_code: int | None = None
     termination: Report | None = None
@@ -60,29 +60,30 @@ class PodView:
     # Kubernetes' reason: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
     reason: str = ""
     message: str = ""
-    # Kubernetes' reason to end the pod from outside (its condition DisruptionTarget), which stands
-    # beside `reason`: EvictionByEvictionAPI, DeletionByTaintManager, PreemptionByScheduler ...
+    # Kubernetes' reason to end the pod from outside (its condition DisruptionTarget), independent
+    # of `reason`: EvictionByEvictionAPI, DeletionByTaintManager, PreemptionByScheduler ...
     disruption: str = ""
-    # Since when this process has seen a kubelet give a reason why the pod does not start.
+    # Since when this process has seen a kubelet's reason why the pod does not start.
     reason_since: datetime | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
     grace_seconds: int | None = None
-    # Since when kube-scheduler has had the same answer: the pod's node, or that there is none.
+    # Since when kube-scheduler's answer has been the same: the pod's node, or that there is none.
     scheduled_since: datetime | None = None
-    # kube-scheduler preempts other pods for it, and waits for their end.
+    # kube-scheduler preempts other pods for this pod and waits for their end.
     preempts: bool = False
-    # Its volumes and network are there; True where the kubelet does not say.
+    # Its volumes and network are ready. True if the kubelet does not report it.
     sandbox_ready: bool = True
-    # Nothing of it has started, because images are being pulled, as far as anybody can tell.
+    # Nothing of the pod has started, apparently because images are being pulled.
     pulls_images: bool = False
     # When one of its containers last started or ended, init containers included.
     last_change_at: datetime | None = None
     # From the pod's annotation: where its attempt was placed.
     record: PlacementRecord | None = None
-    # Those of its network, as far as a kubelet has said; of its node's with `hostNetwork`.
+    # The pod's network addresses, once a kubelet reports them. The node's addresses with
+    # `hostNetwork`.
     addresses: tuple[str, ...] = ()
 
     @property
@@ -113,8 +114,8 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A Kubernetes node. `*_free` is its allocatable amount less the requests of every pod bound to
-    it.
+    """A Kubernetes node. `*_free` is its allocatable amount minus the requests of every pod bound
+    to it.
     """
 
     name: str
@@ -129,7 +130,7 @@ class NodeView:
     memory_bytes_free: int = 0
     # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
-    # Conditions of `notices` that are True, and `Ready` where it is not.
+    # Conditions of `notices` that are True, and `Ready` if it is False.
     conditions: tuple[NodeCondition, ...] = ()
     # The node's deletionTimestamp.
     deletion_at: datetime | None = None
@@ -137,13 +138,13 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A PersistentVolume that a claim is bound to and that some nodes only can use."""
+    """A PersistentVolume that a claim is bound to and that only some nodes can use."""
 
     name: str
-    # Of the claim.
+    # The claim's namespace.
     namespace: str
     claim: str
-    # The volume's `spec.nodeAffinity.required`, as it is there.
+    # The volume's `spec.nodeAffinity.required`, unparsed.
     node_selector: Mapping[str, Any]
 
 
@@ -159,7 +160,7 @@ class ReceivedReport:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPod:
-    """The API server's answer to the creation of a worker's pod: definite, nothing was created."""
+    """The API server's definite refusal to create a worker's pod. Nothing was created."""
 
     job_uid: str
     attempt: int
@@ -169,9 +170,10 @@ class RefusedPod:
 
 @dataclass(frozen=True, slots=True)
 class PerhapsCreated:
-    """Pods of a starting attempt that must not be created, because they may have been: one that is
-    not there may still run on its node. `by_another`: another process placed the attempt, and
-    nobody knows which of its pods there were.
+    """Pods of a starting attempt that must not be created, because they may already exist.
+
+    A pod that cannot be seen may still run on its node. If `by_another` is true, another process
+    placed the attempt, and it is unknown which of its pods existed.
     """
 
     job_uid: str
@@ -182,7 +184,9 @@ class PerhapsCreated:
 
 @dataclass(frozen=True, slots=True)
 class RefusedTemplate:
-    """The API server's answer to a trial of a pending job's pod. It is tried again at `until`."""
+    """The API server's refusal of a dry run of a pending job's pod. The dry run is repeated at
+    `until`.
+    """
 
     job_uid: str
     message: str
@@ -192,8 +196,8 @@ class RefusedTemplate:
 
 @dataclass(frozen=True, slots=True)
 class InvalidJob:
-    """A GPUJob that the API server accepted and the API types reject (for example under an older
-    CRD).
+    """A GPUJob that the API server accepted and the API types reject, for example under an older
+    CRD.
     """
 
     metadata: Metadata
@@ -212,7 +216,7 @@ class SeenGPUs:
 
 @dataclass(frozen=True, slots=True)
 class GPUUsage:
-    """What a job's processes used on its GPUs over the attempt, worst GPU, from agents.
+    """The use of a job's GPUs over the attempt, from agents, on the worst GPU.
 
     `samples` counts agent readings that saw the pod's processes.
     """
@@ -222,15 +226,13 @@ class GPUUsage:
     samples: int
     # What the contexts of its processes may take of a GPU.
     context_bytes: int = CONTEXT_BYTES
-    # By rank.
+    # The GPUs of each worker, by rank.
     seen: tuple[SeenGPUs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GonePod:
-    """A worker pod that is gone, with the time of its end: readings from before still show its
-    processes.
-    """
+    """A worker pod that is gone, with the time of its end. Older readings still show its processes."""
 
     uid: str
     gone_at: datetime
@@ -239,8 +241,7 @@ class GonePod:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFault:
-    """An error of a GPU's driver that a job's program met, of the last hour. See
-    `capacity.suspects`."""
+    """A GPU driver's error that a job's program met in the last hour. See `capacity.suspects`."""
 
     node: str
     gpu: str
@@ -251,8 +252,9 @@ class ProgramFault:
 
 @dataclass(frozen=True, slots=True)
 class SpotPool:
-    """Spot nodes of one kind, which are reclaimed together: for how many node-hours they were
-    observed, and how many nodes were reclaimed. See `capacity.prices`.
+    """Spot nodes of one kind, which are reclaimed together.
+
+    It has the node-hours of observation and the number of reclaimed nodes. See `capacity.prices`.
     """
 
     name: str
@@ -269,23 +271,24 @@ class Snapshot:
     gpu_nodes: tuple[GPUNode, ...] = ()
     queues: tuple[GPUQueue, ...] = ()
     profiles: tuple[GPUProfile, ...] = ()
-    # Those that limit a job's nodes; what is not known here, kube-scheduler's refusal shows.
+    # Volumes that limit a job's nodes. A limit that is missing here shows as a refusal by
+    # kube-scheduler.
     volumes: tuple[BoundVolume, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
-    # The same object until something changes.
+    # The object stays the same until something changes.
     program_faults: tuple[ProgramFault, ...] = ()
-    # The newest refusal of each worker whose pod could not be created, until it could.
+    # The newest refusal of each worker's pod, until that pod is created.
     refused_pods: tuple[RefusedPod, ...] = ()
-    # Of attempts that start, until the status knows their pods.
+    # Attempts that are starting, until the status has their pods' UIDs.
     perhaps_created: tuple[PerhapsCreated, ...] = ()
-    # Pending jobs whose pods a dry run refused, until one does not.
+    # Pending jobs whose pods a dry run refused, until a dry run passes.
     refused_templates: tuple[RefusedTemplate, ...] = ()
-    # UIDs of jobs whose placement their pods record, and no status yet.
+    # UIDs of jobs whose pods record a placement that no status has yet.
     recorded: tuple[str, ...] = ()
-    # UIDs of jobs with writes under way, before whose end nothing more of the job is written, or
-    # whose status waits to be written. Keys of profiles and queues may be among them.
+    # UIDs of jobs with a write in flight, or with a status that waits to be written. Nothing more
+    # of the job is written until then. Keys of profiles and queues may be among them.
     writing: tuple[str, ...] = ()
     # How many more jobs can be written.
     lanes: Lanes = field(default_factory=Lanes)
@@ -303,5 +306,5 @@ class Snapshot:
 
 
 def pool_of(node: NodeView) -> str:
-    """Instance type and zone, from the node's labels."""
+    """Returns the instance type and zone from the node's labels."""
     return f"{node.labels.get(_INSTANCE_TYPE, '-')}/{node.labels.get(_ZONE, '-')}"

@@ -1,4 +1,4 @@
-"""Edits of a snapshot for questions about what was or might be."""
+"""Edits of a snapshot for what-if questions."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.workers import is_worker_of
 
 
 def with_statuses(snapshot: Snapshot, statuses: Mapping[str, GPUJobStatus]) -> Snapshot:
-    """The snapshot with these statuses, by job UID."""
+    """Returns the snapshot with these statuses, by job UID."""
     jobs = tuple(
         replace(job, status=statuses[job.metadata.uid]) if job.metadata.uid in statuses else job
         for job in snapshot.jobs
@@ -20,7 +20,9 @@ def with_statuses(snapshot: Snapshot, statuses: Mapping[str, GPUJobStatus]) -> S
 
 
 def without_attempt(snapshot: Snapshot, job: GPUJob) -> Snapshot:
-    """The snapshot as if the job were pending: without its pods, their use and their requests."""
+    """Returns the snapshot as if the job were pending: without its pods, their use and their
+    requests.
+    """
     uid = job.metadata.uid
     status = replace(job.status, phase=JobPhase.PENDING, placement=None, reservation=None)
     ours = [pod for pod in snapshot.pods if is_worker_of(pod, job)]
@@ -36,7 +38,10 @@ def without_attempt(snapshot: Snapshot, job: GPUJob) -> Snapshot:
 
 
 def without_processes(node: GPUNode, pod_uids: Set[str]) -> GPUNode:
-    """The node's readings without the processes of these pods; the same object if it has none."""
+    """Returns the node's readings without the processes of these pods.
+
+    Returns the same object if the node has none of them.
+    """
     gpus = tuple(_without_processes(gpu, pod_uids) for gpu in node.status.gpus)
     if all(one is other for one, other in zip(gpus, node.status.gpus, strict=True)):
         return node

@@ -1,5 +1,6 @@
-"""Why the operator starts no attempt of a spec that the API server took: what the schema cannot
-say, or what the configuration decides.
+"""Why the operator starts no attempt of a spec that the API server accepted.
+
+The schema cannot express the rule, or the configuration decides it.
 """
 
 import re
@@ -26,7 +27,7 @@ _CHARACTERS_MAX = 128
 
 
 def spec_refusal(job: GPUJob, configuration: Configuration) -> str:
-    """The field and what to do about it; "" for a spec of which attempts may be started."""
+    """Returns the field and what to do about it, or "" if attempts may be started."""
     return _gpu_resource(job) or _spot_without_a_claim(job, configuration)
 
 
@@ -42,8 +43,10 @@ def _gpu_resource(job: GPUJob) -> str:
 
 
 def _gpu_resources(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Fields of the pod's spec that ask a device plugin for GPUs: no reservation and no quota
-    counts what it gives."""
+    """Yields fields of the pod's spec that request GPUs from a device plugin.
+
+    No reservation and no quota counts such GPUs.
+    """
     for kind in _CONTAINERS:
         for index, container in enumerate(_objects(pod.get(kind))):
             resources = _object(container.get("resources"))
@@ -70,7 +73,9 @@ def _spot_without_a_claim(job: GPUJob, configuration: Configuration) -> str:
 
 
 def _objects(value: object) -> list[Mapping[str, Any]]:
-    """What is no object is passed over: rendering and the API server refuse it with the field."""
+    """Skips values that are not objects. Rendering and the API server refuse them and name the
+    field.
+    """
     if not isinstance(value, Sequence) or isinstance(value, str):
         return []
     return [_object(one) for one in cast("Sequence[object]", value)]

@@ -1,4 +1,4 @@
-"""Why a running attempt is stopped, and the consequence of each reason: one row for each."""
+"""Why a running attempt is stopped, with one row for the consequence of each reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpujob_api.gpujob import StopReason
 from gpujob_api.report import FailureClass
 
-# Stopped for another job: see `preemption`.
+# Stopped for another job. See `preemption`.
 PREEMPTED = "Preempted"
 RECLAIMED = "Reclaimed"
 MIGRATED = "Migrated"
@@ -15,10 +15,10 @@ SLOWED = "Slowed"
 SUSPENDED = "Suspended"
 NODE_RECLAIMED = "NodeReclaimed"
 NODE_DRAINED = "NodeDrained"
-# Somebody else deletes a worker's pod: an eviction, a drain, a taint, or a person.
+# A worker's pod is deleted by an eviction, a drain, a taint, or a person.
 EVICTED = "Evicted"
 GPU_UNHEALTHY = "GPUUnhealthy"
-# The node is there, and does not have the GPU any more.
+# The node exists but no longer has the GPU.
 GPU_GONE = "GPUGone"
 GPU_OVERCOMMITTED = "GPUOvercommitted"
 # Stopped for a reason of the job itself.
@@ -27,11 +27,11 @@ WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
 START_TIMEOUT = "StartTimeout"
-# Somebody else's: the API server, kube-scheduler or a kubelet did not let a pod start.
+# The API server, kube-scheduler or a kubelet did not let a pod start.
 POD_REJECTED = "PodRejected"
 UNSCHEDULABLE = "Unschedulable"
 CANNOT_START = "CannotStart"
-# A node is gone on which the attempt was to start.
+# A node on which the attempt was to start is gone.
 NODE_GONE = "NodeGone"
 
 
@@ -41,20 +41,20 @@ class StopRule:
     job.
     """
 
-    # Stopped for another job: such stops are counted and bounded.
+    # Stopped for another job. Such stops are counted and bounded.
     for_others: bool = False
     # The stop is a failure of the job, of this class.
     failure: FailureClass | None = None
-    # The stop follows the end of a worker. Any other stop came first, and explains the ends after
-    # it.
+    # The stop follows the end of a worker. Any other stop came first and explains later ends.
     is_consequence: bool = False
     # A worker ended before the stop, so no signal of the operator killed it.
     worker_ended_first: bool = False
-    # The attempt could not start: neither a failure nor an interruption, and counted apart.
+    # The attempt could not start. This is neither a failure nor an interruption, and has its own
+    # counter.
     is_refusal: bool = False
-    # The user asked for it: nothing to be warned of.
+    # The user requested the stop, so there is no warning.
     asked_for: bool = False
-    # The stop's deadline is somebody else's, and shortens the grace of the pods.
+    # The deadline is set from outside and shortens the pods' grace.
     bounds_grace: bool = False
 
 
@@ -84,10 +84,10 @@ _OTHER = StopRule()
 
 
 def rule_for(reason: str) -> StopRule:
-    """The rule of the reason; the default rule for an unknown reason."""
+    """Returns the rule of the reason, or the default rule if the reason is unknown."""
     return STOP_RULES.get(reason, _OTHER)
 
 
 def rule_of(stop: StopReason | None) -> StopRule:
-    """The rule of the stop; the default rule without a stop."""
+    """Returns the rule of the stop, or the default rule without a stop."""
     return rule_for(stop.reason) if stop is not None else _OTHER

@@ -1,7 +1,7 @@
-"""For how long a pending job has waited: the time in which it could have started.
+"""How long a pending job has waited, counting only time in which it could have started.
 
-While the job is suspended, not admitted by its queue, or its pods are refused, its waiting time
-stands still (`status.heldBackSince`). Afterwards it counts as arrived that much later.
+The waiting time stands still (`status.heldBackSince`) while the job is suspended, is not admitted
+by its queue, or its pods are refused. Afterwards the job counts as arrived that much later.
 """
 
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ def arrival(job: GPUJob) -> datetime | None:
 
 
 def waits_since(job: GPUJob) -> datetime | None:
-    """Since when the job waits for its next attempt."""
+    """Returns since when the job has been waiting for its next attempt."""
     return job.status.next_attempt_at or arrival(job)
 
 
@@ -37,17 +37,17 @@ def waited_seconds(job: GPUJob, now: datetime) -> float:
 
 
 def held_back(job: GPUJob, now: datetime) -> dict[str, Any]:
-    """What changes in the status of a job that cannot start, for a reason in `HELD_BACK`."""
+    """Returns the status changes of a job that cannot start for a reason in `HELD_BACK`."""
     status = job.status
     if status.held_back_since is not None:
         return {}
-    # Nobody looked at a new job before.
+    # No cycle has looked at a new job before.
     is_new = not status.conditions
     return {"held_back_since": (arrival(job) if is_new else None) or now}
 
 
 def let_go(job: GPUJob, now: datetime) -> dict[str, Any]:
-    """What changes in the status of a job that can start again."""
+    """Returns the status changes of a job that can start again."""
     status, since = job.status, job.status.held_back_since
     if since is None:
         return {}
@@ -59,6 +59,6 @@ def let_go(job: GPUJob, now: datetime) -> dict[str, Any]:
 
 
 def later(job: GPUJob, wait: timedelta) -> dict[str, Any]:
-    """What changes in the status of a job for which so much time was no waiting."""
+    """Returns the status changes of a job whose last `wait` does not count as waiting."""
     arrived = arrival(job)
     return {} if arrived is None else {"requeued_at": arrived + max(wait, timedelta())}

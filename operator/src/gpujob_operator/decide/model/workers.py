@@ -1,9 +1,9 @@
 """Decides whether a pod is a worker of a GPUJob.
 
-A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
-and has the job as its controller owner. A pod without an owner is a worker too if its UID is in the
-job's status, or if the pod records an attempt of the job: removing the owner reference changes
-nothing. Labels and other annotations do not count. Every other pod is unmanaged.
+A worker is in the job's namespace, is named `<job>-<attempt>-<rank>` with a rank that the job has,
+and has the job as its controller owner. A pod without an owner is also a worker if its UID is in
+the job's status, or if the pod records an attempt of the job. Removing the owner reference
+therefore changes nothing. Labels and other annotations do not count. Every other pod is unmanaged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,12 +22,12 @@ JobName = tuple[str, str]
 
 
 def worker_name(job_name: str, attempt: int, rank: int) -> str:
-    """The worker's name. It is deterministic, so that the API server refuses a second creation."""
+    """Returns the worker's name. It is deterministic, so the API server refuses a second creation."""
     return f"{job_name}-{attempt}-{rank}"
 
 
 def controller_uid(metadata: Mapping[str, Any]) -> str:
-    """The UID of the GPUJob that is the object's controller owner, or "". Never raises."""
+    """Returns the UID of the GPUJob that is the object's controller owner, or "". Never raises."""
     owners = metadata.get("ownerReferences")
     for owner in cast("list[object]", owners) if isinstance(owners, list) else ():
         if not isinstance(owner, Mapping):
@@ -43,7 +43,7 @@ def controller_uid(metadata: Mapping[str, Any]) -> str:
 
 
 def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool:
-    """True if this object's metadata are those of the worker of the current attempt."""
+    """Returns whether this metadata belongs to the worker of the current attempt."""
     return (
         metadata.get("namespace") == job.metadata.namespace
         and metadata.get("name") == worker_name(job.metadata.name, job.status.attempt, rank)
@@ -52,13 +52,13 @@ def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool
 
 
 def is_worker_of(pod: PodView, job: GPUJob) -> bool:
-    """True if the pod is a worker of the job, of any attempt."""
+    """Returns whether the pod is a worker of any attempt of the job."""
     if pod.namespace != job.metadata.namespace:
         return False
     if pod.name != worker_name(job.metadata.name, pod.attempt, pod.rank):
         return False
     if pod.rank >= job.spec.workers:
-        # The number of workers never changes: no attempt ever had this rank.
+        # The number of workers never changes, so no attempt ever had this rank.
         return False
     if pod.job_uid == job.metadata.uid:
         return True
@@ -69,15 +69,16 @@ def is_worker_of(pod: PodView, job: GPUJob) -> bool:
 
 
 def speaks_for(pod: PodView, job: GPUJob) -> bool:
-    """True if the pod's reports and use belong to the job. A pod that took a worker's name does not
-    count.
+    """Returns whether the pod's reports and use belong to the job.
+
+    A pod that took a worker's name does not count.
     """
     place = place_of(pod, job)
     return is_worker_of(pod, job) and (place is None or place.pod_uid in (None, pod.uid))
 
 
 def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
-    """The placement that the current attempt has for a pod of this attempt and rank."""
+    """Returns the current attempt's placement of a pod of this attempt and rank, or None."""
     placement = job.status.placement
     if placement is None or pod.attempt != job.status.attempt:
         return None
@@ -88,7 +89,9 @@ def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
 
 
 def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]:
-    """The job's pods of the current attempt: at most one for a rank once their UIDs are known."""
+    """Returns the job's pods of the current attempt, at most one per rank once their UIDs are
+    known.
+    """
     found: list[PodView] = []
     for pod in pods:
         place = place_of(pod, job)
@@ -98,8 +101,9 @@ def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]
 
 
 def perhaps_workers(job: GPUJob, in_the_way: Iterable[PodView]) -> list[PodView]:
-    """Live pods without an owner that have the name of a worker whose pod is unknown: the reference
-    may have been removed before the pod was seen, and the worker may run.
+    """Returns live pods without an owner that have the name of a worker whose pod is unknown.
+
+    The owner reference may have been removed before the pod was seen, so the worker may be running.
     """
     found: list[PodView] = []
     for pod in in_the_way:
@@ -110,13 +114,15 @@ def perhaps_workers(job: GPUJob, in_the_way: Iterable[PodView]) -> list[PodView]
 
 
 def perhaps_created_ranks(job: GPUJob, perhaps: PerhapsCreated | None) -> tuple[int, ...]:
-    """Ranks of the current attempt whose pods may have been created."""
+    """Returns ranks of the current attempt whose pods may have been created."""
     same = perhaps is not None and perhaps.attempt == job.status.attempt
     return perhaps.ranks if perhaps is not None and same else ()
 
 
 def done_ranks(status: GPUJobStatus) -> frozenset[int]:
-    """Ranks of the current attempt that are known to be done: nobody needs their pods any more."""
+    """Returns ranks of the current attempt that are known to be done. Their pods are no longer
+    needed.
+    """
     placement = status.placement
     return frozenset(w.rank for w in placement.workers if w.done) if placement else frozenset()
 
@@ -124,9 +130,10 @@ def done_ranks(status: GPUJobStatus) -> frozenset[int]:
 def lost_ranks(
     job: GPUJob, job_pods: "JobPods", perhaps: PerhapsCreated | None = None
 ) -> list[int]:
-    """Ranks whose pod existed, or may have, and is gone. Where another process placed the attempt
-    and there is no pod at all, perhaps none was ever there: then these ranks are not lost, but
-    begin again under another number.
+    """Returns ranks whose pod existed, or may have existed, and is gone.
+
+    If another process placed the attempt and no pod is left, possibly no pod ever existed. Such
+    ranks are not lost. They begin again under another attempt number.
     """
     placement = job.status.placement
     present = {pod.rank for pod in job_pods.current} | done_ranks(job.status)
@@ -140,11 +147,13 @@ def lost_ranks(
 
 
 def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobStatus:
-    """The status with the UIDs of these pods of its attempt; the same object if it had them."""
+    """Returns the status with the UIDs of these pods of its attempt, or the same object if it had
+    them.
+    """
     placement = status.placement
     if placement is None or all([worker.pod_uid for worker in placement.workers]):
         return status
-    # The first of two pods with one rank, whatever the order of their arrival.
+    # Takes the lowest UID of two pods with one rank, whatever their order of arrival.
     uids = {pod.rank: pod.uid for pod in sorted(current, key=lambda pod: pod.uid, reverse=True)}
     if not any([worker.pod_uid is None and worker.rank in uids for worker in placement.workers]):
         return status
@@ -160,8 +169,11 @@ def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobSta
 
 
 def with_seen_gpus(status: GPUJobStatus, seen: Iterable[SeenGPUs]) -> GPUJobStatus:
-    """The status with the GPUs on which its workers were seen, where that is as many as they asked
-    for; the same object if it had them. For GPUs that the kubelet picks."""
+    """Returns the status with the GPUs on which its workers were seen.
+
+    A worker keeps its GPUs if another number of GPUs was seen. Returns the same object if nothing
+    changes. It serves clusters in which the kubelet picks the GPUs.
+    """
     placement = status.placement
     if placement is None:
         return status
@@ -179,7 +191,7 @@ def with_seen_gpus(status: GPUJobStatus, seen: Iterable[SeenGPUs]) -> GPUJobStat
 
 
 def job_name_of(pod: PodView) -> JobName | None:
-    """Namespace and name of the job to which the pod's own name refers, or None."""
+    """Returns namespace and name of the job that the pod's own name refers to, or None."""
     ending = worker_name("", pod.attempt, pod.rank)
     if not pod.name.endswith(ending) or len(pod.name) == len(ending):
         return None
@@ -188,13 +200,13 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """The pods of one job in order. Make it with `job_pods_of`, for the job as it is now."""
+    """The pods of one job, sorted. Create it with `job_pods_of` from the job's current state."""
 
-    # Of all attempts.
+    # All attempts.
     pods: tuple[PodView, ...] = ()
-    # Those of the current attempt.
+    # The current attempt.
     current: tuple[PodView, ...] = ()
-    # Pods of others that have the name of a worker of the current attempt.
+    # Foreign pods that have the name of a worker of the current attempt.
     in_the_way: tuple[PodView, ...] = ()
 
 
@@ -202,7 +214,7 @@ NO_PODS = JobPods()
 
 
 def job_pods_of(job: GPUJob, namesakes: Iterable[PodView]) -> JobPods:
-    """The job's pods. `namesakes` are pods named like the job's workers."""
+    """Returns the job's pods. `namesakes` are pods named like the job's workers."""
     ordered = sorted(namesakes, key=lambda p: (p.attempt, p.rank, p.uid))
     if not ordered:
         return NO_PODS
@@ -217,7 +229,9 @@ def job_pods_of(job: GPUJob, namesakes: Iterable[PodView]) -> JobPods:
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:
-    """The workers of these jobs, each with its job's UID, and the pods whose job does not exist."""
+    """Returns the workers of these jobs, each with its job's UID, and pods whose job does not
+    exist.
+    """
     by_name = {(job.metadata.namespace, job.metadata.name): job for job in jobs}
     uids = {job.metadata.uid for job in by_name.values()}
     found: list[PodView] = []
