@@ -1,12 +1,12 @@
 """Makes one decision in all processes that train together, through the store of their process
 group.
 
-The first process measures and proposes. Every process says which part of the proposal holds for
-each of its modules. What holds for all is applied by all. Modules go by their number
+The first process measures and proposes. Every process writes which part of the proposal holds for
+each of its modules. All apply what holds for all. Modules are identified by number
 (`inject.ddp.number_of`), so that the order in which a process calls them cannot mix them up. No
 collective is involved, and every wait ends: a process whose wait times out writes "nothing" as the
-decision. The store keeps the first decision that is written, so that late or lost processes cannot
-lead to two decisions.
+decision. The store keeps the first decision that is written, so late or lost processes cannot lead
+to two decisions.
 """
 
 import json
@@ -21,20 +21,20 @@ from gpujob_api.settings import TunedSettings
 from gpujob_worker.checkpoint.ballot import KeyValues
 from gpujob_worker.tune.registry import OWN
 
-# Time for all processes to arrive; they come from the same step.
+# Seconds for all processes to arrive. They come from the same step.
 COME_SECONDS = 60.0
-# Time for the first process to measure, beyond the tuning budget, and to compile.
+# Seconds for the first process to measure beyond the tuning budget, and to compile.
 MEASURE_SECONDS = 300.0
 COMPILE_SECONDS = 600.0
-# Time for all to check a proposal; waiting for the decision takes longer.
+# Seconds for all to check a proposal. Waiting for the decision takes longer.
 CHECK_SECONDS = 120.0
 DECIDE_SECONDS = CHECK_SECONDS + 30.0
 POLL_SECONDS = 0.02
 
-# The number of what is in no numbered wrapper.
+# The number of modules that are in no numbered wrapper.
 UNNUMBERED = 0
-# The round of what was measured; settings that are known have a round for each module. The last one
-# is that of a compilation in the middle of the run.
+# The round after a measurement. Known settings have one round per module. The last round follows a
+# compilation in the middle of the run.
 MEASURED = "measured"
 COMPILED = "compiled"
 
@@ -45,8 +45,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What one process found safe, by the number of the module. `first`: the one that is measured,
-    of whose settings the others take over a part.
+    """The settings that one process found safe, by the number of the module.
+
+    `first` is the module that is measured. The others take over a part of its settings.
     """
 
     first: int
@@ -54,8 +55,8 @@ class Choices:
 
 
 class Consensus:
-    """One round after the measurement, or one for each module whose settings are known; and one
-    more where code is compiled later.
+    """Decides in rounds: one after the measurement, or one per module whose settings are known.
+    Code that is compiled later has one more.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Consensus:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`compiles`: looking at a proposal may take a compilation."""
+        """With `compiles`, checking a proposal may take a compilation."""
         self._store = store
         self._rank = rank
         self.size = size
@@ -78,7 +79,7 @@ class Consensus:
         self._clock = clock
         self._pause = pause
         self._came: bool | None = None
-        # How often each question was asked; a later model asks it again.
+        # How often each question was asked. A later model asks it again.
         self._asked: Counter[str] = Counter()
 
     @property
@@ -86,7 +87,9 @@ class Consensus:
         return self._rank == 0
 
     def come(self) -> bool:
-        """Announces this process. The first process waits for all. False if not all arrived."""
+        """Announces this process; the first process waits for all. Returns False if not all
+        arrived.
+        """
         if self._came is None:
             self._came = _try(self._come) or False
         return self._came
@@ -98,15 +101,16 @@ class Consensus:
         return self._wait([f"here/{rank}" for rank in range(self.size)], COME_SECONDS)
 
     def propose(self, number: int, tuned: TunedSettings, name: str = MEASURED) -> None:
-        """`number`: that of the module on which `tuned` was measured. `name`: of the round."""
+        """Proposes `tuned`, which was measured on the module `number`, in the round `name`."""
         text = _text(Choices(number, {number: tuned}))
         _try(lambda: self._store.set(f"{name}/proposal", text))
 
     def proposal(
         self, number: int, seconds: float = MEASURE_SECONDS, name: str = MEASURED
     ) -> TunedSettings | None:
-        """The proposal of the first process; None if it makes none within `seconds`, or if it
-        measured another module than that with this `number`.
+        """Returns the proposal of the first process.
+
+        None if there is none within `seconds`, or if another module than `number` was measured.
         """
         return _try(lambda: self._proposal(f"{name}/proposal", number, seconds))
 
@@ -116,9 +120,10 @@ class Consensus:
         return _choices(self._store.get(key)).settings.get(number)
 
     def settle(self, name: str, mine: Choices) -> dict[int, TunedSettings]:
-        """What all processes apply to each module of `mine`, with the values of `mine` for what
-        each process decides by itself. `name`: `MEASURED`, `COMPILED` or the module's own
-        (`known_round`).
+        """Returns what all processes apply to each module of `mine`.
+
+        Settings that each process decides for itself keep the values of `mine`. `name` is
+        `MEASURED`, `COMPILED` or the module's own round (`known_round`).
         """
         decided = _try(lambda: self._settle(name, mine).settings) or {}
         return {
@@ -135,7 +140,7 @@ class Consensus:
         decision = Choices(mine.first, {})
         more = COMPILE_SECONDS if name == COMPILED else self._compile_seconds
         if not self.leads:
-            # One that has no call to try did not wait for the first process to compile.
+            # A process without a call to try did not wait for the first process to compile.
             first = COMPILE_SECONDS + MEASURE_SECONDS if name == COMPILED else 0.0
             self._wait([key], DECIDE_SECONDS + first + more)
         elif not self._store.check([key]) and self._wait(everyone, CHECK_SECONDS + more):
@@ -143,8 +148,8 @@ class Consensus:
         return _choices(self._store.compare_set(key, "", _text(decision)))
 
     def agree(self, name: str, *, yes: bool, seconds: float = CHECK_SECONDS) -> bool:
-        """Whether every process says yes to this question within `seconds`: true in all of them, or
-        in none.
+        """Returns whether every process answers yes within `seconds`. The result is the same in
+        all.
         """
         self._asked[name] += 1
         question = f"{name}/{self._asked[name]}"
@@ -162,21 +167,21 @@ class Consensus:
         return self._store.compare_set(key, "", decision).decode() == _YES
 
     def ask_roll_back(self, at: int, why: str, only: str = "") -> None:
-        """Requests that all processes roll back after the check that follows check `at`; `only`
-        this setting, or all of them.
+        """Requests that all processes roll back after the check that follows check `at`. With
+        `only`, they roll back this setting alone.
         """
         _try(lambda: self._store.compare_set(f"roll-back/{only}", "", json.dumps([at, why])))
 
     def roll_back_due(self, at: int, only: str = "") -> str | None:
-        """Why to roll back now, at check `at`."""
+        """Returns why to roll back now, at check `at`, or None."""
         return self._due(f"roll-back/{only}", at)
 
     def ready_to_compile(self) -> None:
-        """Nothing that this process knows speaks against a compilation in the middle of the run."""
+        """Announces that this process has no reason against a compilation in the middle of the run."""
         _try(lambda: self._store.set(self._ready[self._rank], "1"))
 
     def plan_compilation(self, at: int) -> None:
-        """All compile after the check that follows check `at`, if all are ready to."""
+        """Makes all processes compile after the check that follows check `at`, if all are ready."""
         _try(lambda: self._plan_compilation(at))
 
     @property
@@ -188,20 +193,22 @@ class Consensus:
             self._store.compare_set(f"{COMPILED}/plan", "", json.dumps([at, "compile"]))
 
     def compilation_due(self, at: int) -> bool:
-        """Whether all record a call now, at check `at`, and compile after it."""
+        """Returns whether all record a call now, at check `at`, and compile after it."""
         return self._due(f"{COMPILED}/plan", at) is not None
 
     def plan_look(self, number: int, at: int) -> None:
-        """All gather for the look with this number after the check that follows check `at`."""
+        """Makes all gather for the look `number` after the check that follows check `at`."""
         _try(lambda: self._store.compare_set(f"look/{number}", "", json.dumps([at, "look"])))
 
     def look_due(self, number: int, at: int) -> bool:
-        """Whether all gather for it now, at check `at`."""
+        """Returns whether all gather for the look now, at check `at`."""
         return self._due(f"look/{number}", at) is not None
 
     def _due(self, key: str, at: int) -> str | None:
-        """What was asked for. A request made at this very check has to wait: other processes may
-        have passed it already, but none is a whole check ahead.
+        """Returns the reason of a request that is due, or None.
+
+        A request made at this very check has to wait. Other processes may have passed it already,
+        but none is a whole check ahead.
         """
         return _try(lambda: self._asked_before(key, at))
 
@@ -212,7 +219,7 @@ class Consensus:
         return str(what) if asked < at else None
 
     def _wait(self, keys: Sequence[str], seconds: float) -> bool:
-        """Polls instead of waiting in the store, where no signal is handled."""
+        """Polls instead of waiting in the store, because no signal is handled there."""
         ends = self._clock() + seconds
         while not self._store.check(list(keys)):
             if self._clock() >= ends or self._cancelled():
@@ -222,7 +229,7 @@ class Consensus:
 
 
 def _try(ask: Callable[[], Result]) -> Result | None:
-    """None if the store is gone, and with it the process that keeps it: the run ends."""
+    """Returns None if the store is gone. Its process is gone too, so the run ends."""
     try:
         return ask()
     except (RuntimeError, OSError, ValueError, FieldError):
@@ -230,14 +237,16 @@ def _try(ask: Callable[[], Result]) -> Result | None:
 
 
 def known_round(number: int) -> str:
-    """The round in which the known settings of one module are decided, whenever it is called."""
+    """Returns the round in which one module's known settings are decided, whenever it is called."""
     return f"known/{number}"
 
 
 def decide(everyone: Sequence[Choices]) -> Choices:
-    """What all have in common, by module; one that a process does not name is left out. Nothing is
-    decided where processes measure different modules, and for the first one alone where nothing
-    of it is shared: what the others took over was taken from it.
+    """Returns what all have in common, by module. A module that one process does not name is left
+    out.
+
+    Nothing is decided if processes measured different modules. If they share nothing for the first
+    module, only that one is decided, because the other modules took over its settings.
     """
     first = everyone[0].first
     if any(one.first != first for one in everyone):
@@ -251,7 +260,9 @@ def decide(everyone: Sequence[Choices]) -> Choices:
 
 
 def _shares_nothing(tuned: TunedSettings) -> bool:
-    """The optimizer's kernel is of no module."""
+    """Returns whether no setting of the module is shared. The optimizer's kernel belongs to no
+    module.
+    """
     plain = TunedSettings()
     own = {name: getattr(plain, name) for name in OWN}
     kernel = {name: getattr(plain, name) for name in ("fused_optimizer", "optimizers_judged")}
@@ -259,16 +270,18 @@ def _shares_nothing(tuned: TunedSettings) -> bool:
 
 
 def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
-    """The values that are equal in all processes; the script's own value for the others."""
+    """Returns the values that are equal in all processes, and the script's own value for the
+    others.
+    """
     plain = TunedSettings()
     kept: dict[str, Any] = {}
     for field in fields(TunedSettings):
         values = {getattr(settings, field.name) for settings in all_settings}
         kept[field.name] = values.pop() if len(values) == 1 else getattr(plain, field.name)
     if len({settings.regional_compile for settings in all_settings}) > 1:
-        kept["compile"] = False  # of a whole in one process, and of its blocks in another
+        kept["compile"] = False  # one process compiled the whole, another one its blocks
     if len({settings.optimizers_judged for settings in all_settings}) > 1:
-        kept["fused_optimizer"] = False  # all optimizers of a step are fused in all, or none is
+        kept["fused_optimizer"] = False  # a step's optimizers are fused in all processes or in none
     if not kept["compile"]:
         for name in ("regional_compile", "dynamic_shapes", "cuda_graphs"):
             kept[name] = False
@@ -281,7 +294,7 @@ def _text(choices: Choices) -> str:
 
 
 def _choices(text: bytes) -> Choices:
-    """Raises `ValueError` or `FieldError` where it is none."""
+    """Raises `ValueError` or `FieldError` if the text has no choices."""
     found = json.loads(text)
     try:
         first, settings = int(found["first"]), dict(found["settings"])

@@ -1,4 +1,4 @@
-"""The device of the training: measures its memory, and enforces the memory limit."""
+"""The training's device: measures its memory and enforces the memory limit."""
 
 import torch
 
@@ -10,8 +10,8 @@ from gpujob_worker.run.session import Session
 
 
 def use_device(session: Session, device: torch.device) -> None:
-    """Call it once the script has put something on a GPU; an earlier call would
-    initialize the GPU.
+    """Measures the device from now on. Call it once the script has put something on a GPU, because
+    an earlier call would initialize the GPU.
     """
     meter = session.meter
     if device.type == "cuda" and not isinstance(meter.memory, CudaMemory):
@@ -25,8 +25,8 @@ def use_device(session: Session, device: torch.device) -> None:
 
 
 def hold_to_limit(session: Session) -> None:
-    """Call it again whenever more libraries may have been loaded, because they count against the
-    limit.
+    """Enforces the memory limit. Call it again whenever more libraries may have been loaded,
+    because they count against the limit.
     """
     limit, memory = session.environment.memory_limit_bytes, session.meter.memory
     if not isinstance(memory, CudaMemory):

@@ -1,7 +1,7 @@
-"""Tuning of processes that train together: the first one measures, the others adopt its settings.
+"""Tunes processes that train together. The first one measures, and the others adopt its settings.
 
-Each process checks whether the measured settings are safe for its own batch and module. The
-settings that all found safe are applied (`consensus`).
+Each process checks whether the measured settings are safe for its own batch and module. Settings
+that all found safe are applied (`consensus`).
 """
 
 from collections.abc import Callable, Sequence
@@ -51,12 +51,12 @@ _ROWS = 2
 
 
 class SharedTuner(Tuner):
-    """One of several tuners that decide together."""
+    """A tuner that decides together with those of other processes."""
 
     consensus: Consensus
-    # Of the module that it measures or checks.
+    # Number of the module that it measures or checks.
     number: int
-    # What is decided next.
+    # The round of the next decision.
     round: str = MEASURED
 
     def join(self, consensus: Consensus, number: int) -> None:
@@ -64,7 +64,9 @@ class SharedTuner(Tuner):
         self.number = number
 
     def compiles_later(self) -> None:
-        """What was measured is decided; next is a compilation in the middle of the run."""
+        """Called after the decision about the measurement. The next one is about a compilation in
+        the middle of the run.
+        """
         self.round = COMPILED
 
 
@@ -96,7 +98,7 @@ class LeadingTuner(SharedTuner):
         optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> Speedup | None:
-        """None too where this process alone must not run the module."""
+        """Returns None too if this process must not run the module alone."""
         if parallel_wrapper(root.module) is not None:
             return None
         return super().gain(root, recorded, optimizers, beside)
@@ -104,7 +106,7 @@ class LeadingTuner(SharedTuner):
     def _all_here(self) -> bool:
         if self._waited is None:
             self._waited = self.consensus.come()
-            # The tuning budget does not include the wait.
+            # The wait does not count against the tuning budget.
             self._acceptance_rule.start()
             if not self._waited:
                 text = f"not all {self.consensus.size} processes came to it"
@@ -137,7 +139,7 @@ class FollowingTuner(SharedTuner):
     @property
     def _wait_seconds(self) -> float:
         compiles = self._settings.compile is Toggle.ON or self.round == COMPILED
-        # Settings under way are finished when the tuning budget is spent.
+        # A setting that is being measured is finished after the tuning budget is spent.
         budget = 2 * self._acceptance_rule.budget_seconds
         return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
 
@@ -148,7 +150,7 @@ class FollowingTuner(SharedTuner):
         proposed = self.proposed
         if self._proposed is not None and self.round == COMPILED and not proposed.compile:
             self._acceptance_rule.skip("compile", "left out, as the first process measured")
-        # Code that nobody asked for has to be close on the batch of each process.
+        # Code that was not requested has to be close on each process's batch.
         compares = self.round == COMPILED
         self.compile_items(root, recorded).adopt(proposed, compares=compares)
 
@@ -159,7 +161,7 @@ class FollowingTuner(SharedTuner):
         optimizers: Sequence[torch.optim.Optimizer] = (),
         beside: Sequence[tuple[Root, RecordedCall, Applied]] = (),
     ) -> None:
-        """The first process measures and reports."""
+        """Returns None, because the first process measures and reports the gain."""
 
     def fused_optimizer(
         self,
@@ -174,11 +176,11 @@ class FollowingTuner(SharedTuner):
 def root_inside(
     module: torch.nn.Module, model: TrainedModel, before_call: Callable[[Root], None]
 ) -> Root | None:
-    """The root inside DistributedDataParallel, where processes can decide together; of a part that
-    Lightning's step calls inside one, the part.
+    """Returns the root inside DistributedDataParallel if processes can decide together, or None.
 
-    Where its call must be left alone they still decide on the optimizer's kernel together. Those of
-    a module that `fully_shard` spreads over them decide together too.
+    If Lightning's step calls parts inside such a wrapper, the part is the root. If the wrapper's
+    call must be left alone, the processes still decide about the optimizer's kernel together. The
+    processes of a module that `fully_shard` spreads decide together too.
     """
     within, session = inside(module), model.session
     if session.environment.settings.mode is not OptimizeMode.AUTO:
@@ -200,9 +202,11 @@ def root_inside(
 
 
 def leads_to_roots(module: torch.nn.Module, model: TrainedModel) -> bool:
-    """Whether a call of the module only leads to those of the roots: a module of Lightning Fabric,
-    torch's DataParallel over one GPU or none, another one around wrappers, and Lightning's step in
-    a wrapper, whose parts are called as they are in one process.
+    """Returns whether a call of the module only leads to calls of the roots.
+
+    That holds for a module of Lightning Fabric, torch's DataParallel over at most one GPU, another
+    wrapper around wrappers, and Lightning's step in a wrapper. Its parts are called as in one
+    process.
     """
     session = model.session
     if is_fabric(module) or is_on_one_device(module):
@@ -229,8 +233,10 @@ def _part_in_step(
 
 
 def _decide_if_sharded(module: torch.nn.Module, model: TrainedModel) -> None:
-    """Each process steps its own part of the parameters. What a call computes is tried on a copy
-    (`sharded_tuning`); no process runs the module alone.
+    """Lets processes decide together about a module that `fully_shard` spreads.
+
+    Each process steps its own part of the parameters. Calls are tried on a copy (`sharded_tuning`),
+    and no process runs the module alone.
     """
     if is_fully_sharded(module):
         _decide_together(model)
@@ -253,7 +259,7 @@ def _decide_together(model: TrainedModel) -> None:
 
 
 def tuner_for(model: TrainedModel) -> Tuner:
-    """The tuner of this process; a tuner of its own if the process decides by itself."""
+    """Returns the tuner of this process, which decides alone without a consensus."""
     session, consensus = model.session, model.consensus
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
     kind = kinds[consensus.leads if consensus is not None else None]
@@ -272,8 +278,9 @@ def tuner_for(model: TrainedModel) -> Tuner:
 
 
 def refusal_together(root: Root, recorded: RecordedCall) -> str | None:
-    """Why a module beside the first one is left out where processes decide together; asked by all
-    before the same call.
+    """Returns why a module other than the first is left out if processes decide together.
+
+    All processes ask before the same call.
     """
     if root.number is None:
         return "other processes may not call it: it is in no DistributedDataParallel"
@@ -281,9 +288,9 @@ def refusal_together(root: Root, recorded: RecordedCall) -> str | None:
 
 
 def communicates(root: Root, recorded: RecordedCall) -> str | None:
-    """Why one process must not run the module alone: the module communicates with other processes.
+    """Returns why one process must not run the module alone: it communicates with other processes.
 
-    All processes ask this before the same call, so that every communication has its counterpart.
+    All processes check this before the same call, so that every communication has its counterpart.
     """
     before = sequence_numbers()
     try:

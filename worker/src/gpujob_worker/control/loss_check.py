@@ -1,13 +1,14 @@
-"""Looks every few hundred steps whether the settings in force still leave the loss what it would be
-in the script's own arithmetic.
+"""Checks every few hundred steps whether the applied settings change the loss.
 
-A look takes a real call's batch: before the call, a part of the batch runs forward as written and
-with the settings, without a graph and without dropout. Backward of the script itself then gives the
-gradient of the loss by each output. The sum of the products with the differences is how much the
-settings change the loss, to first order. In every other look the call itself is made as written, so
-that the gradient is taken at both ends of the difference: of a convex loss the one sum is at least
-the increase, the other at least the decrease. What changes the loss in three looks of three, in one
-direction and beyond chance, is rolled back.
+The reference is the loss in the script's own arithmetic. A look uses a real call's batch. Before
+the call, a part of the batch runs forward as written and with the settings, without a graph and
+without dropout. The script's own backward then gives the gradient of the loss by each output. The
+sum of the products with the differences is the change of the loss, to first order.
+
+In every other look the call itself is made as written, so that the gradient is taken at both ends
+of the difference. For a convex loss, one sum is at least the increase and the other at least the
+decrease. Settings are rolled back if three looks of three show a change in one direction and beyond
+chance.
 """
 
 import statistics
@@ -44,39 +45,40 @@ from gpujob_worker.tune.trial import few_rows, short
 
 FIRST_STEPS = 20
 BETWEEN_STEPS = 200
-# Of the time since the run began.
+# Maximum part of the time since the run began.
 COST_MAX = 0.005
-# Relative to the loss. Rounding alone changes it by 0.3 % and less, in either direction.
+# Relative to the loss. Rounding alone changes it by at most 0.3 % in either direction.
 CHANGE_MAX = 0.02
-# A change this large counts also where a few samples make all of it.
+# A change this large also counts if a few samples make up all of it.
 LARGE_CHANGE = 0.2
-# What chance does often enough, in its standard deviations.
+# Changes within this many standard deviations are frequent by chance.
 CHANCE = 3.0
 LOSSES_KEPT = 16
 LOOKS_NEEDED = 3
-# What a look keeps until backward.
+# Maximum memory that a look keeps until backward.
 KEPT_BYTES_MAX = 64 * 2**20
 ROWS_PART = 4
-# All processes come from the same step; one that is past hope is waited for no longer.
+# Seconds for all processes to gather. They come from the same step, so one that is later than this
+# is not waited for.
 GATHER_SECONDS = 20.0
 ITEM = "loss check"
 
 
 @dataclass(slots=True)
 class _Looks:
-    """What was seen of one module so far."""
+    """The looks at one module so far."""
 
     changes: list[float] = field(default_factory=list[float])
     sizes: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOSSES_KEPT))
     # The call of the next look is made as written.
     as_written: bool = False
     refused: bool = False
-    # Of a part of the batch there is nothing to be seen.
+    # A part of the batch shows nothing.
     whole_only: bool = False
 
 
 class LossCheck:
-    """Looks at the modules in turn while settings that change digits are in force."""
+    """Looks at the modules in turn while settings that change digits are applied."""
 
     def __init__(
         self,
@@ -93,29 +95,31 @@ class LossCheck:
         self._spent = 0.0
         self._longest = 0.0
         self._count = 0
-        # How many looks at a sharded module were planned; what the last gathering took.
+        # Number of looks at a sharded module that were planned, and the seconds of the last
+        # gathering.
         self._planned = 0
         self._gathering = 0.0
         self.again()
 
     def again(self) -> None:
-        """Starts over: another model trains, or other settings are in force."""
+        """Starts over for another model or for other settings."""
         self._due = FIRST_STEPS
         self._look: Look | None = None
         self._looks: weakref.WeakKeyDictionary[Root, _Looks] = weakref.WeakKeyDictionary()
         self._loss: torch.Tensor | None = None
-        # The module of the look under way or the next one, and whose turn it is.
+        # The module of the current or next look, its copy if it is sharded, and the module whose
+        # turn is next.
         self._root: Root | None = None
         self._whole: Root | None = None
         self._turn = 0
 
     def saw_loss(self, loss: torch.Tensor) -> None:
-        """The script starts a backward pass from it."""
+        """Called when the script starts a backward pass from the loss."""
         if self._look is not None:
             self._loss = loss
 
     def step(self, since: int) -> None:
-        """`since` counts the steps after the settings were applied."""
+        """Called after each step. `since` counts the steps after the settings were applied."""
         look = self._look
         if look is not None and not look.ends_with_step():
             return
@@ -139,7 +143,9 @@ class LossCheck:
         return refusal is None
 
     def _step_sharded(self, root: Root, since: int) -> None:
-        """The first process says when; all gather the module then, and the first one looks."""
+        """The first process decides when to look. All processes then gather the module, and the
+        first one looks.
+        """
         consensus = self._model.consensus
         assert consensus is not None
         if since % CONFIRM_STEPS:
@@ -167,13 +173,15 @@ class LossCheck:
         return self._looks.setdefault(root, _Looks())
 
     def _next(self) -> Root | None:
-        """Of the roots of whose digits something was changed; one that is suspected first."""
+        """Returns the next root among those whose digits the settings change. A suspected root
+        comes first.
+        """
         if self._model.rolled_back:
             return None
         changed = [root for root in self._model.roots if self._may_change(root)]
         sharded = sharded_root(self._model)
         if sharded is not None:
-            # All take part in the first process's looks, whatever each of them may say itself.
+            # All processes take part in the first process's looks, whatever their own refusals are.
             return sharded if sharded.plan.arithmetic() != RootPlan() else None
         suspected = [root for root in changed if self._of(root).changes]
         return (suspected or [changed[self._turn % len(changed)]])[0] if changed else None
@@ -182,22 +190,25 @@ class LossCheck:
         return root.plan.arithmetic() != RootPlan() and not self._of(root).refused
 
     def _refusal(self, root: Root) -> str | None:
-        """Hooks may have come since the first look at the module."""
+        """Returns why the module must not be looked at. Hooks may have been added since the first
+        look.
+        """
         consensus = self._model.consensus
         if consensus is not None and not consensus.leads:
             return "the first process looks"
         return self._model.first.refusal or probe_refusal(root.module)
 
     def _affordable(self) -> bool:
-        """One more look of the longest kind stays within the part of the run that looks may take.
+        """Returns whether another look of the longest kind stays within the allowed part of the
+        run.
 
-        The first may take two steps.
+        The first look is expected to take two steps.
         """
         expected = self._longest or 2 * self._session.meter.timed.per_step()[0]
         return self._spent + expected <= COST_MAX * (self._clock() - self._began)
 
     def _begin(self, inputs: CallInputs) -> tuple[bool, Callable[[Any], None]] | None:
-        """Before a real call of the root."""
+        """Called before a real call of the root."""
         root = self._root
         if root is None or self._model.rolled_back or not self._may_change(root):
             return None
@@ -219,7 +230,7 @@ class LossCheck:
 
     @contextmanager
     def _tried(self, root: Root) -> Generator[Root]:
-        """The root itself, or that of its copy, which ends with this look."""
+        """Yields the root itself, or the root of its copy, which ends with this look."""
         whole, self._whole = self._whole, None
         if whole is None:
             yield root
@@ -228,7 +239,7 @@ class LossCheck:
             yield whole
 
     def _watch(self, output: Any) -> None:
-        """After the call."""
+        """Called after the call."""
         try:
             if self._look is not None:
                 self._look.watch(output, lambda: self._loss)
@@ -237,7 +248,7 @@ class LossCheck:
             self._skip(self._root, f"a look failed: {short(error)}")
 
     def _differences(self, root: Root, tried: Root, inputs: CallInputs) -> Look | None:
-        """`tried`: the root, or a root of its copy."""
+        """Returns a look at the call, or None. `tried` is the root or a root of its copy."""
         call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
         whole_only = call.whole_only or self._of(root).whole_only or batch_statistics(root.module)
         total = None if whole_only else inputs.rows
@@ -248,13 +259,15 @@ class LossCheck:
         look = self._compared(root, tried, few_rows(call, rows), rows, total)
         if look is None or any(sample.rows is not None for sample in look.samples):
             return look
-        # A module that returns its loss alone has nothing to say of a part of the batch.
+        # A module that returns only its loss shows nothing on a part of the batch.
         return self._compared(root, tried, call, None, None)
 
     def _compared(
         self, root: Root, tried: Root, call: RecordedCall, rows: int | None, total: int | None
     ) -> Look | None:
-        """Of the first `rows` of the batch's `total`; of all of it where they are None."""
+        """Compares the first `rows` of the batch's `total` rows, or the whole batch if both are
+        None.
+        """
         plan = moved(root.plan.arithmetic(), root.module, tried.module)
         with no_trace(tried.module), without_dropout():
             before = RandomStates()
@@ -267,7 +280,7 @@ class LossCheck:
                 outputs, KEPT_BYTES_MAX, rows=rows, total=total, turn=self._count
             )
             ours = [sample.of(output) for sample, output in zip(samples, outputs, strict=True)]
-            # Whole outputs of both are never held at a time.
+            # Only one of the two whole outputs is in memory at a time.
             del outputs
             written = probe.outputs(RootPlan())
         both = zip(samples, ours, written, strict=True)
@@ -281,8 +294,8 @@ class LossCheck:
         loss, self._loss = look.loss, None
         looks = self._of(root)
         if look.part < 1.0 and not look.seen and look.failure is None:
-            # Autograd sees no way from the loss of compiled code to its logits: of those a part
-            # would tell, and the loss is of the whole.
+            # Autograd finds no way from the loss of compiled code to its logits. A part of the
+            # batch would show its own loss only, so the next look uses the whole.
             looks.whole_only, self._due = True, since
             return
         if loss is None or not look.seen:
@@ -290,7 +303,7 @@ class LossCheck:
             return
         with self._session.meter.paused():
             looks.sizes.append(abs(float(loss)))
-            # A loss that passes through zero has the size of the losses near it.
+            # A loss that passes through zero is measured by the losses near it.
             change, chance = look.found(statistics.median(looks.sizes))
         self._count += 1
         self._note(root, since, change)
@@ -303,7 +316,7 @@ class LossCheck:
         self._turn += not looks.as_written
 
     def _suspect(self, looks: _Looks, change: float, since: int) -> None:
-        """Asked again at once, of other batches."""
+        """Looks again at once, on other batches, until enough looks agree."""
         self._due = since
         if any((change > 0) != (before > 0) for before in looks.changes):
             looks.changes.clear()
@@ -335,7 +348,7 @@ class LossCheck:
         return module.log if module is not None else self._session.log
 
     def _now(self, root: Root) -> float:
-        """Work that was queued before is not the look's."""
+        """Returns the time after queued work is done, so that it does not count as the look's."""
         if root.device.type == "cuda":
             torch.cuda.synchronize(root.device)
         return self._clock()

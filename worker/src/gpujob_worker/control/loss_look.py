@@ -1,4 +1,4 @@
-"""One look at what the settings in force change in the loss, for `loss_check`."""
+"""One look at how the applied settings change the loss, for `loss_check`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from gpujob_worker.inject.call_inputs import tensor_leaves
 from gpujob_worker.inject.output_graph import inner_outputs
 from gpujob_worker.tune.trial import short
 
-# The change of a sampled output is summed in so many groups, whose spread says what chance is.
+# The change of a sampled output is summed in this many groups. Their spread shows what chance does.
 GROUPS = 64
 
 
@@ -21,34 +21,35 @@ class Look:
     """One call, from before its forward to the end of its step."""
 
     samples: Sequence[OutputSample]
-    # What the settings change in what each sample keeps.
+    # What the settings change in the values of each sample.
     differences: Sequence[torch.Tensor]
-    # They are this part of the batch.
+    # The part of the batch that the samples cover.
     part: float
     loss: torch.Tensor | None = None
     failure: str | None = None
-    # A step ended without its backward, which another optimizer's step may follow.
+    # A step ended without the call's backward. Another optimizer's step may follow it.
     waited: bool = False
     handles: list[Any] = field(default_factory=list[Any])
-    # By output: what its groups of values, or its rows, add to the change of the loss.
+    # By output: the contribution of each group of values, or of each row, to the loss change.
     _changes: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
-    # By output: the others that it is made of.
+    # By output: the other outputs from which it is computed.
     _inner: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
 
     @property
     def seen(self) -> bool:
-        """True once backward passed an output."""
+        """True once backward has passed an output."""
         return bool(self._changes)
 
     def ends_with_step(self) -> bool:
-        """Called after each optimizer's step. True if backward was seen, or if this is the second
-        step without it, after which it is waited for no longer.
+        """Returns whether the look ends with this optimizer step.
+
+        True if backward was seen, or if this is the second step without it.
         """
         waited, self.waited = self.waited, True
         return waited or self.seen or self.failure is not None
 
     def watch(self, output: Any, loss_now: Callable[[], torch.Tensor | None]) -> None:
-        """Adds what each output's difference does to the loss, while backward runs."""
+        """Adds the effect of each output's difference on the loss while backward runs."""
         leaves = tensor_leaves(output)
         # A tensor that is returned twice counts once.
         first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
@@ -65,7 +66,7 @@ class Look:
         self, index: int, loss_now: Callable[[], torch.Tensor | None]
     ) -> Callable[[torch.Tensor | None], None]:
         def add(gradient: torch.Tensor | None) -> None:
-            # None comes from compiled code, for an output from which nothing goes back.
+            # Compiled code gives None for an output without a backward.
             if gradient is None:
                 return
             try:
@@ -89,9 +90,9 @@ class Look:
         self._changes[index] = each if before is None else before + each
 
     def found(self, typical_loss: float) -> tuple[float, float]:
-        """The change of the loss, and what chance alone makes of it; both relative to the loss.
+        """Returns the change of the loss and the size of chance, both relative to the loss.
 
-        An output that another one is made of has its part in the other's difference.
+        An output from which another one is computed is already part of the other's difference.
         """
         assert self.loss is not None
         inner = {one for index in self._changes for one in self._inner.get(index, ())}
@@ -108,7 +109,7 @@ class Look:
 
 
 def _relative(change: float, loss: float) -> float:
-    """Infinite where it is not finite, or where there was no loss to change."""
+    """Returns the relative change. It is infinite if it is not finite or if the loss is zero."""
     if not math.isfinite(change):
         return math.inf
     return change / abs(loss) if loss else math.copysign(math.inf, change) if change else 0.0

@@ -1,7 +1,7 @@
 """Finds the modules of the model in training: those that the script calls from outside all others.
 
-`Discovery` shows every such call in the first steps, and again once a new optimizer is made. Each
-module becomes a part of the model in training (`trained_model`), or is the first one of a later
+`Discovery` reports every such call in the first steps, and again once a new optimizer is made. Each
+module becomes a part of the model in training (`trained_model`), or is the first module of a later
 model (`subsequent_models`).
 """
 
@@ -25,7 +25,7 @@ from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
 
-# Steps of a new optimizer in which its model's modules are found.
+# Steps of a new optimizer within which its model's modules are found.
 WARM_UP_STEPS = 2
 
 
@@ -57,7 +57,7 @@ class ModuleWatch:
         self._steps = 0
 
     def start(self) -> None:
-        """A new model may follow: its modules are called from now on."""
+        """Watches for the modules of a new model, which are called from now on."""
         if self._model.facts.compiles or self.discovery.active:
             return
         self.discovery = self._new_discovery(self._model.roots)
@@ -67,7 +67,7 @@ class ModuleWatch:
         self.discovery.start()
 
     def finish(self) -> None:
-        """All modules of the model are known."""
+        """Called once all modules of the model are known."""
         self.forget()
         for root in self._model.roots:
             root.settle()
@@ -78,7 +78,9 @@ class ModuleWatch:
         self.discovery.forget()
 
     def step_done(self) -> None:
-        """A later model's modules are called in the first steps of its optimizer, or not at all."""
+        """Ends the watch in time. A later model's modules are called in its optimizer's first
+        steps, or never.
+        """
         if self.discovery.active and self._model.steps >= WARM_UP_STEPS:
             self._steps += 1
             if self._steps >= WARM_UP_STEPS:
@@ -118,7 +120,7 @@ class ModuleWatch:
                 if self._subsequent_models.is_over(warm=model.steps >= WARM_UP_STEPS):
                     self._begin_again()
         if model.steps >= WARM_UP_STEPS:
-            return None  # trained beside the present model, and unmodified
+            return None  # trained next to the present model, and unmodified
         before_call = self._net.guard(self.before_call)
         root = root_inside(module, model, before_call) or Root(module, before_call)
         model.meet(root)
@@ -128,7 +130,7 @@ class ModuleWatch:
 
     def _begin_again(self) -> None:
         self._subsequent_models.begin()
-        # It may hold the model before.
+        # The watch may still hold the previous model.
         self.discovery.forget()
         self._startup.again()
         self._rollback_guard.again()

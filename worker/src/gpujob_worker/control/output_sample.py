@@ -1,4 +1,6 @@
-"""Which values of an output a look compares: all, or every n-th where they take too much memory."""
+"""Selects the values of an output that a look compares: all, or every n-th if they take too much
+memory.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-# What a value takes until backward.
+# Bytes that a value takes until backward.
 VALUE_BYTES = 8
 
 
@@ -15,7 +17,7 @@ class OutputSample:
     """The values of one output that are compared, by rows.
 
     `shape` is that of the output of a call with `rows` of the batch's `total` rows. `total` is None
-    where the batch was not divided, and `rows` where the output has no rows; it counts as one then.
+    if the batch was not divided. `rows` is None if the output has no rows, and counts as one then.
     """
 
     shape: torch.Size
@@ -25,7 +27,7 @@ class OutputSample:
     offset: int = 0
 
     def fits(self, output: torch.Tensor) -> bool:
-        """True if this output of the whole batch has the rows of the sample at its beginning."""
+        """Returns whether this output of the whole batch begins with the rows of the sample."""
         if self.total is None:
             return output.shape == self.shape
         if self.rows is None or output.dim() != len(self.shape):
@@ -34,8 +36,9 @@ class OutputSample:
         return rest and output.shape[0] * self.rows == self.shape[0] * self.total
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The sampled values in float64, shape (rows, kept): of the output of the whole batch, of
-        its gradient, or of the output of the rows alone.
+        """Returns the sampled values in float64, with shape (rows, kept).
+
+        `values` are the output of the whole batch, its gradient, or the output of the rows alone.
         """
         first = values.narrow(0, 0, self.shape[0]) if self.rows is not None else values
         by_row = first.reshape(self.rows or 1, -1)
@@ -50,10 +53,10 @@ def samples_within(
     total: int | None,
     turn: int,
 ) -> list[OutputSample]:
-    """A sample of each output, so that all together keep about `kept_bytes_max`.
+    """Returns a sample of each output, which together keep about `kept_bytes_max`.
 
-    `turn` counts the looks, and each begins at another value. The values of a sample lie evenly in
-    the output, and not in the same places of each of its rows or columns.
+    `turn` counts the looks, each of which begins at another value. A sample's values are spread
+    evenly over the output, and not in the same places of each of its rows or columns.
     """
     values = sum(output.numel() for output in outputs)
     wanted = -(-values * VALUE_BYTES // kept_bytes_max)
@@ -66,7 +69,7 @@ def _sample(
     if rows is not None and (not shape or shape[0] % rows):
         rows = None
     in_a_row = shape.numel() // (rows or 1)
-    # A few values are kept as they are.
+    # Small outputs are kept whole.
     if wanted <= 1 or in_a_row < wanted * wanted:
         return OutputSample(shape, rows, total)
     steps = range(wanted, 2 * wanted + 64)
@@ -75,12 +78,14 @@ def _sample(
 
 
 def _crosses(step: int, shape: torch.Size) -> bool:
-    """True if steps of this width do not meet the same place in each row, column or plane."""
+    """Returns whether steps of this width meet different places in each row, column or plane."""
     return all(size == 1 or math.gcd(step, size) == 1 for size in shape[1:])
 
 
 def difference(sample: OutputSample, ours: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-    """What the settings change: `ours` is sampled already, `written` is the output as written."""
+    """Returns what the settings change. `ours` is sampled already, `written` is the output as
+    written.
+    """
     if not written.is_floating_point() or written.shape != sample.shape:
         return torch.zeros_like(ours)
     return ours - sample.of(written)

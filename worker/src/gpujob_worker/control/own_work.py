@@ -1,11 +1,11 @@
-"""Whether the worker itself is at work. Calls that torch makes meanwhile are not the script's."""
+"""Marks when the worker itself is at work. Calls that torch makes meanwhile are not the script's."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
 
 
 class OwnWork:
-    """One for all hooks of a process."""
+    """Shared by all hooks of a process."""
 
     def __init__(self) -> None:
         self.under_way = False

@@ -33,13 +33,13 @@ MEASURED_STEPS = WARM_UP_STEPS + BASELINE_STEPS
 class Phase(Enum):
     WARM_UP = auto()
     BASELINE = auto()
-    # The last baseline step, after which the tuning is due.
+    # The last baseline step. The tuning follows it.
     TUNING = auto()
     TRAINING = auto()
 
     @staticmethod
     def of(steps: int) -> "Phase":
-        """The phase of this step; the first one is step 1."""
+        """Returns the phase of this step. The first step is step 1."""
         if steps < MEASURED_STEPS:
             return Phase.WARM_UP if steps <= WARM_UP_STEPS else Phase.BASELINE
         return Phase.TUNING if steps == MEASURED_STEPS else Phase.TRAINING
@@ -111,7 +111,7 @@ class Phases:
         state.makes_calls(roots[0].calls_as_large if alone else 1.0)
 
     def _drop_models_that_are_over(self) -> None:
-        """Once another optimizer is stepped: models that its whole next step did not call."""
+        """Drops models that the whole step after another optimizer's first one did not call."""
         model = self._model
         if self._waits_for_calls:
             model.drop_uncalled()
@@ -142,7 +142,7 @@ class Phases:
             self._schedule.run(optimizer)
 
     def _watch_first_steps(self) -> bool:
-        """Returns whether the settings are known already, so that nothing is measured."""
+        """Returns whether the settings are already known, so that nothing is measured."""
         self._rollback_guard.first_steps()
         known = self._session.state.known_tuned is not None
         if known:
@@ -150,7 +150,7 @@ class Phases:
         return known
 
     def _train(self, since: int) -> None:
-        """`since` counts the steps after the tuning."""
+        """Called after each step in training. `since` counts the steps after the tuning."""
         self._rollback_guard.step(since)
         self._loss_check.step(since)
         self._schedule.compile_when_due(since)

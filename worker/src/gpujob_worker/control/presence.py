@@ -1,8 +1,8 @@
-"""Whether all processes that train together run under the worker, and under the same one.
+"""Checks whether all processes that train together run under the worker, and under the same one.
 
-Each says so in the store where they found each other, as soon as they have. What must be the same
-in all (a type, a kernel) is applied in none where one is missing: it would follow settings that the
-others do not know.
+Each process announces itself in the store through which they found each other, as soon as they
+have. Settings that must be the same in all (a type, a kernel) are applied in none if one is
+missing, because it would not know the others' settings.
 """
 
 import json
@@ -19,13 +19,14 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.registry import SETTINGS
 
-# All have come through the same start of the group; only a store that is slow needs any of it.
+# Seconds to wait. All processes come through the same start of the group, so only a slow store
+# needs any of it.
 SECONDS_MAX = 10.0
 POLL_SECONDS = 0.02
 
 
 def meet_others(session: Session, facts: ScriptFacts) -> None:
-    """The process group has started: this process is one of it, and says that it is here."""
+    """Called once the process group has started; announces this process to the others."""
     found = process_group()
     if found is None or found[1] == 1:
         return
@@ -36,7 +37,7 @@ def meet_others(session: Session, facts: ScriptFacts) -> None:
 
 
 def digest(session: Session) -> str:
-    """Alike in processes that decide alike."""
+    """Returns a digest that is equal in processes that decide alike."""
     settings = json.dumps(encode(session.environment.settings), sort_keys=True)
     off = sorted(session.features.off)
     text = f"{settings} {off} {torch.__version__}"
@@ -44,9 +45,9 @@ def digest(session: Session) -> str:
 
 
 def require_all(session: Session, store: KeyValues | None = None) -> str | None:
-    """Why nothing may be applied that must be the same in all; then it is switched off here too.
+    """Returns why nothing may be applied that must be the same in all; switches it off here too.
 
-    Every process comes to the same answer: what others said stays in the store.
+    Every process gets the same result, because announcements stay in the store.
     """
     if session.world_size == 1 or process_group() is None:
         return None
@@ -65,7 +66,7 @@ def absence(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Which processes are not here, or differ; None where all are alike."""
+    """Returns which processes are missing or differ, or None if all are alike."""
     ends = clock() + SECONDS_MAX
     missing = list(range(size))
     while missing and clock() < ends:

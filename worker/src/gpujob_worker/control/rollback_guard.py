@@ -1,4 +1,4 @@
-"""Watches a run after its settings were applied (speed, memory, loss) and rolls them back if
+"""Watches a run after its settings were applied (speed, memory, loss), and rolls them back if
 needed.
 """
 
@@ -24,7 +24,8 @@ from gpujob_worker.tune.trial import short
 CONFIRM_STEPS = 10
 SLOWER_ALLOWED = 1.10
 LOSS_CHECK_STEPS = 20
-# A loss this many times its own first size above the first losses, for this many checks in a row.
+# The loss rises this many times its first size above the first losses, in this many consecutive
+# checks.
 DIVERGED_FACTOR = 2.0
 DIVERGED_CHECKS = 3
 LOSSES_PENDING_MAX = 16
@@ -32,7 +33,7 @@ LOSSES_PENDING_MAX = 16
 
 @dataclass(slots=True)
 class LossDivergence:
-    """Detects a lost training run: a loss that is not finite, or stays far above its start."""
+    """Detects a diverged run: its loss is not finite, or stays far above its start."""
 
     first: list[float] = field(default_factory=list[float])
     _above: int = 0
@@ -55,7 +56,7 @@ class LossDivergence:
 
 
 class RollbackGuard:
-    """The checks between steps. The loss is read only every `LOSS_CHECK_STEPS` steps, to keep them
+    """The checks between steps. They read the loss only every `LOSS_CHECK_STEPS` steps, to stay
     cheap.
     """
 
@@ -65,10 +66,11 @@ class RollbackGuard:
         self._log = session.log
         self._segments = SegmentsCheck(session, model)
         self._loss = LossDivergence()
-        # Losses that the device has not computed yet, and whether each belongs to the first steps.
+        # Losses that the device has not computed yet, and whether each is of the first steps.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
         self._since = 0
-        # Steps before the last compilation, and the check that it is due to.
+        # Timing of the steps before the last compilation, and the step of the check that compares
+        # it.
         self._before_compiled: Timing | None = None
         self._compiled_check = 0
 
@@ -77,19 +79,19 @@ class RollbackGuard:
         return self._model.first.applied
 
     def again(self) -> None:
-        """Starts over: another model trains from now on."""
+        """Starts over for another model."""
         self._loss = LossDivergence()
         self._losses.clear()
         self._since = 0
         self._before_compiled = None
 
     def first_steps(self) -> None:
-        """Sets the losses of the first steps, with which later ones are compared."""
+        """Records the losses of the first steps, to which later ones are compared."""
         self._read_loss(first=True)
         self._judge_losses()
 
     def step(self, since: int) -> None:
-        """`since` counts the steps after the settings were applied."""
+        """Called after each step. `since` counts the steps after the settings were applied."""
         self._since = since
         if since % CONFIRM_STEPS == 0:
             self._roll_back_together(since)
@@ -106,7 +108,7 @@ class RollbackGuard:
         self._judge_losses()
 
     def compiled(self, before: Timing | None) -> None:
-        """Compiled code is in force after this step; steps took `before` without it."""
+        """Called when compiled code is applied after this step. Steps took `before` without it."""
         self._before_compiled = before
         self._compiled_check = self._since + CONFIRM_STEPS
 
@@ -117,11 +119,11 @@ class RollbackGuard:
         if scale.skipped > skipped:
             self._log.note("loss scaling", str(scale))
         if scale.hopeless:
-            # The check of this very step comes after this.
+            # This step's check comes after this call.
             self._roll_back(f"gradients overflow, {scale}", self._since + 1)
 
     def loss_changed(self, why: str) -> None:
-        """The settings in force change the loss. Of these a lower precision does it most likely."""
+        """Rolls back settings that change the loss. A lower precision is the most likely cause."""
         plan = self._applied.plan
         lower = plan.autocast is not None or plan.setting(Tf32) is not None
         if lower and self._model.consensus is None:
@@ -130,8 +132,10 @@ class RollbackGuard:
             self._roll_back(why, self._since + 1)
 
     def call_failed(self, error: Exception) -> None:
-        """A call failed with the settings and succeeded without them; that of a sharded module was
-        not made again, and the script's next attempt is to begin without them.
+        """Called after a call failed with the settings and succeeded without them.
+
+        A sharded module's call was not repeated. The script's next attempt begins without the
+        settings.
         """
         why = f"a call of the model failed with it, {short(error)}"
         if sharded_root(self._model) is not None:
@@ -140,7 +144,7 @@ class RollbackGuard:
             self._roll_back(why, self._since + 1)
 
     def _roll_back(self, why: str, at: int) -> None:
-        """Rolls back at once; if several processes decide together, after the next check of all."""
+        """Rolls back at once or, if several processes decide together, after their next check."""
         if self._model.consensus is None:
             self._model.roll_back(why)
         elif not self._model.rolled_back:
@@ -159,7 +163,7 @@ class RollbackGuard:
                 self._model.roll_back_setting("compile", slower)
 
     def _keep_limit(self, *, settling: bool) -> None:
-        """Makes a split finer that was not fine enough; it was shown to be safe already."""
+        """Makes a split finer if it was too coarse. The finer one was shown to be safe already."""
         session, tuner = self._session, self._model.first.tuner
         limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
         session.meter.read_memory()
@@ -171,8 +175,8 @@ class RollbackGuard:
             if self._make_further_finer(peak, limit):
                 return
             if self._model.first.fit is not None:
-                # Later peaks may have other causes: an evaluation, a checkpoint. They are only
-                # reported: a way that slows each later step down may not make them smaller.
+                # Later peaks may have other causes, such as an evaluation or a checkpoint. A step
+                # of slower settings may not make them smaller, so they are only reported.
                 self._model.first.fit.judge(peak, ends=settling)
                 session.state.needs(self._model.first.fit.needed_bytes)
             return
@@ -188,7 +192,7 @@ class RollbackGuard:
         session.meter.new_window()
 
     def _make_further_finer(self, peak: int, limit: int) -> bool:
-        """True if the split of a module other than the first could be made finer."""
+        """Returns whether the split of a module other than the first was made finer."""
         for module in self._model.further:
             tuner = module.choices
             finer = _finer(tuner.applied.plan.rows_per_step)
@@ -229,7 +233,7 @@ class RollbackGuard:
                 self._model.consensus.ask_roll_back(self._since, what, "compile")
 
     def _bound_compilations(self) -> None:
-        """Takes compiled code back that is compiled again and again: each time takes longer than it
+        """Rolls back code that is compiled again and again, because compiling takes longer than it
         will ever gain.
         """
         counts = [applied.plan.compilations for applied in self._model.all_applied]
@@ -277,5 +281,5 @@ class RollbackGuard:
 
 
 def _finer(rows: int | None) -> int | None:
-    """At most half of the rows, or None."""
+    """Returns the largest divisor that is at most half of the rows, or None."""
     return next((n for n in divisors(rows or 1) if n <= (rows or 1) // 2), None)

@@ -1,5 +1,4 @@
-"""Decides when and on which root a run is tuned: once after the baseline, and a compilation much
-later.
+"""Decides when and on which root a run is tuned: once after the baseline, and compiled much later.
 
 `tuning_run` decides what is tried, and in which order.
 """
@@ -37,7 +36,7 @@ from gpujob_worker.tune.tuner import Tuner
 
 
 class TuningSchedule:
-    """Runs between two steps: measures, applies what was chosen, and reports it."""
+    """Runs between two steps: measures, applies the choices, and reports them."""
 
     def __init__(
         self,
@@ -46,18 +45,20 @@ class TuningSchedule:
         loaders: LoaderPolicy,
         compiled: Callable[[Timing | None], None],
     ) -> None:
-        """`compiled` is called with what steps took before code that was compiled later."""
+        """`compiled` is called with the timing of the steps before code was compiled in the middle
+        of a run.
+        """
         self._compiled = compiled
         self._session = session
         self._model = model
         self._loaders = loaders
         self._log = session.log
         self._compile_due: float | None = None
-        # All processes that decide together keep the calls of this step.
+        # All processes that decide together record this step's calls.
         self._all_record = False
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises `MemoryLimitError` if the memory limit cannot be kept."""
+        """Tunes the run. Raises `MemoryLimitError` if the memory limit cannot be kept."""
         session, model = self._session, self._model
         model.optimizers.lead(optimizer)
         session.state.enter(WorkerPhase.TUNING)
@@ -82,8 +83,9 @@ class TuningSchedule:
         session.meter.new_window()
 
     def compile_when_due(self, since: int) -> None:
-        """Compiles in a long-running job: one step to record a batch, then the trial. `since`
-        counts the steps after the tuning.
+        """Compiles in a long-running job: one step records a batch, and the trial follows.
+
+        `since` counts the steps after the tuning.
         """
         if self._compile_due is None:
             return
@@ -93,9 +95,9 @@ class TuningSchedule:
             self._compile_alone()
 
     def _compile_with_others(self, since: int, due: float, consensus: Consensus) -> None:
-        """The first process says when it is due; all record in the same step, and decide after it.
+        """The first process decides when it is due. All record the same step, and decide after it.
 
-        A process without a call, a root or a tuner takes part all the same: the others wait for it.
+        A process without a call, a root or a tuner takes part too, because the others wait for it.
         """
         if self._all_record:
             self._all_record, self._compile_due = False, None
@@ -113,7 +115,7 @@ class TuningSchedule:
 
     @contextmanager
     def _standing_still(self) -> Generator[None]:
-        """Said at once: who watches the steps would take it for hung."""
+        """Reports the pause at once. Otherwise, a missing step would look like a hung run."""
         with self._session.state.standing_still():
             self._session.reporter.wake()
             yield
@@ -140,7 +142,7 @@ class TuningSchedule:
         session.meter.new_window()
 
     def _compile_shared(self, root: Root, tuner: Tuner | None) -> Speedup | None:
-        """Of the first module alone; how much faster it is, where it is measured here."""
+        """Compiles the first module alone, and returns its gain if it is measured here."""
         if not isinstance(tuner, SharedTuner):
             return None
         tuner.compiles_later()
@@ -182,7 +184,7 @@ class TuningSchedule:
             root.stop_recording()
         reason = self._select_roots()
         roots = model.roots
-        # All processes are asked for a copy of a sharded module, whatever each of them found.
+        # All processes must take part in copying a sharded module, whatever their own results are.
         with whole_root(model, MEASURED, self._tried_call(reason)) as whole:
             if reason is not None and self._has_memory_of_several():
                 tuning.memory_only(names_of(roots[1:]), reason)
@@ -194,12 +196,14 @@ class TuningSchedule:
                 self._compile_due = tuning.run_several(names_of(roots[1:]), too_many(roots))
 
     def _tried_call(self, reason: str | None) -> RecordedCall | None:
-        """That of the first module; None where there is a `reason` not to try it."""
+        """Returns the recorded call of the first module, or None if there is a `reason` not to try
+        it.
+        """
         roots = self._model.roots
         return roots[0].recorded if roots and reason is None else None
 
     def _try_frozen(self) -> None:
-        """Modules of which nothing learns, each for itself."""
+        """Tries each frozen module for itself."""
         session, model = self._session, self._model
         settings, budget = session.environment.settings, session.tuning_budget_seconds
         frozen = FrozenModules(settings, session.features, model.facts, budget)
@@ -217,8 +221,9 @@ class TuningSchedule:
         return several and not model.script_compiles
 
     def _select_roots(self) -> str | None:
-        """Leaves out the roots that must not be run for a measurement, and puts the one that takes
-        longest first. Returns why no root can be tuned; None if one can.
+        """Forgets roots that must not be run for a measurement, and puts the slowest root first.
+
+        Returns why no root can be tuned, or None if one can.
         """
         model, roots = self._model, self._model.roots
         if model.script_compiles:
@@ -242,7 +247,7 @@ class TuningSchedule:
 
     @property
     def _leaves_several(self) -> bool:
-        """Whether processes that decide together leave several modules as they are."""
+        """Returns whether processes that decide together leave several modules as they are."""
         model, limit = self._model, self._session.environment.memory_limit_bytes
         unnumbered = model.first_number == UNNUMBERED
         return model.consensus is not None and (limit is not None or unnumbered)
@@ -254,7 +259,7 @@ class TuningSchedule:
                 module.root.forget_call()
 
     def _leave_out_unsafe(self) -> list[tuple[Root, str]]:
-        """Forgets calls that must not be made for a measurement, and says why."""
+        """Forgets calls that must not be made for a measurement, and returns the reasons."""
         refused: list[tuple[Root, str]] = []
         for root in self._model.roots:
             call = root.recorded
@@ -265,8 +270,8 @@ class TuningSchedule:
         return refused
 
     def _choose_first(self) -> None:
-        """The module whose calls take longest is the first one, unless a limit is kept for another
-        one as the first.
+        """Makes the module whose calls take longest the first one, unless a limit is kept for
+        another first one.
         """
         model = self._model
         if model.first.fit is not None:
@@ -285,7 +290,7 @@ class TuningSchedule:
                 module.log.skipped("settings for speed", why)
 
     def _compile(self) -> None:
-        """Of each module whose call was recorded, for itself."""
+        """Compiles each module whose call was recorded, for itself."""
         session, first = self._session, self._model.first
         tuner = first.choices
         before = session.meter.new_window().timing(None)
@@ -308,9 +313,9 @@ class TuningSchedule:
             self._compiled(before)
 
     def _compile_one(self, root: Root, tuner: Tuner, said: DecisionLog) -> RecordedCall | None:
-        """The call that it was tried on; None if it could not be tried."""
+        """Returns the call on which compilation was tried, or None if it could not be tried."""
         recorded = root.recorded
-        # Hooks may have come since the first look.
+        # Hooks may have been added since the first check.
         reason = probe_refusal(root.module)
         if recorded is None:
             reason = "the step in which it was due did not call the module"
@@ -323,10 +328,10 @@ class TuningSchedule:
 
 
 def _seconds(root: Root) -> float:
-    """What the calls of a step take, forward and backward."""
+    """Returns the seconds of a step's calls, forward and backward."""
     assert root.recorded is not None
     probe = RootProbe(root, root.recorded)
     with no_trace(root.module):
-        # The first one also sets up what libraries keep.
+        # The first run also sets up state that libraries keep.
         seconds = min(probe.seconds(RootPlan()) for _ in range(2))
     return seconds * root.calls_as_large

@@ -1,4 +1,4 @@
-"""Code that the script compiles itself: its model, whose graph is left alone, or functions."""
+"""Handles code that the script compiles itself: its model, whose graph is left alone, or functions."""
 
 from gpujob_worker.control.module_watch import ModuleWatch
 from gpujob_worker.control.own_work import OwnWork
@@ -14,15 +14,17 @@ class ScriptCompiling:
         self._own_work = own_work
 
     def module(self) -> None:
-        """The script asks for a compiled module that is trained."""
+        """Called when the script compiles a module that is trained."""
         if not self._own_work.under_way:
             self._model.facts.compiles = True
             self._module_watch.discovery.finish()
 
     def starts(self) -> None:
-        """A function that the script compiles, or a module that is not trained, is called: it may
-        compute the model's call, or a part of it. Before models are known, only the calls that
-        follow show it.
+        """Called when a function that the script compiled, or a module that is not trained, is
+        called.
+
+        It may compute the model's call or a part of it. Before models are known, only later calls
+        show that.
         """
         facts, roots = self._model.facts, self._model.roots
         compiles_ours = any(root.plan.compiles for root in roots)

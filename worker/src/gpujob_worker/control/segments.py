@@ -1,7 +1,8 @@
-"""Looks once whether the allocator's segments are in pieces; then the next process expands them.
+"""Checks once whether the allocator's memory is fragmented. The next process then uses expandable
+segments.
 
-They cannot be had in a process that uses the GPU already. What is found is reported with the other
-settings; the next attempt begins with it (`device.segments`), and looks again.
+A process that already uses the GPU cannot switch to them. The finding is reported with the other
+settings. The next attempt begins with it (`device.segments`) and checks again.
 """
 
 import os
@@ -13,12 +14,12 @@ from gpujob_worker.device.segments import Unused, segments_in_force, segments_re
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.registry import setting_called
 
-# After the settings were applied: as many steps as show a script's sizes.
+# Steps after the settings were applied, enough to show a script's sizes.
 AFTER_STEPS = 50
 
 
 class SegmentsCheck:
-    """Called after each step; reads counters of the allocator, in one step."""
+    """Called after each step. Reads counters of the allocator in one step only."""
 
     def __init__(self, session: Session, model: TrainedModel) -> None:
         self._session = session
@@ -26,7 +27,7 @@ class SegmentsCheck:
         self._setting = setting_called("expandable_segments")
 
     def step(self, since: int) -> None:
-        """`since` counts the steps after the settings were applied."""
+        """Called after each step. `since` counts the steps after the settings were applied."""
         memory = self._session.meter.memory
         if since != AFTER_STEPS or not isinstance(memory, CudaMemory):
             return

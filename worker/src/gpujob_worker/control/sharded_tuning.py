@@ -1,7 +1,7 @@
-"""Tuning of a module that `fully_shard` spreads over processes: on a copy that each process has
-whole (`inject.unsharded`).
+"""Tunes a module that `fully_shard` spreads over processes, on a whole copy in each process.
 
-All processes say first whether they can make the copy. Where one cannot, none gathers.
+`inject.unsharded` makes the copies. All processes first announce whether they can make one. If one
+of them cannot, none gathers.
 """
 
 import weakref
@@ -30,14 +30,14 @@ from gpujob_worker.resume.sharded import sharding_refusal
 from gpujob_worker.tune.safety_check import trace_refusal
 
 # The copy's parameters, its gradients as written and under a candidate, and as much again for
-# kernels and for what an allocator keeps.
+# kernels and memory that the allocator keeps.
 COPIES_FREE = 5
 ITEM = "sharded module"
 
 
 def sharded_root(model: TrainedModel) -> Root | None:
-    """The one root of the model in training, if `fully_shard` spreads it and all processes that do
-    so decide together.
+    """Returns the only root of the model in training, if `fully_shard` spreads it and its processes
+    decide together.
     """
     if model.consensus is None or len(model.roots) != 1:
         return None
@@ -49,10 +49,11 @@ def sharded_root(model: TrainedModel) -> Root | None:
 def whole_root(
     model: TrainedModel, name: str, recorded: RecordedCall | None
 ) -> Generator[Root | None]:
-    """A root of the copy, to be tried in place of the sharded one. None where there is no sharded
-    one, or where it must not be tried; the reason is logged. `name`: of the question to all.
+    """Yields a root of the copy, to be tried in place of the sharded one.
 
-    What the tuner chose on the copy is of the sharded root afterwards.
+    Yields None if there is no sharded root or it must not be tried; the reason is logged. `name` is
+    that of the question to all processes. Afterwards, the tuner's choices on the copy apply to the
+    sharded root.
     """
     root = sharded_root(model)
     whole = _gather(root, model, name, recorded) if root is not None else None
@@ -67,14 +68,14 @@ def whole_root(
 
 
 def gathered_root(root: Root) -> Root:
-    """A root of the copy. All processes have to call it at once."""
+    """Returns a root of the copy. All processes have to call it at the same time."""
     whole = Root(unsharded_copy(root.module), lambda _: None, asks=False)
     whole.user_autocast = root.user_autocast
     return whole
 
 
 def moved(plan: RootPlan, of: torch.nn.Module, to: torch.nn.Module) -> RootPlan:
-    """The same plan for a copy of the module, or for the module of a copy."""
+    """Returns the same plan for a copy of the module, or for the module of a copy."""
     tail = plan.setting(Float32Tail)
     layer = counterpart(tail.layer(), of, to) if tail is not None else None
     if tail is None or layer is None:
@@ -104,7 +105,7 @@ def _gather(
 def _refusal(
     root: Root, model: TrainedModel, recorded: RecordedCall | None, processes: int
 ) -> str | None:
-    """Why this process makes no copy."""
+    """Returns why this process makes no copy, or None."""
     reason = model.first.refusal
     if model.session.environment.memory_limit_bytes is not None:
         reason = reason or "a copy of the whole module does not count in the memory limit"
@@ -115,9 +116,7 @@ def _refusal(
 
 
 def lack_of_memory(root: Root) -> str | None:
-    """Why the device, or the machine, has too little memory to try a copy; None if enough is
-    free.
-    """
+    """Returns why the device or the machine has too little memory to try a copy, or None."""
     needed, free = COPIES_FREE * whole_bytes(root.module), _free_bytes(root.device)
     if free is None or needed <= free:
         return None

@@ -1,7 +1,7 @@
-"""Keeps of each process's choices what all processes chose (`consensus`), module by module.
+"""Reduces each process's choices to those that all processes made (`consensus`), module by module.
 
-Each function is called by all processes at the same point, and before the choices are applied. It
-does nothing in a process that decides alone.
+All processes call each function at the same point, before the choices are applied. It does nothing
+in a process that decides alone.
 """
 
 from gpujob_api.settings import TunedSettings
@@ -12,7 +12,7 @@ from gpujob_worker.tune.registry import keep_only, setting_called
 
 
 def settle(model: TrainedModel) -> None:
-    """After the measurement."""
+    """Called after the measurement."""
     consensus, tuner = model.consensus, model.first.tuner
     if consensus is None or tuner is None:
         return
@@ -29,8 +29,10 @@ def settle(model: TrainedModel) -> None:
 
 
 def settle_compiled(model: TrainedModel) -> None:
-    """After code was compiled in the middle of a run: it is kept where every process found it
-    close. The other settings were decided before, and stay.
+    """Called after code was compiled in the middle of a run. It is kept if every process found it
+    close.
+
+    The other settings were decided before, and stay.
     """
     consensus, tuner = model.consensus, model.first.tuner
     assert consensus is not None
@@ -47,7 +49,7 @@ def settle_compiled(model: TrainedModel) -> None:
 
 
 def settle_known(model: TrainedModel, module: TunedModule) -> None:
-    """After known settings were checked on a call of this module."""
+    """Called after known settings were checked on a call of this module."""
     if model.consensus is None or module.tuner is None:
         return
     is_first = module is model.first
@@ -76,5 +78,5 @@ def _keep_of_further(model: TrainedModel, module: TunedModule, agreed: TunedSett
     keep_only(module.choices.applied, agreed)
     if agreed != mine:
         module.log.skipped("settings for speed", "not safe in all processes")
-        # The measured settings are not the applied ones.
+        # The applied settings are no longer those that were measured.
         model.session.state.gained(agreed, None)

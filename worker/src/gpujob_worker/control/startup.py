@@ -1,11 +1,11 @@
-"""Applies what must hold from a model's first step: a memory limit, and settings known beforehand.
+"""Applies what must hold from a model's first step: a memory limit, and known settings.
 
 Known settings come from an earlier run, or from the model that was trained before
 (`subsequent_models`).
 
-Both are applied before the first call of the first root runs. The limit is checked for every root,
-and before each call of the first steps: once the memory of a step is known, and if more memory is
-held than before. Everything else waits for the tuning.
+Both are applied before the first call of the first root. The limit is checked for every root and
+before each call of the first steps: once the memory of a step is known, and if more memory is held
+than before. Everything else waits for the tuning.
 """
 
 import torch
@@ -30,7 +30,7 @@ from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
 from gpujob_worker.tune.tuner import FUSED, Tuner
 
-# Calls of a root before which the limit is checked; a loop may make many in one step.
+# Calls of a root before which the limit is checked. A loop may make many calls in one step.
 LOOKS_MAX = 64
 
 
@@ -44,17 +44,19 @@ class Startup:
         self._looks = 0
 
     def again(self) -> None:
-        """Starts over: another model is trained from now on."""
+        """Starts over for another model."""
         self._done = self._stepped = self._refined = False
         self._looks = 0
 
     def stepped(self) -> None:
-        """The first step has ended."""
+        """Called when the first step has ended."""
         self._stepped = True
 
     def wrapped(self, module: torch.nn.Module) -> None:
-        """The script puts the module into DistributedDataParallel: what this process decided on a
-        call before is taken back. Others may not have made one, and all decide together next.
+        """Takes back what this process decided on a call before the script wraps the module in
+        DistributedDataParallel.
+
+        Other processes may not have made such a call, and all decide together from now on.
         """
         parts = set(module.modules())
         called = [root for root in self._model.roots if root.module in parts]
@@ -65,7 +67,9 @@ class Startup:
             self.again()
 
     def before_call(self, root: Root) -> None:
-        """Raises `MemoryLimitError` if the memory limit cannot be kept."""
+        """Prepares a call of the root. Raises `MemoryLimitError` if the memory limit cannot be
+        kept.
+        """
         model = self._model
         again, self._done = self._done, True
         limited = self._session.environment.memory_limit_bytes is not None
@@ -75,7 +79,7 @@ class Startup:
         if again and (not limited or self._looks >= LOOKS_MAX):
             return
         self._looks += 1
-        # Until the injection has seen the first steps.
+        # Asks again until the first steps were seen.
         root.ask_before_next_call(limited)
         assert root.recorded is not None
         with self._session.meter.paused():
@@ -99,15 +103,17 @@ class Startup:
         self._model.report()
 
     def before_first_step_of_another(self, optimizer: torch.optim.Optimizer) -> None:
-        """The same for another optimizer, within the steps in which it would have been measured."""
+        """Applies the known settings of another optimizer, within the steps in which it would have
+        been measured.
+        """
         model = self._model
         known, tuner = model.known, model.first.tuner
-        # A script may keep optimizers of models that it has trained before.
+        # A script may keep optimizers of models that it trained before.
         before = [one for one in model.facts.optimizers if trains(one, model.roots)]
         if known is None or tuner is None or model.rolled_back:
             return
         if len(before) >= min(OPTIMIZERS_MAX, known.optimizers_judged):
-            return  # in this one the kernel was never compared
+            return  # the kernel was never compared in this one
         self._adopt_fused(optimizer, known, tuner, before)
         model.apply()
         model.report()
@@ -119,7 +125,7 @@ class Startup:
         tuner: Tuner,
         before: list[torch.optim.Optimizer],
     ) -> None:
-        """`before`: the optimizers of this model that have stepped."""
+        """Adopts the fused kernel. `before` are the optimizers of this model that have stepped."""
         _, item = named([*before, optimizer], FUSED)[-1]
         fused = self._model.optimizers.fused
         if tuner.adopt_fused(optimizer, known, item):
@@ -148,7 +154,7 @@ class Startup:
             session.meter.memory.reset_peak()
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Applies settings of an earlier run: checked for safety, not measured again."""
+        """Applies settings of an earlier run, which are checked for safety and not measured again."""
         session, model = self._session, self._model
         tuner = model.first.use(tuner_for(model))
         with whole_root(model, "known", recorded) as whole:
@@ -198,8 +204,9 @@ class Startup:
         session.meter.memory.reset_peak()
 
     def _start_further(self, root: Root) -> None:
-        """Applies known settings to a module other than the first, before its first call. If
-        several processes decide together, all look at it before this call.
+        """Applies known settings to a module other than the first, before its first call.
+
+        If several processes decide together, all check it before this call.
         """
         known, recorded = self._session.state.known_tuned, root.recorded
         together = self._model.consensus is not None
@@ -224,14 +231,14 @@ class Startup:
         module.apply()
 
     def _take_over(self, module: TunedModule, recorded: RecordedCall) -> None:
-        """The call may be run."""
+        """Takes over the known settings. The module's call may be run."""
         known = self._session.state.known_tuned
         if known is not None:
             module.take_over(recorded, known, self._model.shared_scale)
             module.choices.adopt_compiled(module.root, recorded, known, compares=True)
 
     def _limit_further(self, root: Root, recorded: RecordedCall) -> None:
-        """Handles a module other than the first: split and recomputed by its own memory model."""
+        """Splits a module other than the first and recomputes it according to its own memory model."""
         session, model = self._session, self._model
         session.meter.read_memory()
         hold_to_limit(session)
@@ -270,7 +277,7 @@ class Startup:
         return trace_refusal(root, recorded, whole=False)
 
     def _others_bytes(self, root: Root) -> float:
-        """Gradients and optimizer state of roots that were called before, until a step
+        """Returns the bytes of gradients and optimizer state of roots called before; 0 once a step
         has ended.
         """
         others = [other for other in self._model.roots if other is not root]
@@ -278,15 +285,15 @@ class Startup:
         return 0.0 if self._stepped else float((1 + OPTIMIZER_STATE_FACTOR) * taken)
 
     def _note_needed(self, module: TunedModule) -> None:
-        """Notes the required limit, also for a module because of which the run ends."""
+        """Reports the required limit, even for a module because of which the run ends."""
         needed = module.fit.needed_bytes if module.fit is not None else None
         if needed is not None:
             self._session.state.needs(max(self._session.state.needed_bytes or 0, needed))
 
 
 def _look_again(fit: MemoryFit, root: Root, recorded: RecordedCall, *, refines: bool) -> None:
-    """Checks again: the memory of the first step is known now, or more is held than before the
-    first call.
+    """Checks the limit again, because the memory of the first step is known now, or more memory is
+    held than before the first call.
     """
     if refines:
         fit.refine(root, recorded)

@@ -1,8 +1,7 @@
-"""Handles scripts that train several models one after the other: folds, sweeps, a search and its
-result.
+"""Handles scripts that train several models in sequence: folds, sweeps, a search and its result.
 
-A later model of the same shape starts with the settings of the first model, in the way of settings
-of an earlier run (`startup`). A model of another shape runs as written, except for what keeps a
+A later model of the same shape starts with the settings of the first model, like those of an
+earlier run (`startup`). A model of another shape runs as written, except for settings that keep a
 memory limit.
 """
 
@@ -25,19 +24,19 @@ from gpujob_worker.run.session import Session
 ITEM, LIMIT = "later models", "memory limit"
 # Part of the run's time, beyond the tuning budget, for checking later models.
 SECONDS_FRACTION = 0.05
-# After this many models in a row that were dropped before a tuning, no others are tuned: the script
-# makes them for a few steps.
+# After this many consecutive models that were dropped before a tuning, no others are tuned, because
+# the script makes them for a few steps.
 UNTUNED_MAX = 8
-# Garbage collections that found the previous model still in use; a script may create many beside
-# it.
+# Garbage collections that found the previous model still in use. A script may create many models
+# next to it.
 LOOKS_MAX = 3
-# Reasons that are listed; reasons that are counted.
+# Maximum number of reasons that are listed, and of reasons that are counted.
 REASONS_MAX, REASONS_KEPT_MAX = 3, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What two models must have in common to share settings."""
+    """The properties that two models must share to use the same settings."""
 
     name: str
     layers: tuple[Any, ...]
@@ -46,7 +45,9 @@ class Shape:
     inputs: tuple[Any, ...]
 
     def difference(self, other: "Shape", shapes: set[tuple[Any, ...]]) -> str | None:
-        """How `other` differs, for people; `shapes` are the input shapes of this model."""
+        """Returns how `other` differs, for people, or None. `shapes` are the input shapes of this
+        model.
+        """
         if self.layers != other.layers:
             return f"{other.name} is another model than {self.name}"
         if self.parameters != other.parameters:
@@ -77,13 +78,13 @@ class SubsequentModels:
         self._count = self._started = 0
         self._settings: list[str] = []
         self._reasons: dict[str, int] = {}
-        # Reasons without the names of models, and the last text that was printed.
+        # Reasons without the names of models, and the content of the last printed text.
         self._kinds: set[str] = set()
         self._meaning: tuple[Any, ...] = ()
-        # For the present model's optimizer to step, when it is known what is in force.
+        # The model's settings are logged when its optimizer steps, because they are known then.
         self.waits = False
-        # Of models that are not looked at: a parameter each, by which another optimizer is known.
-        # By identity: tensors that are compared give a tensor.
+        # One parameter of each model that is passed over, to recognize its other optimizers. The
+        # dictionary compares by identity, because comparing tensors returns a tensor.
         self._passed: Any = WeakTensorKeyDictionary()
 
     @property
@@ -95,7 +96,7 @@ class SubsequentModels:
 
     @property
     def _left_alone(self) -> str | None:
-        """Why this run looks at its first model alone; None where it does not."""
+        """The reason why this run handles its first model alone, or None."""
         if self._session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return "mode Recommend looks at the first model alone"
         if self._session.world_size > 1:
@@ -103,9 +104,9 @@ class SubsequentModels:
         return None
 
     def passes(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if an optimizer that steps for the first time starts a model that is not handled.
+        """Returns whether an optimizer's first step starts a model that is not handled.
 
-        Logs it, and that its steps are not the first model's.
+        Logs the reason, and that its steps do not belong to the first model.
         """
         session, why = self._session, self._left_alone
         if not session.optimizes or why is None or not self._is_another(optimizer):
@@ -140,14 +141,12 @@ class SubsequentModels:
         self._made.add(optimizer)
 
     def steps(self, module: torch.nn.Module) -> bool:
-        """True if an optimizer was made for parameters of the module."""
+        """Returns whether an optimizer was made for parameters of the module."""
         theirs = {id(parameter) for parameter in module.parameters()}
         return any(id(p) in theirs for optimizer in self._made for p in parameters_of(optimizer))
 
     def suits(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if a new optimizer, after the previous one is gone, gets the settings of
-        that one.
-        """
+        """Returns whether a new optimizer gets the settings of the previous one, which is gone."""
         if not self._model.facts.stepped:
             return True
         if not self._model.roots or self._first is None:
@@ -156,9 +155,10 @@ class SubsequentModels:
         return owned and type(optimizer).__name__ in self._first.optimizers
 
     def is_over(self, *, warm: bool) -> bool:
-        """True if the model that was trained so far is not trained any more. It has made a step.
+        """Returns whether the model that was trained so far is over. It has made a step.
 
-        `warm`: it has made several; another model beside it would have been called by now.
+        With `warm`, it has made several steps, so another model next to it would have been called
+        by now.
         """
         if self._nobody_steps():
             return True
@@ -173,7 +173,7 @@ class SubsequentModels:
         return over
 
     def warm(self) -> None:
-        """The roots of the model in training are known, and their optimizer has stepped."""
+        """Called when the roots of the model in training are known and their optimizer has stepped."""
         roots, optimizers = self._model.roots, self._model.facts.optimizers
         self._owned = any(trains(optimizer, roots) for optimizer in optimizers)
 
@@ -181,22 +181,22 @@ class SubsequentModels:
         roots, optimizers = self._model.roots, self._model.facts.optimizers
         if not optimizers or not roots:
             return True
-        # Optimizers of other models may be kept; where none was of these, all must be gone.
+        # Optimizers of other models may be kept. If none stepped these roots, all must be gone.
         return self._owned and not any(trains(optimizer, roots) for optimizer in optimizers)
 
     def begin(self) -> None:
-        """The previous model is over; the next call of a root is the first of another one."""
+        """Ends the previous model. The next call of a root is the first one of another model."""
         self._begins = True
         self._owned = False
         self._untuned += self._session.state.tuning_seconds is None
         self._model.renew()
         self._session.state.start_with_scale(None)
         if self._limited:
-            # The memory of the previous model would count as this one's.
+            # The memory of the previous model would count as that of this one.
             self._session.meter.memory.trim()
 
     def before_call(self, root: Root) -> None:
-        """Runs before the very first call of a training's first root is prepared."""
+        """Called before the very first call of a training's first root is prepared."""
         if not self._begins:
             return
         self._begins = False
@@ -217,7 +217,9 @@ class SubsequentModels:
             self._plain(reason, shape.name)
 
     def unseen(self) -> None:
-        """An optimizer begins with a model that is not seen, the one before being gone."""
+        """Called when an optimizer starts with a model that cannot be seen, after the previous one
+        is gone.
+        """
         follows = self._model.facts.stepped and self._session.state.tuning_seconds is not None
         if follows and self.watches:
             self._count += 1
@@ -245,7 +247,7 @@ class SubsequentModels:
                 self._say()
 
     def stepped(self) -> None:
-        """Runs just before a later model's first optimizer step, when its settings are known."""
+        """Called just before a later model's first optimizer step, when its settings are known."""
         if not self.waits:
             return
         self.waits = False
@@ -278,7 +280,7 @@ class SubsequentModels:
         text = f"{self._started} of {self._count} started with the settings found for {first}"
         text += f": {', '.join(self._settings)}" if self._settings else ""
         if not self.watches:
-            # Before the reasons, of which the end may be cut off.
+            # Precedes the reasons, whose end may be cut off.
             text += "; the time for looking at models is over, those that follow run as written"
         plain = "as written but for the memory limit" if self._limited else "as written"
         reasons = list(self._reasons.items())
@@ -286,7 +288,7 @@ class SubsequentModels:
             text += f"; {number} {plain}: {reason}"
         others = sum(number for _, number in reasons[REASONS_MAX:])
         text += f"; {others} more {plain}" if others else ""
-        # Counts alone are for the end.
+        # A text in which only counts change is printed at the end only.
         meaning = (self._started > 0, self._settings, self.watches, len(self._kinds))
         self._session.log.note(ITEM, text, aloud=meaning != self._meaning)
         self._meaning = meaning
@@ -308,7 +310,7 @@ class SubsequentModels:
 
 
 def _kind(layer: torch.nn.Module) -> str:
-    # By name: a class that a function makes is another one in each call.
+    # Compared by name, because a class that a function makes is another one in each call.
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
@@ -318,14 +320,15 @@ def _size(parameter: torch.nn.Parameter) -> tuple[int, ...] | None:
 
 
 def _kinds(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Types and dimensions, without the sizes."""
+    """Returns the types and dimensions without the sizes."""
     return tuple((len(x[0]), x[1]) if isinstance(x, tuple) else x for x in inputs)
 
 
 def _names(tuned: TunedSettings | None) -> list[str]:
-    """What differs from a script as written, for people; loaders have a line of their own."""
+    """Returns the differences from a script as written, for people. Loaders have their own line."""
     said = tuned.in_words() if tuned is not None else {}
     said.pop("data_loader_workers", None)
     if tuned is not None and tuned.batch_per_step is not None:
-        said["batch_per_step"] = f"steps of {tuned.batch_per_step}"  # as in all lines of a run
+        # the words that all lines of a run use
+        said["batch_per_step"] = f"steps of {tuned.batch_per_step}"
     return list(said.values())

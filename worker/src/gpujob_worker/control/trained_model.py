@@ -24,42 +24,44 @@ from gpujob_worker.tune.registry import apply_settings, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
-# Modules of one step whose calls are kept to be tried.
+# Modules of one step whose calls are recorded for trials.
 RECORDED_MAX = 16
-# More modules of which nothing learns run unmodified.
+# Maximum number of modules without trained parameters that are handled. Others run unmodified.
 FROZEN_MAX = 8
 _PRECISION = "precision"
 
 
 @dataclass(slots=True)
 class TrainedModel:
-    """The state of one model after the other. Other modules read it; its own methods change it."""
+    """The state of one model after another. Other modules read it, and only its own methods change
+    it.
+    """
 
     session: Session
     facts: ScriptFacts
-    # In the order of their first calls, but for the first one, which is the one that is measured.
+    # The first one is measured. The others follow in the order of their first calls.
     modules: list[TunedModule] = field(default_factory=list[TunedModule])
-    # Modules of which nothing learns.
+    # Modules without trained parameters.
     frozen: list[TunedModule] = field(default_factory=list[TunedModule])
     optimizers: TunedOptimizers = field(default_factory=TunedOptimizers)
     optimizer_offload: OptimizerOffload | None = None
     rolled_back: bool = False
     # The other processes, if they decide together.
     consensus: Consensus | None = None
-    # Whether it has the shape of the first model, whose settings are reported.
+    # Whether the model has the shape of the first model, whose settings are reported.
     first_shape: bool = True
     # The name of a later model in messages, such as " in model 2 (Net)".
     whose: str = ""
-    # Decisions for the model; the run's own log keeps those of the first model.
+    # Decisions about this model. The run's own log keeps those of the first model.
     log: DecisionLog = field(default_factory=DecisionLog)
-    # How the split was made that was applied to the first model or one like it.
+    # How the split was made for the first model or one like it.
     keeps_chunk: bool = True
-    # The run's steps before it.
+    # The run's steps before this model.
     steps_before: int = 0
-    # Backward passes since it began.
+    # Backward passes since this model began.
     backward_passes: int = 0
-    # In place of a first module until one is called: the settings of the optimizers and the
-    # process alone.
+    # Stands in until a first module is called. It has the settings of the optimizers and the
+    # process only.
     _without_module: TunedModule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,16 +73,16 @@ class TrainedModel:
         """Steps of this model."""
         return self.session.meter.steps - self.steps_before
 
-    # Its modules.
+    # The model's modules.
 
     @property
     def first(self) -> TunedModule:
-        """The module that is measured. Its settings are reported, with those of the optimizers."""
+        """The measured module. Its settings are reported with those of the optimizers."""
         return self.modules[0] if self.modules else self._without_module
 
     @property
     def further(self) -> list[TunedModule]:
-        """The other modules that something was chosen for, or refused."""
+        """The other modules for which settings were chosen or refused."""
         return [module for module in self.modules[1:] if module.tuner is not None]
 
     @property
@@ -89,12 +91,12 @@ class TrainedModel:
 
     @property
     def all_roots(self) -> list[Root]:
-        """Those of frozen modules too."""
+        """The roots of all modules, including frozen ones."""
         return [module.root for module in (*self.modules, *self.frozen)]
 
     @property
     def all_applied(self) -> list[Applied]:
-        """What is applied to the first module, and to each of the others."""
+        """The settings applied to the first module, and those applied to each of the others."""
         return [self.first.applied, *(module.applied for module in self.modules[1:])]
 
     @property
@@ -110,7 +112,7 @@ class TrainedModel:
         return next(module for module in self.modules if module.root is root)
 
     def meet(self, root: Root) -> TunedModule:
-        """The script calls a module of the model for the first time."""
+        """Called when the script calls a module of the model for the first time."""
         if self.modules:
             module = TunedModule(root, self._log_of(root))
         else:
@@ -119,7 +121,9 @@ class TrainedModel:
         return module
 
     def meet_frozen(self, module: torch.nn.Module) -> FrozenRoot | None:
-        """The script calls a module of which nothing learns. None if it runs unmodified."""
+        """Called when the script calls a module without trained parameters. Returns None if it runs
+        unmodified.
+        """
         tuned_before = self.known is not None or self.session.state.tuning_seconds is not None
         if tuned_before or len(self.frozen) >= FROZEN_MAX or has_compiled_part(module):
             return None
@@ -137,7 +141,7 @@ class TrainedModel:
         return root
 
     def choose_for(self, root: Root) -> TunedModule:
-        """A further module, which can be given settings from now on."""
+        """Returns a further module that can be given settings from now on."""
         module = self.module_of(root)
         if module.tuner is None:
             tuner = Tuner(
@@ -163,7 +167,7 @@ class TrainedModel:
         before.log = self._log_of(before.root)
 
     def drop(self, root: Root) -> None:
-        """Drops this module after the script is done with it, so that its memory can be freed."""
+        """Drops this module once the script is done with it, so that its memory can be freed."""
         module = self.module_of(root)
         was_first = module is self.first
         apply_settings(root, None, Applied())
@@ -179,8 +183,10 @@ class TrainedModel:
             self._promote(module)
 
     def _promote(self, gone: TunedModule) -> None:
-        """The next module is the first one. What keeps the limit for it stays applied, and so do
-        the settings of the optimizers and the process.
+        """Makes the next module the first one.
+
+        Its settings for the memory limit stay applied, and so do those of the optimizers and the
+        process.
         """
         module = self.first
         module.log = gone.log
@@ -193,7 +199,7 @@ class TrainedModel:
             if not module.tuner.recommends:
                 module.applied = module.tuner.applied
         if self.consensus is not None and self.session.state.tuning_seconds is None:
-            # Nothing was decided yet: it is measured by the tuner that all share.
+            # Nothing was decided yet, so the shared tuner measures it.
             module.tuner = None
 
     def drop_uncalled(self) -> None:
@@ -202,8 +208,10 @@ class TrainedModel:
                 self.drop(root)
 
     def record(self) -> None:
-        """Keeps calls from now on: of the first modules, because a loop may call a hundred; under a
-        memory limit only of modules that have a memory model.
+        """Records calls from now on.
+
+        Only the first modules are recorded, because a loop may call a hundred. Under a memory
+        limit, only modules with a memory model are recorded.
         """
         limited = self.session.environment.memory_limit_bytes is not None
         for module in self.frozen:
@@ -217,11 +225,11 @@ class TrainedModel:
         before = known[: known.index(root)] if root in known else known
         return self.session.log.about(module_name(root, before) + self.whose)
 
-    # What is known of it.
+    # Facts about the model.
 
     @property
     def script_compiles(self) -> bool:
-        """True if the script compiles its model or a part of it, or functions around all models."""
+        """True if the script compiles its model, a part of it, or functions around all models."""
         known = self.facts.compiles or (self.facts.compiles_functions and not self.modules)
         return known or any(has_compiled_part(root.module) for root in self.roots)
 
@@ -235,14 +243,18 @@ class TrainedModel:
 
     @property
     def shared_scale(self) -> LossScale | None:
-        """The loss scale of all modules. If several processes decide together it is the first
-        module's alone, in whose exchanged gradients all look for an overflow.
+        """The loss scale of all modules.
+
+        If several processes decide together, only the first module has one. All processes check its
+        exchanged gradients for an overflow.
         """
         return self.first.applied.plan.loss_scale if self.consensus is None else None
 
     @property
     def known(self) -> TunedSettings | None:
-        """Settings known beforehand: from an earlier run, or found for the model in training."""
+        """Settings known beforehand, from an earlier run or from the model in training; None
+        without any.
+        """
         session = self.session
         found = session.state.tuned if session.state.tuning_seconds is not None else None
         return session.state.known_tuned or (found if self.first_shape else None)
@@ -253,14 +265,14 @@ class TrainedModel:
         return "an earlier model" if self.whose else AN_EARLIER_RUN
 
     def decide_together(self, consensus: Consensus) -> None:
-        """From now on, no decision is made by this process alone."""
+        """Ends decisions by this process alone."""
         self.consensus = consensus
         self.facts.processes = 1
 
-    # One model after the other.
+    # One model after another.
 
     def begin(self, whose: str, *, alike: bool) -> None:
-        """Starts a later model. `alike`: the first model's settings are for it too."""
+        """Starts a later model. With `alike`, the first model's settings are for it too."""
         self.first_shape = alike
         self.whose = whose
         self.log = self.first.log = DecisionLog()
@@ -286,7 +298,7 @@ class TrainedModel:
         self.facts.stepped.clear()
         self.consensus = None
 
-    # Its settings.
+    # The model's settings.
 
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Applies the tuners' choices from the next step on, unless they are only recommended."""
@@ -304,34 +316,38 @@ class TrainedModel:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
 
     def _put(self) -> None:
-        """Makes the next step of the first module and the optimizers run with what is applied."""
+        """Makes the next step of the first module and of the optimizers run with the applied
+        settings.
+        """
         self.first.put()
         for optimizer in self.optimizers.fused:
             apply_settings(None, optimizer, self.first.applied)
 
     def take_off(self, roots: Iterable[Root]) -> None:
-        """Returns to the script's own settings, also of all optimizers, and forgets the roots."""
+        """Returns to the script's own settings, including those of all optimizers, and forgets the
+        roots.
+        """
         for root in roots:
             for optimizer in (None, *self.optimizers.fused):
                 apply_settings(root, optimizer, Applied())
             root.remove()
 
     def report(self) -> None:
-        """Reports the applied settings as the run's, if this is the first model or one like it."""
+        """Reports the applied settings as the run's if this is the first model or one like it."""
         if self.first.tuner is not None and self.first_shape:
             self.session.settings_are(self.with_further(self.first.tuner.tuned()))
 
     def with_further(self, of_first: TunedSettings) -> TunedSettings:
-        """The first module's settings, and whether another one is compiled."""
+        """Returns the first module's settings with the fact whether another module is compiled."""
         beside = any(module.choices.applied.plan.compiles for module in self.further)
         return replace(of_first, compile_beside=beside)
 
     def saw_backward(self) -> None:
-        """The script starts a backward pass."""
+        """Called when the script starts a backward pass."""
         self.backward_passes += 1
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
-        """Runs just before the script's optimizer steps, with its gradients in place."""
+        """Called just before the script's optimizer steps, with its gradients in place."""
         applied = self.first.applied
         if applied.fused:
             applied.fused = self.optimizers.stay_fused(optimizer)
@@ -347,7 +363,7 @@ class TrainedModel:
             offload.step_ends()
 
     def roll_back_setting(self, name: str, why: str) -> None:
-        """Ends one setting for the rest of the run, and compiled code, which was made with it."""
+        """Ends one setting for the rest of the run, and compiled code that was made with it."""
         text = f"rolled back{self.whose}: {why}"
         for dropped in (name, "compile"):
             self.first.drop(dropped, self.session.log, text)
@@ -364,8 +380,8 @@ class TrainedModel:
     def roll_back(self, why: str) -> None:
         """Returns to plain settings for the rest of the run. Nothing is tried again.
 
-        What keeps a memory limit stays applied, because the next step would exceed the limit
-        without it.
+        Settings that keep a memory limit stay applied, because the next step would exceed the limit
+        without them.
         """
         limited = self.session.environment.memory_limit_bytes is not None
         if self.optimizer_offload is not None and not limited:
@@ -393,7 +409,7 @@ class TrainedModel:
 
 
 def _raise_again(frozen: TunedModule, why: str) -> None:
-    """A frozen module runs in the type it was written for again."""
+    """Makes a frozen module run in its own type again."""
     if frozen.is_lowered:
         frozen.drop(_PRECISION, frozen.log, f"rolled back{why}")
         frozen.put()

@@ -1,9 +1,9 @@
-"""One module that the script calls from outside all others, and the settings that it runs with.
+"""One module that the script calls from outside all others, with its settings.
 
-A model in training is a list of them (`trained_model`). The first one is measured, and its settings
-are reported; each further one (a head, the second tower, a critic) takes over what is close on its
-own call. Under a memory limit each has a memory model of its own. A module of which nothing learns
-(`FrozenRoot`: a teacher, an encoder) only has its precision lowered.
+A model in training is a list of such modules (`trained_model`). The first one is measured, and its
+settings are reported. Each further one (a head, the second tower, a critic) takes over what is
+close on its own call. Under a memory limit each has its own memory model. A module without trained
+parameters (`FrozenRoot`: a teacher, an encoder) only has its precision lowered.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from gpujob_worker.tune.registry import apply_settings, setting_called
 from gpujob_worker.tune.tuner import Tuner
 
 NAMED_MAX = 4
-# Further modules that are tuned; more than these run unmodified.
+# Maximum number of further modules that are tuned. The others run unmodified.
 FURTHER_MAX = 8
 
 
@@ -30,37 +30,38 @@ class TunedModule:
 
     root: Root
     log: DecisionLog
-    # None until something is chosen for the module.
+    # None until settings are chosen for the module.
     tuner: Tuner | None = None
-    # What the module's calls run with.
+    # The settings of the module's calls.
     applied: Applied = field(default_factory=Applied)
     # None without a memory limit, or if nothing may be measured.
     fit: MemoryFit | None = None
-    # Why it must not be run for a measurement; with other processes, not by one process alone.
+    # Why the module must not be run for a measurement or, with other processes, not by one process
+    # alone.
     refusal: str | None = None
-    # The memory of its first step is known.
+    # The memory of the module's first step is known.
     refined: bool = False
 
     @property
     def choices(self) -> Tuner:
-        """The tuner. The caller has seen that there is one."""
+        """The tuner. The caller has checked that there is one."""
         assert self.tuner is not None
         return self.tuner
 
     def use(self, tuner: Tuner) -> Tuner:
-        """Selects the tuner whose choices are applied."""
+        """Sets the tuner whose choices are applied, and returns it."""
         self.tuner = tuner
         return tuner
 
     def refuse(self, reason: str | None) -> None:
-        """Why it must not be run for a measurement; None if it may be."""
+        """Sets why the module must not be run for a measurement, or None if it may be."""
         self.refusal = reason
 
     def keep_limit_by(self, fit: MemoryFit) -> None:
         self.fit = fit
 
     def refine(self, *, stepped: bool) -> bool:
-        """True once: at the first look at its memory after its first step."""
+        """Returns True once, at the first check of its memory after its first step."""
         refines, self.refined = stepped and not self.refined, stepped
         return refines
 
@@ -71,7 +72,7 @@ class TunedModule:
 
     @property
     def is_lowered(self) -> bool:
-        """True if its calls run in another way than the script's."""
+        """True if the module's calls differ from the script's."""
         return self.applied.plan != RootPlan()
 
     def apply(self) -> None:
@@ -81,15 +82,17 @@ class TunedModule:
         self.put()
 
     def put(self) -> None:
-        """Makes the next call run with what is applied."""
+        """Makes the next call run with the applied settings."""
         apply_settings(self.root, None, self.applied)
 
     def take_over(
         self, recorded: RecordedCall, tuned: TunedSettings, scale: LossScale | None
     ) -> None:
-        """Chooses, of the first module's settings for speed, those that are close on this module's
-        call, which may be run. Compiled code is compiled anew for this module. `scale` is the first
-        module's loss scale, shared from now on.
+        """Chooses those of the first module's settings for speed that are close on this module's
+        call.
+
+        The call may be run. Compiled code is compiled anew for this module. `scale` is the first
+        module's loss scale, which is shared from now on.
         """
         self.choices.adopt_speed(self.root, recorded, tuned)
         plan = self.choices.applied.plan
@@ -120,9 +123,7 @@ class TunedModule:
             log.skipped(item, why)
 
     def roll_back(self, *, limited: bool) -> None:
-        """Returns to plain settings, except for those that keep a memory limit. Call `put`
-        afterwards.
-        """
+        """Returns to plain settings, except those that keep a memory limit. Call `put` afterwards."""
         present = self.applied
         self.applied = present.memory_only() if limited else present.without_settings()
         if self.tuner is not None:
@@ -135,19 +136,19 @@ class TunedModule:
 
 
 def module_name(root: Root, before: Sequence[Root]) -> str:
-    """The module's class, with a number if the class occurred before."""
+    """Returns the module's class, with a number if the class occurred before."""
     name = type(root.module).__name__
     same = sum(type(other.module).__name__ == name for other in before if other is not root)
     return f"{name} {same + 1}" if same else name
 
 
 def names_of(roots: Sequence[Root]) -> str:
-    """The classes of the modules, for people."""
+    """Returns the classes of the modules, for people."""
     names = [type(root.module).__name__ for root in roots]
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
 
 
 def too_many(roots: Sequence[Root]) -> str:
-    """Why something is not done that is done for one module only."""
+    """Returns why something is skipped that is done for a single module only."""
     return f"{len(roots)} modules are trained from outside, one is needed: {names_of(roots)}"

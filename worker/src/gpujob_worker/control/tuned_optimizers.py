@@ -11,12 +11,12 @@ from gpujob_worker.inject.fused_optimizer import keep_fused, parameters_of
 from gpujob_worker.inject.wrapped_module import Root
 
 Optimizer = torch.optim.Optimizer
-# More than these step as written: a script may have one for each parameter.
+# Maximum number of optimizers that are tuned. A script may have one for each parameter.
 OPTIMIZERS_MAX = 8
 
 
 class TunedOptimizers:
-    """Weak references, because the script may drop any of them."""
+    """Holds weak references, because the script may drop any of the optimizers."""
 
     def __init__(self) -> None:
         self._first: weakref.ref[Optimizer] | None = None
@@ -24,24 +24,26 @@ class TunedOptimizers:
 
     @property
     def first(self) -> Optimizer | None:
-        """The one that settings of an optimizer apply to; None if the script has dropped it."""
+        """The optimizer that has the settings, or None if the script has dropped it."""
         return self._first() if self._first is not None else None
 
     @property
     def fused(self) -> list[Optimizer]:
-        """Those that the fused kernel was chosen for."""
+        """The optimizers for which the fused kernel was chosen."""
         return [found for found in (known() for known in self._fused) if found is not None]
 
     def lead(self, optimizer: Optimizer) -> None:
         self._first = weakref.ref(optimizer)
 
     def fuse(self, optimizers: Iterable[Optimizer]) -> None:
-        """Chooses the fused kernel for these and no others. It is applied later."""
+        """Chooses the fused kernel for these optimizers and no others. It is applied later."""
         self._fused = [weakref.ref(optimizer) for optimizer in optimizers]
 
     def stay_fused(self, optimizer: Optimizer) -> bool:
-        """Runs before each step: groups that the script added step like the others, or the
-        optimizer steps as written from now on. False once all of them do.
+        """Called before each step; returns False once no optimizer is fused any more.
+
+        Groups that the script added step like the others. If they cannot, the optimizer steps as
+        written from now on.
         """
         if optimizer not in self.fused or keep_fused(optimizer):
             return True
@@ -50,7 +52,9 @@ class TunedOptimizers:
 
 
 def named(optimizers: Sequence[Optimizer], item: str) -> list[tuple[Optimizer, str]]:
-    """Each with the name of its decision: the first one's is the item itself."""
+    """Returns each optimizer with the name of its decision. The first one's name is the item
+    itself.
+    """
     found: list[tuple[Optimizer, str]] = []
     kinds: list[str] = []
     for optimizer in optimizers:
@@ -63,6 +67,6 @@ def named(optimizers: Sequence[Optimizer], item: str) -> list[tuple[Optimizer, s
 
 
 def trains(optimizer: Optimizer, roots: Sequence[Root]) -> bool:
-    """Whether it steps a parameter of them."""
+    """Returns whether the optimizer steps a parameter of the roots."""
     theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
     return any(id(p) in theirs for p in parameters_of(optimizer))

@@ -20,12 +20,13 @@ from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import FUSED, Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
-# A run that is known to last this long is not made to wait: compiling takes a small part of it.
+# A run that is known to last this long compiles at once, because compiling takes a small part of
+# it.
 LONG_RUN_SECONDS = 3600.0
 
 
 class TuningRun:
-    """Tries every setting once. The choices are in the tuner afterwards and not applied yet."""
+    """Tries every setting once. Afterwards, the tuner has the choices, which are not applied yet."""
 
     def __init__(
         self, session: Session, model: TrainedModel, optimizer: torch.optim.Optimizer
@@ -42,7 +43,7 @@ class TuningRun:
         self._without_speed(reason)
 
     def memory_only(self, others: str, reason: str) -> None:
-        """For several modules in training that nothing is measured on for speed."""
+        """Decides about memory for several modules in training that are not measured for speed."""
         self.among_others(self._model.roots[0], others, reason)
         self._without_speed(reason)
         for root in self._model.roots:
@@ -55,12 +56,14 @@ class TuningRun:
         self._fused_optimizers()
 
     def _without_memory(self, reason: str, *, judged: bool = False) -> None:
-        """`judged`: the check of the memory limit was logged already."""
+        """Logs why settings for memory are skipped. With `judged`, the check of the limit is
+        already logged.
+        """
         keeps_limit = False
         for setting in SETTINGS:
             if not (setting.FOR_MEMORY and setting.SAID_WITHOUT_ROOT):
                 continue
-            # What keeps a limit since the first step stays.
+            # Settings that have kept a limit since the first step stay.
             if setting.chosen(self._tuner.applied):
                 keeps_limit = True
             else:
@@ -69,8 +72,9 @@ class TuningRun:
             self._model.first.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
-        """The memory of several modules in training. Each has a memory model; their total is
-        measured.
+        """Decides about the memory of several modules in training.
+
+        Each has a memory model. The measured memory is their total.
         """
         fit, recorded = self._model.first.fit, root.recorded
         if fit is None or recorded is None:
@@ -84,7 +88,7 @@ class TuningRun:
         self._without_memory(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
-        """Makes as many modules as needed take less; if none can, the run may end."""
+        """Makes as many modules as needed take less memory. If none can, the run may end."""
         observed, further = self._session.state.baseline_peak_bytes, self._model.further
         settled = fit.correct(root, recorded, observed, ends=not further)
         enough = settled and fit.chose_finer
@@ -97,10 +101,10 @@ class TuningRun:
             fit.judge(observed)
 
     def run(self, root: Root, whole: Root | None = None) -> float | None:
-        """Returns when compilation is due, on the monotonic clock; None if it is not. `whole`: the
-        copy on which a module is tried that is spread over processes.
+        """Returns when compilation is due on the monotonic clock, or None if it is not.
 
-        Raises `MemoryLimitError` if the memory limit cannot be kept.
+        `whole` is the copy on which a module that is spread over processes is tried. Raises
+        `MemoryLimitError` if the memory limit cannot be kept.
         """
         recorded, tried = root.recorded, whole or root
         assert recorded is not None
@@ -113,7 +117,9 @@ class TuningRun:
         return self._speed(root, recorded, ())
 
     def _speed_of_copy(self, root: Root, whole: Root, recorded: RecordedCall) -> float | None:
-        """No gain is reported: the copy's calls leave out what the processes exchange."""
+        """Tries settings for speed on a copy. Its gain is not reported, because its calls leave out
+        the communication between processes.
+        """
         try:
             self._tuner.expects_speed(whole, recorded)
             self._fused_optimizers()
@@ -124,8 +130,10 @@ class TuningRun:
             root.forget_call()
 
     def run_several(self, others: str, reason: str) -> float | None:
-        """For several modules in training: the first one is measured, and the others take over
-        what is close on their own calls. `reason` is why nothing else is done about memory.
+        """Tunes several modules in training: the first is measured, and the others take over what
+        is close.
+
+        Closeness is checked on their own calls. `reason` is why nothing else is done about memory.
         """
         model, roots = self._model, self._model.roots
         first, recorded = roots[0], roots[0].recorded
@@ -148,7 +156,7 @@ class TuningRun:
         calls = [(module, module.root.recorded) for module in further]
         present = [(module, call) for module, call in calls if call is not None]
         try:
-            # On copies of parameters: it depends on nothing and takes little time.
+            # Measured on copies of parameters, so it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
             self._fused_optimizers()
             self._tuner.speed(root, recorded)
@@ -189,7 +197,9 @@ class TuningRun:
             self._log.skipped("offload", not_asked)
 
     def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
-        """`not_asked` says why memory does not require it; None if it does."""
+        """Decides about activation checkpointing. `not_asked` is why memory does not require it, or
+        None.
+        """
         wanted = self._session.environment.settings.activation_checkpointing
         if self._tuner.applied.activation_checkpointing:
             return
@@ -201,8 +211,10 @@ class TuningRun:
             self._log.skipped("activation checkpointing", not_asked)
 
     def _fused_optimizers(self) -> None:
-        """Each for itself. Processes that decide together choose it for all that can have it or for
-        none, by which they step alike.
+        """Decides about each optimizer for itself.
+
+        Processes that decide together choose the kernel for all optimizers that can have it, or for
+        none. The processes then step alike.
         """
         others = [one for one in self._model.facts.optimizers if one is not self._optimizer]
         optimizers = [self._optimizer, *others]
@@ -228,8 +240,10 @@ class TuningRun:
 
     @property
     def _free_bytes(self) -> int:
-        """What copies may take between two steps: up to the limit; without one, up to what steps
-        take anyway, so that nobody measures a larger job than there is.
+        """Returns the bytes that copies may take between two steps.
+
+        That is what is left of the limit. Without a limit, it is what steps take anyway, so that
+        the measured job does not grow.
         """
         limit = self._session.environment.memory_limit_bytes
         held = self._session.meter.memory.allocated_bytes()
@@ -239,7 +253,7 @@ class TuningRun:
 
     @property
     def _is_long(self) -> bool:
-        """Whether the rest of the run is known to be, at the pace of its first steps."""
+        """True if the rest of the run is known to be long at the pace of its first steps."""
         state = self._session.state
         if state.steps_total is None or state.baseline is None:
             return False
@@ -251,7 +265,9 @@ class TuningRun:
         return self._session.environment.settings.compile
 
     def _others_may_compile(self, root: Root, recorded: RecordedCall) -> bool:
-        """Where several processes decide together, all have to be ready before one compiles."""
+        """Returns whether this process may compile. All that decide together have to be ready
+        first.
+        """
         consensus = self._model.consensus
         if consensus is None:
             return True
@@ -263,7 +279,7 @@ class TuningRun:
         return True
 
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
-        """When it is due; None where it is not tried later."""
+        """Returns when compilation is due, or None if it is not tried later."""
         wanted = self._compiles
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
             if not self._others_may_compile(root, recorded):

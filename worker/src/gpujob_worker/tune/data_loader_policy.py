@@ -73,8 +73,8 @@ class LoaderPolicy:
         self._pinned.stop()
 
     def before_pass(self, loader: Any) -> None:
-        """Gives a loader that has its own workers more of them, once a comparison showed the same
-        batches.
+        """Gives a loader with own workers more of them, once a trial has kept them and compared
+        their batches.
         """
         facts = self._facts.get(loader)
         more = self._judged and self._workers is not None and not self._stopped
