@@ -2,5 +2,5 @@
 
 One pass over the queues' heads nominates, assumes, preempts or explains. The pass may import every
 package below it: backfill, preemption, placement, queue, lifecycle, measurement, capacity, packing,
-model. It does not know the cache: `planner` hands it views and functions.
+model. It does not depend on the cache, because `planner` passes it views and functions.
 """

@@ -1,9 +1,14 @@
-"""The admission pass over the pending jobs: which ones get GPUs in this cycle, which jobs are
-preempted for them, and the reason written to the others.
+"""The admission pass over the pending jobs.
 
-The order is that of `queue.heads`. A job that does not fit first checks whether capacity will be
-free soon. Otherwise it may preempt (`preemption`). After a long wait, GPUs are nominated for it
-(`backfill.nomination`), which only jobs expected to finish in time may still use.
+* In: the pending jobs of all queues in order, free capacity, quotas, and the running jobs.
+* Decides: which jobs are placed, which jobs are stopped for them, and why the others wait.
+* Out: the next steps of the pending jobs (`steps`) and the victims (`preemptor.stops`).
+* Called by: `planner`, once a cycle, after the jobs that have an attempt were stepped.
+
+Jobs come in the order of `queue.heads`. The pass first checks whether capacity for a job that does
+not fit will be free soon. Otherwise the job may preempt (`preemption`). After a long wait GPUs are
+nominated for it (`backfill.nomination`). Only jobs that are expected to finish in time may still
+use these.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -56,8 +61,8 @@ from gpujob_operator.decide.queue.quota import QuotaState
 
 @dataclass(slots=True)
 class Admission:
-    """One pass. `steps` has the next steps of the pending jobs; `preemptor.stops` has
-    the victims.
+    """One pass. `steps` has the next steps of the pending jobs, and `preemptor.stops` has the
+    victims.
     """
 
     assumed: AssumedCapacity
@@ -77,7 +82,7 @@ class Admission:
     lanes: Lanes = field(default_factory=Lanes)
     # UIDs of jobs of which nothing is written now. They count towards no bound of the pass.
     backing_off: frozenset[str] = frozenset()
-    # UIDs of the jobs that were placed, with their place in the order.
+    # UIDs of the placed jobs, with their position in the order.
     placed: dict[str, int] = field(default_factory=dict[str, int])
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
@@ -104,11 +109,11 @@ class Admission:
         self._status = PendingStatusWriter(self.configuration, self.now)
 
     def admit(self, lines: OrderedQueues) -> None:
-        """Decides the pending jobs in order. All workers of a job are placed or none (I11).
+        """Decides about the pending jobs in order. All workers of a job are placed or none (I11).
 
-        1. Take the next head of the queues, until as many jobs are placed as a cycle may place.
-        2. Skip a job of which nothing could be written now.
-        3. Skip a job that shows already why its class is refused in this state.
+        1. Take the next head of the queues, until a cycle's limit of placements is reached.
+        2. Skip a job if nothing of it could be written now.
+        3. Skip a job that already shows why its class is refused in this state.
         4. Decide: not eligible, refused by the API server, placed, or without capacity (`_step`).
         5. Forget the refusals of classes if the state has changed: a job was placed, GPUs were
            nominated or a job is being stopped.
@@ -135,9 +140,13 @@ class Admission:
             self._refused.forget_others(self._state())
 
     def _is_still_refused(self, entry: Pending, refused: Refused) -> bool:
-        """True if this job already shows the reason for which an equivalent job was refused in this
-        same state. Such a job is skipped, so thousands of pending jobs cost next to nothing. So is
-        one whose turn to show it comes in a later cycle."""
+        """Returns whether the refusal of an equivalent job in this same state can stand for this
+        job.
+
+        It can if the job already shows the reason, or shows it in a later cycle because this
+        cycle's limit is reached. Such a job is skipped, so thousands of pending jobs cost next to
+        nothing.
+        """
         last_reason, now = entry.last_reason, self.now
         is_shown = (
             last_reason is not None
@@ -154,13 +163,13 @@ class Admission:
         )
 
     def _starvation_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
-        """True if nothing more can be nominated for a job, however long it has waited."""
+        """Returns whether nothing more can be nominated for the job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
             return job.spec.queue in self.queues.quota_held
         return self._nominations.are_exhausted
 
     def _state(self) -> State:
-        """The state that a refusal depends on."""
+        """Returns the state that a refusal depends on."""
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
@@ -170,16 +179,14 @@ class Admission:
         )
 
     def _remember_refusal(self, entry: Pending, requirements: JobRequirements, wait: Wait) -> None:
-        """Remembers that the class was refused, if nothing can be done for its other
-        jobs either.
-        """
+        """Remembers that the class was refused, if nothing can be done for its other jobs either."""
         if not entry.equivalence_class or wait.reason not in (
             PendingReason.INSUFFICIENT_CAPACITY,
             PendingReason.OVER_QUOTA,
         ):
             return
         if entry.job.status.others_stopped is not None:
-            # Others of its class may preempt where it may not.
+            # Other jobs of the class may still preempt.
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
         spent = self.preemptor.exhausted if quota else self._nominations.are_exhausted
@@ -212,7 +219,7 @@ class Admission:
             self.placed[entry.job.metadata.uid] = len(self.placed)
             return step
         if refused is not None:
-            # Nobody is preempted and nothing is nominated for pods that may be refused again.
+            # Nothing is preempted or nominated for pods that may be refused again.
             return self._status.step(entry.job, refused, self)
         self._position += 1
         wait = self._without_capacity(requirements, found)
@@ -220,14 +227,18 @@ class Admission:
         return self._status.step(entry.job, wait, self)
 
     def _next_attempt(self, job: GPUJob) -> int:
-        """The first number is passed over where another process may have given it to a pod that
-        came and went unseen (I3)."""
+        """Returns the number of the next attempt.
+
+        The first number is skipped if another process may have given it to a pod that came and went
+        unseen (I3).
+        """
         unseen = job.status.attempt == 0 and job.metadata.uid in self.perhaps_placed
         return job.status.attempt + (2 if unseen else 1)
 
     def _template_refusal(self, job: GPUJob) -> Wait | None:
-        """Why the job waits whose pods a dry run refused; no `next_seconds` once they are to be
-        tried again.
+        """Returns why a job waits whose pods a dry run refused, or None.
+
+        `next_seconds` is None once the dry run may be repeated.
         """
         refused = self.refused_templates.get(job.metadata.uid)
         if refused is None:
@@ -266,7 +277,7 @@ class Admission:
     # -- a job that does not fit now
 
     def _without_capacity(self, requirements: JobRequirements, wait: Wait) -> Wait:
-        """Handles a job that does not fit: preempts, nominates, or gives the reason."""
+        """Preempts or nominates for a job that does not fit. Returns the reason to write."""
         nomination = None
         making = None
         if wait.reason is PendingReason.OVER_QUOTA:
@@ -281,7 +292,7 @@ class Admission:
                 self._capacity_on_gpus(requirements, nomination) if nomination is not None else None
             )
         if making is not None:
-            # Whoever is not gone by then is not waited for any longer.
+            # Victims that have not left by then are no longer waited for.
             wait = replace(
                 wait,
                 reason=PendingReason.PREEMPTING,
@@ -291,7 +302,9 @@ class Admission:
         return changed(wait, position=self._position, nomination=nomination)
 
     def _capacity_in_quota(self, requirements: JobRequirements, wait: Wait) -> Departures | None:
-        """Preempts jobs whose quota this job may reclaim. Returns what the job waits for."""
+        """Preempts jobs whose quota this job may reclaim. Returns the departures that the job waits
+        for.
+        """
         job, queues = requirements.job, self.queues
         if job.spec.queue in queues.quota_held:
             return None
@@ -324,7 +337,7 @@ class Admission:
         return self.preemptor.interrupt(requirements, victims)
 
     def _leaving_quota_of(self, job: GPUJob, memory_bytes: int) -> list[GPUJob]:
-        """Jobs that are being stopped and leave quota that this job lacks."""
+        """Returns jobs that are being stopped and will return quota that this job lacks."""
         full = self.queues.too_full(job, memory_bytes)
         root = self.queues.root(job.spec.queue)
         return [
@@ -342,7 +355,9 @@ class Admission:
     def _capacity_on_gpus(
         self, requirements: JobRequirements, nomination: Nomination
     ) -> Departures | None:
-        """Preempts for the job where it may, or nominates GPUs. Returns what the job waits for."""
+        """Preempts for the job if it may, or nominates GPUs. Returns the departures that it waits
+        for.
+        """
         jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._nominations.hold(nomination)
@@ -361,8 +376,11 @@ class Admission:
         return None
 
     def _fits_after_ends(self, requirements: JobRequirements) -> bool:
-        """Whether the job will fit in the next cycle, on GPUs of attempts that have just ended. It
-        keeps these GPUs from jobs that it would then have stopped."""
+        """Returns whether the job will fit in the next cycle, on GPUs of attempts that have just
+        ended.
+
+        If so, these GPUs are kept from jobs that this job would otherwise stop in the next cycle.
+        """
         if not self.view.ended or not self._outranks_others(requirements):
             return False
         gpus = self.preemptor.gpus_after_ends(requirements)
@@ -372,7 +390,7 @@ class Admission:
         return True
 
     def _outranks_others(self, requirements: JobRequirements) -> bool:
-        """Whether other pending jobs, once placed, could be stopped for this one."""
+        """Returns whether other pending jobs could be stopped for this one once they are placed."""
         job, queues = requirements.job, self.queues
         queue = self._lines.get(job.spec.queue)
         # A smaller key is a higher priority.
@@ -383,11 +401,11 @@ class Admission:
         return queues.fits_in_nominal(job, self._least_reservation_bytes(requirements))
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
-        """Seconds until the last of these jobs is stopped."""
+        """Returns the seconds until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
     def _earliest_start(self, requirements: JobRequirements) -> Nomination | None:
-        """The earliest start, computed only if the result can be used."""
+        """Returns the earliest start, computed only if the result can be used."""
         acts = (
             self._is_starved(requirements.job)
             or self.preemptor.may_preempt(requirements)

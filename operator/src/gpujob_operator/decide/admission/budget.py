@@ -1,24 +1,26 @@
-"""What one admission pass may still do. Bounds keep a cycle short, whatever is pending."""
+"""What one admission pass may still do. The bounds keep a cycle short, whatever is pending."""
 
 from dataclasses import dataclass, field
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.lanes import Lanes
 
-# A cycle that placed ten thousand jobs would hold up all else for seconds, the Lease too, and many
-# of them could not be written by the next one. The others follow in the next cycle, at once.
+# A cycle that placed ten thousand jobs would block everything else for seconds, including the
+# Lease, and many of its jobs could not be written before the next cycle. The rest follows in the
+# next cycle without delay.
 PLACEMENTS_MAX = 512
-# How many jobs are told anew why they wait, if nothing else depends on it.
+# How many jobs get a new reason why they wait, if nothing else depends on it.
 EXPLAINED_MAX = 512
-# How many jobs that cannot be written now keep what they would get: those that others made way for,
-# or that have waited longest, come first.
+# How many jobs that cannot be written now keep the capacity that they would get. They come in
+# order, so jobs with victims and the longest waiting jobs come first.
 UNWRITTEN_MAX = 8
 
 
 @dataclass(slots=True)
 class CycleBudget:
-    """`lanes`: what can be written. Jobs that back off count towards no bound: nothing of them is
-    written now.
+    """The bounds of one cycle. `lanes` is what can be written.
+
+    Jobs in `backing_off` count towards no bound, because nothing of them is written now.
     """
 
     lanes: Lanes
@@ -26,7 +28,7 @@ class CycleBudget:
     _placements_left: int = field(init=False)
     _explanations_left: int = field(init=False)
     _unwritten_left: int = field(init=False)
-    # By namespace, if it has writes under way.
+    # Lanes left by namespace, for namespaces with writes in flight.
     _lanes_left: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +49,9 @@ class CycleBudget:
         return self._explanations_left > 0
 
     def may_decide(self, job: GPUJob) -> bool:
-        """False for a job of which nothing could be written, beyond the first few. Counts it."""
+        """Returns False for a job of which nothing could be written, beyond the first few. Counts
+        the job.
+        """
         if self._lanes_left.get(job.metadata.namespace, 1) > 0:
             return True
         self._unwritten_left -= 1

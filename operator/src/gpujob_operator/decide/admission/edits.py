@@ -1,8 +1,8 @@
-"""Edits of a running job's queue and priority: the rules of admission are asked again.
+"""Applies the rules of admission to a running job whose queue or priority was edited.
 
-The attempt moves to the queue that `spec.queue` names once that queue admits the job and has the
-quota for it. Until then it counts in the queue that admitted it (`status.queue`), and its
-condition says so. Its priority counts as far as that queue gives priorities.
+The attempt moves to the queue in `spec.queue` once that queue admits the job and has the quota for
+it. Until then it counts in the queue that admitted it (`status.queue`), and a condition reports
+this. Its priority is capped to what that queue allows.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,11 @@ class _Refusal:
 
 
 def follow_edits(job: GPUJob, step: NextStep, queues: QuotaState, now: datetime) -> NextStep:
-    """The step of a job that runs, as it is after this step, with what its edits lead to; the same
-    object if they lead to nothing new. What it holds is counted in the queue that it moves to."""
+    """Returns the step of a running job with the effects of its edits.
+
+    `job` has the status after `step`. Returns the same object if the edits change nothing. The
+    job's reservation is counted in the queue that it moves to.
+    """
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return step
     refusal = _queue_refusal(job, queues)
@@ -52,7 +55,7 @@ def follow_edits(job: GPUJob, step: NextStep, queues: QuotaState, now: datetime)
 
 
 def _queue_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
-    """Why the attempt does not move to the queue that its spec names."""
+    """Returns why the attempt does not move to the queue that its spec names, or None."""
     admitted, name = queues.queue_of(job), job.spec.queue
     if admitted == name:
         return None

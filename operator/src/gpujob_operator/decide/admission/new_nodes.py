@@ -1,14 +1,16 @@
-"""Whether nodes may come that the cluster does not have yet."""
+"""Whether an autoscaler may add nodes that the cluster does not have yet."""
 
 from gpujob_operator.decide.model.configuration import Configuration, NodeAutoscaler
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 
-# Karpenter puts one of them on every node that it adds.
+# Karpenter puts one of these labels on every node that it adds.
 KARPENTER_LABELS = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
 
 
 def nodes_may_come(assumed: AssumedCapacity, configuration: Configuration) -> bool:
-    """True if an autoscaler may add nodes: as configured, else by the labels of those there."""
+    """Returns whether an autoscaler may add nodes, as configured or else by the labels of the
+    nodes.
+    """
 
     def find() -> bool:
         nodes = assumed.capacity.nodes.values()

@@ -1,5 +1,7 @@
-"""GPUs that are kept for jobs that wait: the earliest start of each, for a bounded number of jobs
-and classes. A search for the earliest start reads every GPU.
+"""GPUs that are kept for waiting jobs.
+
+The earliest start is computed for a bounded number of jobs and classes, because the search reads
+every GPU.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,7 +19,7 @@ from gpujob_operator.decide.placement.requirements import JobRequirements
 
 # How many pending jobs may have nominated GPUs.
 NOMINATIONS_MAX = 8
-# For how many classes of jobs the GPUs are searched in a cycle.
+# How many classes of jobs are searched in a cycle.
 CANDIDATES_MAX = 2
 
 
@@ -37,14 +39,14 @@ class Nominations:
         return self._made >= NOMINATIONS_MAX
 
     def next(self, requirements: JobRequirements) -> Nomination | None:
-        """The earliest start of one more job, as far as the bounds allow."""
+        """Returns the earliest start of one more job, or None if a bound is reached."""
         if self.are_exhausted:
             return None
         self._made += 1
         return self.of(requirements)
 
     def of(self, requirements: JobRequirements) -> Nomination | None:
-        """The earliest start of the job. Its class is searched at most once a cycle."""
+        """Returns the earliest start of the job. Its class is searched at most once a cycle."""
         signature = requirements.scheduling_signature
         if signature not in self._candidates:
             if len(self._candidates) >= CANDIDATES_MAX:

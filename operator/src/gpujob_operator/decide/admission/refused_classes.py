@@ -1,5 +1,6 @@
-"""Refusals that hold for every job of an equivalence class, so that thousands of pending jobs cost
-next to nothing.
+"""Refusals that hold for every job of an equivalence class.
+
+They keep thousands of pending jobs cheap.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ State = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why the jobs of a class wait. It holds for `state`: until a job is placed, GPUs are nominated
-    or a job is preempted.
+    """Why the jobs of a class wait.
+
+    The refusal holds for `state`: until a job is placed, GPUs are nominated or a job is preempted.
     """
 
     reason: PendingReason
     state: State
-    # Includes short jobs, which may backfill nominated GPUs.
+    # Also refuses short jobs, which may backfill nominated GPUs.
     by_backfill: bool
 
 
@@ -35,8 +37,9 @@ class RefusedClasses:
         self._refused[equivalence_class] = refused
 
     def forget_others(self, state: State) -> None:
-        """Forgets the refusals of other states. A state never comes back: during a pass free
-        capacity only decreases.
+        """Forgets the refusals of other states.
+
+        A state never comes back, because free capacity only decreases during a pass.
         """
         if state != self._state:
             self._refused = {key: one for key, one in self._refused.items() if one.state == state}

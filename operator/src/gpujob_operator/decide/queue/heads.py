@@ -1,16 +1,21 @@
-"""Yields the pending jobs of all queues in order, one at a time, because shares grow as jobs are
-placed.
+"""Yields the pending jobs of all queues in order.
 
-Between queues: first the jobs within what was promised to their queue, of each queue from its
-first one on, then the jobs that borrow. So no job waits behind one of its own queue that can only
-borrow, while other queues' borrowers take what it needs. Of either kind, jobs for which others are
-being stopped come first: what these leave is theirs. Then: priority; the smaller share, of the root
-with all below it and so on down to the queue; remaining work; arrival; UID. For how long a job is
-overdue counts in its queue alone, so an old backlog takes no more than its weight.
+It yields one job at a time, because shares grow as jobs are placed.
 
-In a queue the order is `order.order_key`, and no job overtakes an earlier one but as said above.
-Whoever would stop a job at once is asked before it: so the higher priority of a queue comes before
-what others are being stopped for, and a borrower before those of its queue that it outranks.
+Entitled jobs come first. These are within what was promised to their queue, and each queue yields
+them from its head on. Jobs that borrow follow. A job therefore never waits behind a borrower of its
+own queue while other queues' borrowers take what it needs.
+
+Within each kind, jobs for which others are being stopped come first, because the capacity that
+these leave is meant for them. The next criteria are priority, share, remaining work, arrival and
+UID. The smaller share comes first. It is compared for the root with all queues below it and so on
+down to the queue. How long a job is overdue counts only within its queue, so an old backlog takes
+no more than its weight.
+
+The order within a queue is `order.order_key`, and no job overtakes an earlier one except as
+described above. A job that would stop another job at once is asked before it. A higher priority of
+a queue therefore comes before a job that waits for victims, and a borrower comes before the jobs of
+its queue that it outranks.
 """
 
 import heapq
@@ -23,14 +28,14 @@ from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# What was last said of jobs that do not fit on the GPUs of the cluster.
+# Last reasons of jobs that do not fit on the GPUs of the cluster.
 _HOPELESS = (PendingReason.UNSATISFIABLE, PendingReason.NEEDS_NEW_NODE)
 
 MemoryOf = Callable[[Pending], int]
 
 
 class _HeadKey(NamedTuple):
-    """What the heads of queues are compared by."""
+    """The key by which heads of queues are compared."""
 
     priority: int
     shares: tuple[float, ...]
@@ -41,24 +46,24 @@ class _HeadKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """What comes later of one queue, each in the order in which it was met."""
+    """The jobs of one queue that are yielded later, each list in the order in which they were met."""
 
-    # Jobs that do not borrow behind jobs of their queue that do, and these.
+    # Entitled jobs behind borrowers of their queue, together with these borrowers.
     waiting: list[Keyed] = field(default_factory=list[Keyed])
-    # Other jobs that borrow: those for which others are being stopped, and those that outrank them.
+    # Borrowers for which others are being stopped, and borrowers that outrank those.
     awaiting: list[Keyed] = field(default_factory=list[Keyed])
-    # The rest.
+    # All other borrowers.
     borrowing: list[Keyed] = field(default_factory=list[Keyed])
-    # Those that could stop nobody, because more is in their way: nobody waits for them.
+    # Jobs that could not start even if they stopped others. No job waits for them.
     hopeless: list[Keyed] = field(default_factory=list[Keyed])
 
     def is_behind(self, head: Keyed) -> bool:
-        """Whether a job that does not borrow waits for one that does."""
+        """Returns whether an entitled job waits for a borrower."""
         passed = (*self.waiting, *self.awaiting, *self.borrowing[:1])
         return any(_comes_first(one, head) for one in passed)
 
     def wait(self, head: Keyed) -> None:
-        """Adds the job to those that wait, and whoever it waits for."""
+        """Adds the job to `waiting`, after the borrowers that it waits for."""
         for later in (self.awaiting, self.borrowing):
             self.waiting += [one for one in later if _comes_first(one, head)]
             later[:] = [one for one in later if not _comes_first(one, head)]
@@ -67,8 +72,10 @@ class _Line:
 
 @dataclass(slots=True)
 class QueueHeads:
-    """The heads of the queues. `memory_of` is what a job would reserve on each GPU, in bytes, if
-    known: it decides whether the job's queue would borrow.
+    """The heads of the queues.
+
+    `memory_of` returns what a job would reserve on each GPU, in bytes, if that is known. It decides
+    whether the job's queue would borrow.
     """
 
     ordered: OrderedQueues
@@ -78,7 +85,7 @@ class QueueHeads:
 
     def __iter__(self) -> Iterator[Pending]:
         if len(self.ordered) == 1:
-            # One queue takes no turns with others.
+            # A single queue takes no turns with others.
             (queue,) = self.ordered.values()
             for _, pending in queue:
                 yield pending
@@ -108,8 +115,11 @@ class QueueHeads:
     def _entitled(
         self, queues: Mapping[str, Iterator[Keyed]], borrowing: Mapping[str, list[Keyed]]
     ) -> Iterator[Pending]:
-        """Jobs that do not borrow, unless others were placed since they became their queue's head:
-        those are added to `borrowing`."""
+        """Yields entitled jobs.
+
+        A job that became a borrower because others were placed while it was its queue's head is
+        added to `borrowing` instead.
+        """
         for name, head in self._turns(queues):
             if self._borrows(head):
                 borrowing[name].append(head)
@@ -119,8 +129,10 @@ class QueueHeads:
     def _lending(
         self, queue: Iterable[Keyed], line: _Line, borrowing: list[Keyed]
     ) -> Iterator[Keyed]:
-        """The jobs that neither borrow nor wait for one of their queue that does. The others are
-        added to the line, where no other queue's borrowers come between."""
+        """Yields the jobs that neither borrow nor wait for a borrower of their queue.
+
+        The others are added to the line, where no other queue's borrowers come between them.
+        """
         for head in queue:
             if self._borrows(head):
                 (line.hopeless if self._is_hopeless(head) else borrowing).append(head)
@@ -135,7 +147,7 @@ class QueueHeads:
             yield head.pending
 
     def _turns(self, following: Mapping[str, Iterator[Keyed]]) -> Iterator[tuple[str, Keyed]]:
-        """The jobs of the queues, merged: the queues' turns, and what is next in each."""
+        """Yields the jobs of the queues, merged by the heads' keys, with their queue's name."""
         heads = {
             name: head
             for name, queue in following.items()
@@ -146,8 +158,8 @@ class QueueHeads:
         while heap:
             _, name, version = heap[0]
             if version != self.queues.version:
-                # Shares only grow during a pass, so a key that is still the smallest after it was
-                # computed again is the true minimum (a lazy heap).
+                # Shares only grow during a pass. A recomputed key that is still the smallest is
+                # therefore the true minimum (a lazy heap).
                 key = self._key(name, heads[name])
                 heapq.heapreplace(heap, (key, name, self.queues.version))
                 continue
@@ -163,7 +175,7 @@ class QueueHeads:
         return self.queues.would_borrow(head.pending.job, self.memory_of(head.pending))
 
     def _is_hopeless(self, head: Keyed) -> bool:
-        """Whether the job could not start although no other job of its queue ran."""
+        """Returns whether the job could not start even if no other job of its queue ran."""
         last_reason = head.pending.last_reason
         if last_reason is not None and last_reason.reason in _HOPELESS:
             return True
@@ -182,8 +194,11 @@ class QueueHeads:
 
 
 def _parted(queue: Iterable[Keyed]) -> tuple[list[Keyed], list[Keyed]]:
-    """The jobs for which others are being stopped, with those that would stop them at once because
-    their priority is higher; and the rest."""
+    """Splits a queue into the jobs that come first and the rest.
+
+    The first part has the jobs for which others are being stopped, and the jobs of higher priority,
+    which would stop them at once.
+    """
     heads = list(queue)
     # A smaller key is a higher priority.
     last = max((head.key.priority for head in heads if _awaits_victims(head)), default=None)
@@ -195,14 +210,16 @@ def _parted(queue: Iterable[Keyed]) -> tuple[list[Keyed], list[Keyed]]:
 
 
 def _comes_first(one: Keyed, other: Keyed) -> bool:
-    """Whether a borrower is asked before another job of its queue, which does not borrow: it would
-    stop that one at once, or what is becoming free is its own."""
+    """Returns whether a borrower comes before an entitled job of its queue.
+
+    It does if it would stop that job at once, or if the capacity that is becoming free is its own.
+    """
     if one.key.priority < other.key.priority:
         return True
     return _awaits_victims(one) and one.key < other.key
 
 
 def _awaits_victims(head: Keyed) -> bool:
-    """Whether others are being stopped, or were, so that the job can start."""
+    """Returns whether others are being, or were, stopped so that the job can start."""
     last_reason = head.pending.last_reason
     return last_reason is not None and last_reason.reason == PendingReason.PREEMPTING

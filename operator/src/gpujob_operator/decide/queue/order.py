@@ -1,8 +1,8 @@
 """The order in which pending jobs get GPUs: priority, overdue waiting, remaining work, arrival.
 
-Between queues, `heads` compares shares before the remaining work. These are pure sort keys of a few
-numbers of each job, running jobs included (a job late in the order may lose its GPUs to an earlier
-one). The scheduling cycle and the benchmarks use the same function.
+Between queues, `heads` compares shares before the remaining work. The sort keys are pure functions
+of a few numbers of each job. They include running jobs, because a job late in the order may lose
+its GPUs to an earlier one. The scheduling cycle and the benchmarks use the same function.
 """
 
 import math
@@ -17,9 +17,10 @@ _GUESS_GPU_SECONDS = 14_400.0
 
 @dataclass(frozen=True, slots=True)
 class OrderRules:
-    """The rules of the order. A job is overdue once it has been in the system for the longer of
-    `waiting_seconds_max` and `stretch_max` times its own estimated length without waiting; infinite
-    means never.
+    """The rules of the order.
+
+    A job is overdue once it has been in the system for the longer of `waiting_seconds_max` and
+    `stretch_max` times its own estimated length without waiting. Infinity means never.
     """
 
     policy: OrderPolicy = OrderPolicy.ARRIVAL
@@ -29,11 +30,11 @@ class OrderRules:
 
 @dataclass(frozen=True, slots=True)
 class OrderEntry:
-    """The inputs of the order. Times are in seconds; `gpus` is the number of GPUs of all workers
+    """The inputs of the order. Times are in seconds. `gpus` counts the GPUs of all workers
     together.
 
-    `remaining_seconds` is the remaining steps times the measured step time; None if the job does
-    not report how many steps it has. `attained_seconds` is how long it has had GPUs.
+    `remaining_seconds` is the remaining steps times the measured step time, or None if the job does
+    not report its number of steps. `attained_seconds` is how long the job has had GPUs.
     `restart_seconds` is the cost of starting it, counted for jobs that do not run.
     """
 
@@ -53,7 +54,7 @@ class OrderKey(NamedTuple):
     # Negated.
     priority: int
     on_time: bool
-    # When it became overdue; 0 while it is on time.
+    # When the job became overdue. 0 while it is on time.
     due_seconds: float
     work_gpu_seconds: float
     arrived_seconds: float
@@ -61,23 +62,24 @@ class OrderKey(NamedTuple):
 
 
 def order_key(entry: OrderEntry, now_seconds: float, rules: OrderRules) -> OrderKey:
-    """The sort key; smaller is earlier: higher priority; overdue, longest overdue first; then, by
-    policy, less remaining work; then arrival; then UID.
+    """Returns the sort key. Smaller is earlier.
 
-    Waiting is bounded within a priority: a job that arrives after another one is overdue has a
-    later due time, so only jobs that were there before can still go first.
+    Jobs are compared by higher priority, then overdue jobs first with the longest overdue one in
+    front, then, by policy, less remaining work, then arrival, then UID. Waiting is bounded within a
+    priority. A job that arrives after another one is overdue has a later due time, so only jobs
+    that arrived earlier can still go first.
     """
     return order_keys(entry, rules).key(now_seconds)
 
 
 def due_seconds(entry: OrderEntry, rules: OrderRules) -> float:
-    """When the job becomes overdue, on the clock of `arrived_seconds`."""
+    """Returns when the job becomes overdue, on the clock of `arrived_seconds`."""
     length = entry.attained_seconds + (entry.remaining_seconds or 0.0)
     return entry.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
 
 
 def length_relevant_from_seconds(rules: OrderRules) -> float:
-    """Below this an estimated length changes no key."""
+    """Returns the estimated length below which the length changes no key."""
     if rules.policy is OrderPolicy.SHORTEST:
         return 0.0
     return rules.waiting_seconds_max / rules.stretch_max if rules.stretch_max > 0 else math.inf
@@ -85,7 +87,7 @@ def length_relevant_from_seconds(rules: OrderRules) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OrderKeys:
-    """The keys of an entry, on time and overdue. Time alone changes nothing else."""
+    """The keys of an entry while it is on time and once it is overdue. Time changes nothing else."""
 
     due_seconds: float
     on_time: OrderKey
@@ -106,10 +108,11 @@ def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
 
 
 def work_gpu_seconds(entry: OrderEntry) -> float:
-    """GPU-seconds still to be spent on the job.
+    """Returns the GPU-seconds still to be spent on the job.
 
-    A job without a number of steps is expected to need as much again as it has had (lengths of
-    training jobs are heavy-tailed), in doubling steps so that equal jobs do not alternate.
+    A job that reports no number of steps is expected to need as much again as it has had, because
+    lengths of training jobs are heavy-tailed. The estimate grows in doubling steps, so that equal
+    jobs do not alternate.
     """
     start = 0.0 if entry.running else entry.restart_seconds
     if entry.remaining_seconds is not None:

@@ -29,7 +29,7 @@ class LastReason:
 
     reason: str
     until: datetime
-    # When GPUs may be nominated for the job.
+    # From this time on, GPUs may be nominated for the job.
     starved_at: datetime
 
 
@@ -39,10 +39,11 @@ class Pending:
 
     job: GPUJob
     pods: tuple[PodView, ...] = ()
-    # Jobs of one equivalence class fit or do not fit together and have the same rights; 0: unknown.
+    # Jobs of one equivalence class fit or do not fit together, and have the same rights. 0:
+    # unknown.
     equivalence_class: int = 0
     last_reason: LastReason | None = None
-    # None: the arrival is unknown and counts as now.
+    # None if the arrival is unknown, which counts as now.
     order_keys: OrderKeys | None = None
 
 
@@ -60,8 +61,9 @@ OrderedQueues = Mapping[str, Sequence[Keyed]]
 def last_reason_of(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> LastReason | None:
-    """The last reason; None if none was written yet, or the job may wait for something
-    of its own.
+    """Returns the last reason, or None.
+
+    None means that no reason was written yet, or that the job may wait for something of its own.
     """
     status, since = job.status, waits_since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
@@ -104,9 +106,10 @@ def order_entry(
     configuration: Configuration,
     expected_run_seconds: float | None = None,
 ) -> OrderEntry:
-    """The job as `order` sees it, without its queue's share. Times are seconds since 1970.
+    """Returns the job's inputs of `order`, without its queue's share. Times are Unix times in
+    seconds.
 
-    `expected_run_seconds` is how long a job takes that has not run yet, as far as known.
+    `expected_run_seconds` is how long a job that has not run yet will take, if that is known.
     """
     attained_seconds = job.status.held_seconds or 0.0
     left = remaining_of(job, configuration)
@@ -129,10 +132,10 @@ def order_keys_of(
     rules: OrderRules,
     expected_run_seconds: float | None,
 ) -> OrderKeys | None:
-    """The job's keys by the configuration's rules; None while nobody knows when it arrived.
+    """Returns the job's keys by the configuration's rules, or None while its arrival is unknown.
 
-    A job that could not start comes last of its priority in the cycle in which it can again: from
-    then on its status has what it has waited.
+    A job that could not start comes last of its priority in the cycle in which it can start again.
+    From the next cycle on its status has its waiting time.
     """
     held_back = job.status.held_back_since is not None
     arrived = _LAST if held_back else arrival(job)

@@ -1,7 +1,7 @@
-"""The GPUQueues as a tree: who is whose parent, and what each queue is promised and allowed.
+"""The GPUQueues as a tree: the parent of each queue, what it is promised and what it may use.
 
-A queue without a parent is a root. So is a queue whose parent does not exist, or that is among its
-own ancestors: it has what its own nominal quota says and nothing else.
+A queue without a parent is a root. A queue whose parent does not exist, or that is among its own
+ancestors, is also a root. It has its own nominal quota and nothing else.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,31 +12,32 @@ from gpujob_api.gpuqueue import GPUQueue, Quota
 
 
 class Bounds(NamedTuple):
-    """Upper bounds of GPUs and of GPU memory in bytes; None: no bound."""
+    """Upper bounds of GPUs and of GPU memory in bytes. None: no bound."""
 
     gpus: int | None = None
     memory_bytes: int | None = None
 
 
 class ParentProblem(NamedTuple):
-    """Why a queue's parent counts for nothing: the reason of its condition, and the message with
-    the next step."""
+    """Why a queue's parent does not count: the condition's reason, and a message with the next
+    step.
+    """
 
     reason: str
     message: str
 
 
 PARENT_NOT_FOUND, PARENT_CIRCULAR = "ParentNotFound", "ParentCircular"
-# Every job has a GPU.
+# Every job has a GPU, so no GPUs admit no job.
 _NOTHING = Bounds(0)
 
 
 @dataclass(slots=True)
 class QueueTree:
-    """Queues that do not exist are roots without bounds."""
+    """The tree of the queues. Queues that do not exist count as roots without bounds."""
 
     by_name: Mapping[str, GPUQueue]
-    # Of the queues whose parent counts for nothing.
+    # Problems of the queues whose parent does not count.
     problems: dict[str, ParentProblem] = field(init=False)
     _parents: dict[str, str] = field(init=False)
     _children: dict[str, list[str]] = field(init=False)
@@ -67,7 +68,7 @@ class QueueTree:
         return self._children.get(name, ())
 
     def path(self, name: str) -> tuple[str, ...]:
-        """The queue, its parent, and so on up to the root."""
+        """Returns the queue, its parent, and so on up to the root."""
         known = self._paths.get(name)
         if known is None:
             found = [name]
@@ -77,28 +78,31 @@ class QueueTree:
         return known
 
     def nominal(self, name: str) -> Bounds:
-        """What the queue and all below it may always have. None: no quota of its own."""
+        """Returns what the queue and all queues below it may always have. A None has no own quota."""
         return self._nominal.get(name, Bounds())
 
     def limit(self, name: str) -> Bounds:
-        """What the queue and all below it may have at most: the nominal quota and what may be
-        borrowed. Without a borrowing limit: with a parent, all that the parent has; without one,
-        nothing.
+        """Returns the most that the queue and all queues below it may have.
+
+        That is the nominal quota plus the borrowing limit. Without a borrowing limit, a queue with
+        a parent may have all that the parent has, and a root may borrow nothing.
         """
         return self._limits.get(name, Bounds())
 
     def rest(self, name: str) -> Bounds:
-        """What the nominal quotas of its children leave of the queue's: for its own jobs, and those
-        of children without a nominal quota."""
+        """Returns what the nominal quotas of the queue's children leave of its own.
+
+        It is for the queue's own jobs and for children without a nominal quota.
+        """
         return self._rests.get(name, Bounds())
 
     def is_promised_any(self, name: str) -> bool:
-        """True if the queue, or one above it, has a nominal quota."""
+        """Returns whether the queue, or one above it, has a nominal quota."""
         return any(self.nominal(one) != Bounds() for one in self.path(name))
 
     def _nominal_of(self, queue: GPUQueue) -> Bounds:
         own = _bounds(queue.spec.nominal)
-        # Without a parent there is nothing that the queue could have a part of.
+        # Without a parent, there is nothing that the queue could have a part of.
         return _NOTHING if own == Bounds() and queue.metadata.name in self.problems else own
 
     def _limit_of(self, queue: GPUQueue) -> Bounds:
@@ -140,7 +144,7 @@ def _problems(
 
 
 def _circles(parents: Mapping[str, str]) -> list[list[str]]:
-    """The groups of queues that are among their own ancestors."""
+    """Returns the groups of queues that are among their own ancestors."""
     found: list[list[str]] = []
     seen: set[str] = set()
     for start in sorted(parents):
