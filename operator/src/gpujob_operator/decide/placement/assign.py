@@ -1,9 +1,9 @@
 """Assigns GPUs to all workers of one job or to none, and gives the reasons if the job fits nowhere.
 
-On GPUs of one model the order of preference is that of `select.choose`: the spot policy, then the
-lowest cost for future jobs, then the cheaper node, then the first name. For gangs it is that of
-`select.choose_gang`: the spot policy, then close together. `_best` chooses between models. Stable:
-the same snapshot always gives the same answer.
+On GPUs of one model, `select.choose` orders places by the spot policy, then the lowest cost for
+future jobs, then the cheaper node, then the first name. `select.choose_gang` orders places of gangs
+by the spot policy and then by closeness. `_best` chooses between models. The result is stable: the
+same snapshot always gives the same answer.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 
-# So many combinations of nodes are looked at for a gang of which some were refused.
+# How many combinations of nodes are tried for a gang for which some combinations were refused.
 COMBINATIONS_MAX = 16
 
 
@@ -34,7 +34,7 @@ class Assignment:
     request: Request
     places: tuple[WorkerPlace, ...]
     tenant: Tenant
-    # The step cost, if it was compared with that on other models.
+    # The step cost, if it was compared with the cost on other models.
     step_cost: StepCost
 
     def assume(self, assumed: AssumedCapacity) -> None:
@@ -48,12 +48,11 @@ def assign(
     configuration: Configuration,
     expected_run_seconds: float = inf,
 ) -> Assignment | Diagnosis:
-    """A place for every worker of the job, or the reasons why there is none. The capacity is
-    unchanged.
+    """Returns a place for every worker of the job, or the reasons why there is none.
 
-    All GPUs of a gang are of one model, so that its workers run at the same speed.
-    `expected_run_seconds` is how long the job will run, if known: short jobs may backfill nominated
-    GPUs.
+    The capacity is unchanged. All GPUs of a gang are of one model, so that its workers run at the
+    same speed. `expected_run_seconds` is how long the job will run, if that is known: short jobs
+    may backfill nominated GPUs.
     """
     backfill = assumed.may_backfill(expected_run_seconds)
     signature = (requirements.scheduling_signature, backfill)
@@ -77,8 +76,10 @@ def assign(
 
 
 def _best(fitting: list[Assignment], requirements: JobRequirements) -> Assignment:
-    """Chooses between GPU models: the spot policy, then the lower money and energy of a step, each
-    only if it is known on all models, then the smaller reservation, then the model's name.
+    """Chooses between GPU models.
+
+    The order is the spot policy, then the lower money and energy of a step, each only if it is
+    known on all models, then the smaller reservation, then the model's name.
     """
     prefer = requirements.spot is SpotPolicy.PREFER
     priced = all(one.step_cost.dollars is not None for one in fitting)
@@ -143,8 +144,10 @@ def _places(
     *,
     backfill: bool,
 ) -> list[WorkerPlace]:
-    """One place for each worker that finds one. Workers of a gang never share a GPU, because NCCL
-    refuses collective communication between processes on one GPU.
+    """Returns one place for each worker that fits.
+
+    Workers of a gang never share a GPU, because NCCL refuses collective communication between
+    processes on one GPU.
     """
     workers = requirements.job.spec.workers
     if workers > 1:
@@ -174,8 +177,11 @@ def _not_together(
     assumed: AssumedCapacity,
     choose: Callable[[Request], list[WorkerPlace]],
 ) -> list[WorkerPlace]:
-    """Places on nodes that were refused together with others only, in a combination that was not
-    refused; none where none is found soon. Of a refused combination each node is left out in turn.
+    """Returns places in a combination of nodes that was not refused.
+
+    Nodes that were only refused together with others are allowed. Each node of a refused
+    combination is left out in turn. Returns no places if no combination is found within
+    `COMBINATIONS_MAX` tries.
     """
     refused, requirements = requirements.refused_sets, requirements.with_tried_nodes
     left_out: list[frozenset[str]] = [frozenset()]
@@ -227,7 +233,9 @@ def _tenant(requirements: JobRequirements, held: Reservation) -> Tenant:
 
 
 def _whole(requirements: JobRequirements, gpus: tuple[GPUCapacity, ...]) -> Reservation:
-    """The smallest of the whole GPUs: GPUs of one model can differ in what the driver reserves."""
+    """Returns the smallest of the whole GPUs. GPUs of one model can differ in driver-reserved
+    memory.
+    """
     return Reservation(
         memory_bytes=min(gpu.free_bytes for gpu in gpus),
         utilization_percent=100.0,

@@ -1,6 +1,6 @@
-"""The capacity of one cycle with the placements that it assumes, in two forms.
+"""The capacity of one cycle, including the placements that it assumes, in two forms.
 
-`Capacity` has it as objects, to explain from. `NodeArrays` has the same as arrays, on which
+`Capacity` holds it as objects, for explanations. `NodeArrays` holds the same as arrays, in which
 `select.choose` finds the best place among thousands. Every placement of the cycle is applied to
 both.
 """
@@ -51,24 +51,24 @@ class AssumedCapacity:
     capacity: Capacity
     mix: WorkloadMix
     nominated: frozenset[Place] = frozenset()
-    # Before when none of the jobs with a known start can start on its nominated GPUs. Jobs that end
-    # earlier may use these GPUs. Infinite: there are none.
+    # No job with a known start can start on its nominated GPUs before this time. Jobs that end
+    # earlier may use these GPUs. Infinity if there are no such GPUs.
     nominated_from_seconds: float = inf
-    # The nominated GPUs by node; never changed, but replaced.
+    # The nominated GPUs by node. Replaced, never changed in place.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # Equivalence classes that fit nowhere. Capacity only shrinks, so this holds for the cycle.
     unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
-    # By node.
+    # Row numbers by node.
     _rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
-    # For jobs that never share: the same without GPUs with unmanaged processes.
+    # The view for jobs that never share: without GPUs that have unmanaged processes.
     _no_external_use: PackedNodes | None = None
-    # For jobs that end before any nominated job starts: the same with nominated GPUs open.
+    # The view for jobs that end before any nominated job starts: with nominated GPUs open.
     _backfill: PackedNodes | None = None
-    # For those of them that never share.
+    # The view for jobs of both kinds.
     _exclusive_backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
-    # Nodes on which nothing is placed now, by name.
+    # Names of nodes on which nothing is placed now.
     left_out: frozenset[str] = frozenset()
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
@@ -80,8 +80,10 @@ class AssumedCapacity:
         views: NodeViews | None = None,
         memo: Memo | None = None,
     ) -> "AssumedCapacity":
-        """The assumed capacity. `views` must match the nodes of `capacity`, and `memo` must belong
-        to them; both are created if none are kept.
+        """Returns the assumed capacity.
+
+        `views` must match the nodes of `capacity`, and `memo` must belong to them. Each is created
+        if it is None.
         """
         views = views if views is not None else NodeViews.of(in_order(capacity))
         rows = {name: row for row, name in enumerate(views.main.arrays.names)}
@@ -98,8 +100,9 @@ class AssumedCapacity:
     def choose(
         self, request: Request, *, no_external_use: bool = False, backfill: bool = False
     ) -> WorkerPlace | None:
-        """The best place for one worker. `no_external_use` avoids GPUs with unmanaged processes;
-        `backfill` may use nominated ones.
+        """Returns the best place for one worker, or None.
+
+        `no_external_use` avoids GPUs with unmanaged processes. `backfill` may use nominated GPUs.
         """
         packed = self._packed(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(packed.arrays, request, self.mix, packed.score_cache)
@@ -127,8 +130,9 @@ class AssumedCapacity:
         no_external_use: bool = False,
         backfill: bool = False,
     ) -> list[WorkerPlace]:
-        """Places close together, each on its own GPUs, for as many workers as fit; apart as the
-        rules say.
+        """Returns places close together, each on its own GPUs, for as many workers as fit.
+
+        The places are as far apart as the rules in `spread` require.
         """
         packed = self._packed(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
@@ -144,7 +148,7 @@ class AssumedCapacity:
         return [self._place(packed, row, columns) for row, columns in found]
 
     def _limit(self, rule: SpreadRule, nodes: NodeMask | None) -> select.SpreadLimit:
-        """The rule by row. Nodes that the job may not use are in no domain."""
+        """Returns the rule by row. Nodes that the job may not use are in no domain."""
         if rule.topology_key == LABEL_HOSTNAME:
             domains = np.arange(len(self._rows))
         else:
@@ -154,8 +158,9 @@ class AssumedCapacity:
         return select.SpreadLimit(domains, rule.most, rule.skew)
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
-        """The domain of each row's node, the closest level first. A node without one of the labels
-        is in no domain of that level and of the levels within it.
+        """Returns the domain of each row's node, with the closest level first.
+
+        A node without one of the labels is in no domain of that level and of the levels within it.
         """
 
         def find() -> list[Integers]:
@@ -182,7 +187,7 @@ class AssumedCapacity:
         self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
 
     def grow(self, before: GPUJob, reservation: Reservation) -> None:
-        """Counts the larger reservation that a job gets in this cycle on the GPUs that it has."""
+        """Counts the larger reservation that a job gets in this cycle on its present GPUs."""
         placement = before.status.placement
         for worker in placement.workers if placement is not None else ():
             node = self._nodes.get(worker.node)
@@ -205,16 +210,17 @@ class AssumedCapacity:
     def with_assumed(
         self, places: Iterable[WorkerPlace], request: Request, tenant: Tenant
     ) -> Capacity:
-        """The capacity with these places assumed; this object is unchanged."""
+        """Returns the capacity with these places assumed. This object is unchanged."""
         nodes = dict(self._nodes)
         for place in places:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
     def nominate(self, gpus: Iterable[Place], not_before_seconds: float = 0.0) -> None:
-        """Nominates GPUs for a job that cannot start there before `not_before_seconds`. No later
-        job is placed there in this cycle, unless it is known to end by then: of a start at an
-        unknown time 0 is known, and nobody ends before that.
+        """Nominates GPUs for a job that cannot start there before `not_before_seconds`.
+
+        No later job is placed there in this cycle, unless it is known to end by then. 0 means that
+        the start is unknown, and then no job ends in time.
         """
         new = frozenset(gpus) - self.nominated
         if not new:
@@ -227,7 +233,7 @@ class AssumedCapacity:
             self.nominated_from_seconds = min(self.nominated_from_seconds, not_before_seconds)
         else:
             closed += [self._backfill, self._exclusive_backfill]
-        # Earlier refusals stay valid: a nomination only removes capacity.
+        # Earlier refusals stay valid, because a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for node, uuid in new:
             if node in self._rows:
@@ -241,16 +247,17 @@ class AssumedCapacity:
                     packed.arrays.close(self._rows[name], self._columns(name, here))
 
     def may_backfill(self, expected_run_seconds: float) -> bool:
-        """True if a job of this duration is known to end before any nominated job starts."""
+        """Returns whether a job of this duration is known to end before any nominated job starts."""
         return expected_run_seconds <= self.nominated_from_seconds < inf
 
     def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
-        """True if jobs of a class fit nowhere, nominated GPUs included."""
+        """Returns whether jobs of a class fit nowhere, even on nominated GPUs."""
         return (scheduling_signature, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
-        """The nodes that are allowed; None: all. `key` identifies `allows`, which may read only
-        labels, taints and spot.
+        """Returns the allowed nodes, or None if all are allowed.
+
+        `key` identifies `allows`, which may read only labels, taints and spot.
         """
 
         left_out, nodes = self.left_out, self.capacity.nodes
@@ -263,7 +270,7 @@ class AssumedCapacity:
         return self.memo.once(("mask", self._views.order, key, left_out), find)
 
     def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
-        """The score of a place as `choose` compares it; None if the place is not free."""
+        """Returns the score of a place as `choose` compares it, or None if the place is not free."""
         packed = self._packed(no_external_use=no_external_use, backfill=False)
         row = self._rows[place.node]
         only = NodeMask(("only", row), np.arange(len(self._rows)) == row)
@@ -302,7 +309,7 @@ class AssumedCapacity:
 
 
 def _domains(values: list[list[str | None]]) -> Integers:
-    """A number for each combination of values, in their order; -1 if one is missing."""
+    """Returns a number for each combination of values, in sorted order. -1 if a value is missing."""
     known = sorted({tuple(str(v) for v in one) for one in values if None not in one})
     numbers = {one: number for number, one in enumerate(known)}
     return np.array(

@@ -1,7 +1,7 @@
-"""Explains with numbers why a job fits nowhere now: counts the GPUs by the reason that excludes
+"""Explains with numbers why a job fits nowhere now, by counting GPUs by the reason that excludes
 them.
 
-A node's findings hold while the node is the same object, and are kept for the next cycle, because
+A node's findings hold while the node is the same object. They are kept for the next cycle, because
 thousands of pending jobs repeat the question.
 """
 
@@ -37,15 +37,16 @@ _FREE = UnfitReason("free, but too few on one node")
 _UNREADABLE_REQUESTS = UnfitReason(
     "on nodes of any size: what the template's containers request cannot be read"
 )
-# The figure is in thousandths of a CPU core, or in bytes.
+# The figure is in thousandths of a CPU core here, and in bytes below.
 _CPU_SHORT = "on nodes short of {} milli-CPU"
 _MEMORY_SHORT = "on nodes short of {} host memory"
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """`possible` is False if the job can never fit on these GPUs. The message is rendered on
-    demand, because most are never read.
+    """Why a job does not fit. `could_ever_fit` is False if it can never fit on these GPUs.
+
+    The message is rendered on demand, because most messages are never read.
     """
 
     could_ever_fit: bool
@@ -76,11 +77,12 @@ def diagnose(
     capacity: Capacity,
     placed: int,
 ) -> Diagnosis:
-    """The diagnosis on GPUs of one model. `placed` workers of the gang found a place, which
-    `capacity` assumes.
+    """Returns the diagnosis on GPUs of one model.
+
+    `placed` workers of the gang found a place, which `capacity` assumes.
     """
-    # The state at the refusal: the job's own nomination does not count. Not `assumed` itself, which
-    # keeps the diagnosis: neither would be freed without a collection.
+    # The state at the refusal, because the job's own nomination does not count. A reference to
+    # `assumed`, which keeps the diagnosis, would be a cycle that only the garbage collector frees.
     nominated_on, memo = assumed.nominated_on, assumed.memo
     return Diagnosis(
         _could_ever_fit(request, assumed),
@@ -89,7 +91,7 @@ def diagnose(
 
 
 def no_model(requirements: JobRequirements, assumed: AssumedCapacity) -> Diagnosis:
-    """The diagnosis if there is no GPU of a model that the job accepts."""
+    """Returns the diagnosis if there is no GPU of a model that the job accepts."""
     present = sorted(assumed.capacity.largest)
     asked = requirements.job.spec.gpu.models
     wanted = ", ".join(asked) or "any"
@@ -102,7 +104,7 @@ def no_model(requirements: JobRequirements, assumed: AssumedCapacity) -> Diagnos
 
 
 def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
-    """True if the workers would fit on healthy GPUs without any other GPUJob."""
+    """Returns whether the workers would fit on healthy GPUs without any other GPUJob."""
     requirements = request.requirements
 
     def find() -> bool:
@@ -125,7 +127,7 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
 
 
 def _node_never(requirements: JobRequirements, node: NodeCapacity) -> bool:
-    """True if the job can never be on this node, whatever runs there."""
+    """Returns whether the job can never be on this node, whatever runs there."""
     if requirements.cpu_milli > node.node.cpu_milli_allocatable:
         return True
     if requirements.memory_bytes > node.node.memory_bytes_allocatable:
@@ -160,7 +162,7 @@ def _explain(
 
 
 def _in_words(counts: Mapping[UnfitReason, int]) -> str:
-    """The most frequent reason first. Reasons that differ only in a figure are merged."""
+    """Returns the reasons, most frequent first. Reasons that differ only in a figure are merged."""
     gpus: Counter[str] = Counter()
     figures: dict[str, list[int]] = {}
     for finding, count in counts.items():
@@ -186,7 +188,7 @@ def _nearest_text(missing_bytes: int, node: str, gpu: GPUCapacity | None) -> str
 
 
 def node_lacks(request: WorkerRequest, node: NodeCapacity) -> NodeLack | None:
-    """Why one worker does not fit on this node, with numbers; None if it fits."""
+    """Returns why one worker does not fit on this node, with numbers, or None if it fits."""
     if all(gpu.model != request.model for gpu in node.gpus):
         return NodeLack(f"no GPU of model {request.model}")
     found = _diagnose_node(request, node, NO_GPUS)
@@ -218,7 +220,7 @@ def _diagnose_node(
 
 
 def _node_unfit_reason(requirements: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
-    """The reason that excludes all of the node's GPUs."""
+    """Returns the reason that excludes all of the node's GPUs, or None."""
     refusal = node.closed.text if node.closed is not None else why_not_on(requirements, node.node)
     if refusal:
         return render_reason(refusal)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Missing bytes on a GPU, its UUID and its node's name; the smallest is the closest fit.
+# Missing bytes on a GPU, its UUID and its node's name. The smallest is the closest fit.
 Nearest = tuple[int, str, str]
 # Farther than any GPU.
 FARTHEST: Nearest = (2**63, "", "")
@@ -18,7 +18,7 @@ class UnfitReason(NamedTuple):
 
 
 class NodeDiagnosis(NamedTuple):
-    """For one node: the number of GPUs for each reason, and the closest fit."""
+    """The number of one node's GPUs for each reason, and the closest fit."""
 
     counts: Mapping[UnfitReason, int] = {}
     nearest: Nearest = FARTHEST

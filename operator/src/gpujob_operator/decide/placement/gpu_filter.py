@@ -1,5 +1,6 @@
-"""Decides whether a worker fits on a GPU and, if not, gives the reason. The arrays of
-`packing.filter` and the columns of `backfill.earliest_start` implement the same rule.
+"""Decides whether a worker fits on a GPU and, if not, gives the reason.
+
+The arrays of `packing` and the columns of `backfill.earliest_start` implement the same rule.
 """
 
 from collections.abc import Set
@@ -67,12 +68,12 @@ def _slowed(request: WorkerRequest, gpu: GPUCapacity) -> Misfit | None:
 
 
 def render_reason(text: str) -> UnfitReason:
-    """Words of somebody else, braces included."""
+    """Escapes braces in text from outside the project."""
     return UnfitReason(text.replace("{", "{{").replace("}", "}}"))
 
 
 def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
-    """The GPU after these jobs have left it and another reading has arrived."""
+    """Returns the GPU after these jobs have left it and another reading has arrived."""
     if not gone and not gpu.terminating_bytes:
         return gpu
     return replace(
@@ -86,7 +87,7 @@ def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
 def least_reservation_bytes(
     requirements: JobRequirements, assumed: AssumedCapacity, configuration: Configuration
 ) -> int:
-    """The job's smallest reservation on a GPU, over the models that it accepts."""
+    """Returns the job's smallest reservation on a GPU, over the models that it accepts."""
     capacity = assumed.capacity
     wanted_models = requirements.job.spec.gpu.models
     held: list[int] = []

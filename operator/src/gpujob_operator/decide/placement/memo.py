@@ -14,7 +14,7 @@ from gpujob_operator.decide.placement.finding import (
 )
 
 T = TypeVar("T")
-# For one node, and those of its GPUs that are nominated for other jobs.
+# Diagnoses one node. The set has its GPUs that are nominated for other jobs.
 Diagnose = Callable[[NodeCapacity, frozenset[str]], NodeDiagnosis]
 
 
@@ -22,7 +22,7 @@ class Memo(Protocol):
     """Caches answers by a key that identifies the question. Dropping answers changes no result."""
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """The result of `find`, which may depend only on labels, taints and sizes of nodes."""
+        """Returns the result of `find`, which may depend only on labels, taints and sizes of nodes."""
         ...
 
     def findings(
@@ -32,7 +32,7 @@ class Memo(Protocol):
         nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
-        """The sum of `look` over the nodes, and the closest fit of all."""
+        """Returns the sum of `diagnose` over the nodes, and the closest fit of all."""
         ...
 
 

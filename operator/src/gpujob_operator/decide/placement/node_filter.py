@@ -20,13 +20,13 @@ _A_SPOT_NODE = {
 
 
 def nodes_for(requirements: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
-    """Open nodes that the job may use, by name."""
+    """Returns open nodes that the job may use, by name."""
     nodes = capacity.nodes.values()
     return [node for node in nodes if not node.closed and not why_not_on(requirements, node.node)]
 
 
 def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
-    """Why the job may not use this node now, or ""."""
+    """Returns why the job may not use this node now, or ""."""
     mismatch = node_mismatch(requirements, node)
     if mismatch or not requirements.refused_by:
         return mismatch
@@ -37,7 +37,7 @@ def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
 
 
 def spread_limits(requirements: JobRequirements, capacity: Capacity) -> list[DomainLimit[str]]:
-    """How the job's workers must lie apart, by the names of nodes."""
+    """Returns how the job's workers must be spread, by node name."""
     found: list[DomainLimit[str]] = []
     for rule in requirements.spread:
         by_name = rule.topology_key == LABEL_HOSTNAME
@@ -52,12 +52,12 @@ def spread_limits(requirements: JobRequirements, capacity: Capacity) -> list[Dom
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
-    """The node fields that `node_mismatch` reads, but for the name, which stays."""
+    """Returns the node fields that `node_mismatch` reads, except the name, which never changes."""
     return node.spot, node.taints, node.labels
 
 
 def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
-    """Why the node's name, labels, taints or spot exclude the job, or ""."""
+    """Returns why the node's name, labels, taints or spot exclude the job, or ""."""
     policy = requirements.spot
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"

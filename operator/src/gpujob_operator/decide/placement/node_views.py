@@ -1,5 +1,6 @@
-"""The packed nodes, and views that differ from them in some GPUs. A view follows the main arrays by
-copying only rows that changed on either side.
+"""The packed nodes, and views that differ from them in some GPUs.
+
+A view follows the main arrays by copying only rows that changed on either side.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ class PackedNodes:
 
 @dataclass(slots=True)
 class DerivedView:
-    """A view that follows the changes of the main arrays and has edits of its own."""
+    """A view that follows the changes of the main arrays and has its own edits."""
 
     _packed: PackedNodes | None = None
     # The arrays that it follows, and the clocks of both when they last agreed.
@@ -33,8 +34,10 @@ class DerivedView:
     _clock: int = 0
 
     def follow(self, main: PackedNodes) -> tuple[PackedNodes, list[int]]:
-        """Copies the rows that changed on either side; returns the view and those rows. Call
-        `settle` after editing the rows, so that the next call keeps the edits."""
+        """Copies the rows that changed on either side. Returns the view and those rows.
+
+        Call `settle` after editing the rows, so that the next call keeps the edits.
+        """
         arrays = main.arrays
         if self._packed is None or self._main is not arrays:
             self._packed = PackedNodes(arrays.copy())
@@ -56,8 +59,10 @@ class DerivedView:
 
 @dataclass(slots=True)
 class NodeViews:
-    """The packed nodes in four views: all GPUs; without GPUs with unmanaged processes; with
-    nominated GPUs open; with these open, and without GPUs with unmanaged processes.
+    """The packed nodes in four views.
+
+    They are all GPUs, without GPUs that have unmanaged processes, with nominated GPUs open, and
+    with nominated GPUs open and without GPUs that have unmanaged processes.
     """
 
     main: PackedNodes
@@ -65,7 +70,7 @@ class NodeViews:
     backfill: DerivedView = field(default_factory=DerivedView)
     # Follows `backfill`.
     exclusive_backfill: DerivedView = field(default_factory=DerivedView)
-    # Changes whenever a row may stand for another node.
+    # Changes if a row may stand for another node.
     order: int = 0
 
     @classmethod
@@ -74,8 +79,10 @@ class NodeViews:
 
 
 def in_order(capacity: Capacity) -> list[NodeCapacity]:
-    """The nodes in row order. The first of equals wins: nodes in use before idle nodes that could
-    stay idle, small nodes before large nodes that larger jobs may need.
+    """Returns the nodes in row order. The first of equals wins.
+
+    Nodes in use come before idle nodes, which can then stay idle. Small nodes come before large
+    nodes that larger jobs may need.
     """
     return sorted(capacity.nodes.values(), key=_node_order)
 
@@ -85,7 +92,7 @@ def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
 
 
 def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) -> NodeState:
-    """The row of a node. `state_of` is `gpu_state`, or returns the same."""
+    """Returns the row of a node. `state_of` is `gpu_state` or returns the same."""
     return NodeState(
         name=node.node.name,
         cpu_milli_free=node.cpu_milli_free,
@@ -99,7 +106,7 @@ def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) 
 
 
 def _gpu_order(gpu: GPUCapacity) -> tuple[bool, int]:
-    """GPUs in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
+    """Puts GPUs in use first, fullest first. Idle GPUs keep their order, because sorting is stable."""
     return not gpu.tenants, gpu.free_bytes if gpu.tenants else 0
 
 

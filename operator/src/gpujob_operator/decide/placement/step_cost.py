@@ -19,7 +19,7 @@ _SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """None: unknown, because a price or a run on this model is missing."""
+    """The cost of a step. None: unknown, because a price or a run on this model is missing."""
 
     dollars: float | None = None
     joules: float | None = None
@@ -28,8 +28,9 @@ class StepCost:
 def step_cost(
     profile: GPUProfile | None, placement: Placement, nodes: Mapping[str, NodeCapacity]
 ) -> StepCost:
-    """The step cost of this profile's workload on these GPUs, rounded to two digits. A shared GPU
-    counts as a whole.
+    """Returns the cost of this profile's workload on these GPUs, rounded to two digits.
+
+    A shared GPU counts as a whole.
     """
     entry = profile_entry(profile, placement.gpu_model)
     if entry is None:
@@ -46,7 +47,9 @@ def step_cost(
 
 
 def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
-    """Seconds and joules on one GPU: measured alone if possible, else seconds as measured."""
+    """Returns seconds and joules on one GPU, measured alone if possible. Otherwise seconds as
+    measured.
+    """
     seconds = entry.alone_step_seconds
     if seconds is None and entry.current is not None:
         seconds = entry.current.step_seconds

@@ -11,11 +11,11 @@ from gpujob_operator.decide.model.protection import durable_checkpoint
 def interruption_gpu_seconds(
     job: GPUJob, configuration: Configuration, now: datetime, *, asked: bool = True
 ) -> float:
-    """The GPU-seconds that an interruption of the job loses, on all its GPUs: the work since its
-    last durable checkpoint (or the time to save one, if it can do so within its grace) and the
-    restart.
+    """Returns the GPU-seconds that an interruption of the job loses, on all its GPUs.
 
-    A job that is not `asked` cannot save, and one that is unprotected loses all of its attempt.
+    They are the work since its last durable checkpoint, or the time to save one if it can do so
+    within its grace, plus the restart. A job that is not `asked` cannot save. An unprotected job
+    loses all of its attempt.
     """
     started = job.status.attempt_started_at or now
     age_seconds = max((now - started).total_seconds(), 0.0)

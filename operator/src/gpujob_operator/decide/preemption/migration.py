@@ -22,8 +22,8 @@ from gpujob_operator.decide.preemption.victims import is_preemptible
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A job that is migrated for a co-tenant's sake or its own, and its utilization floor from then
-    on.
+    """A job that is migrated for a co-tenant's sake or its own, with its utilization floor from
+    then on.
     """
 
     job: GPUJob
@@ -38,8 +38,10 @@ def find_move(
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
-    """On the first GPU where a job has been slowed for long enough: the tenant that loses the least
-    and fits on another GPU now.
+    """Returns the move off the first GPU on which a job has been slowed for long enough.
+
+    The tenant that loses the least and fits on another GPU now is moved. Returns None if no GPU has
+    such a tenant.
     """
     for job in slowed:
         found = conditions.find(job.status, conditions.SLOWED)
@@ -85,7 +87,10 @@ def _off_gpu(
 
 
 def _slowed(slowed: GPUJob, reader: GPUJob) -> str:
-    """How long another namespace's steps take is as little the reader's as the job's name."""
+    """Returns why the reader is migrated.
+
+    The step times of another namespace are as private as the job's name.
+    """
     text = f"{name_for(reader, slowed)} is slowed"
     found = conditions.find(slowed.status, conditions.SLOWED)
     if found is None or slowed.metadata.namespace != reader.metadata.namespace:
@@ -98,8 +103,9 @@ def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple
 
 
 def _floor(moved: GPUJob, slowed: GPUJob, gpu: GPUCapacity) -> float:
-    """A utilization with which the sum beside the same co-tenants exceeds the slowed
-    job's limit.
+    """Returns a utilization floor that rules out the same co-tenants.
+
+    With it, the sum on the same GPU exceeds the slowed job's limit.
     """
     others = sum(t.utilization_percent for t in gpu.tenants if t.job_uid != moved.metadata.uid)
     limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, gpu.law)

@@ -1,7 +1,7 @@
 """Decides which running jobs may be preempted for a pending job, and whether that pays off.
 
-`victims` finds the cheapest set among given victims; this module selects them. It is kept for one
-cycle, so that thousands of pending jobs share one scan of the running ones.
+`victims` finds the cheapest set among given victims, and this module selects the candidates. It
+lives for one cycle, so thousands of pending jobs share one scan of the running jobs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,15 +33,15 @@ from gpujob_operator.decide.preemption.victims import (
 from gpujob_operator.decide.queue.pending import written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# A search for victims reads every GPU, so it runs this often in a cycle.
+# The number of searches for victims in a cycle. Each search reads every GPU.
 SEARCHES_MAX = 4
-# Why a job leaves whose attempt is over: its GPUs are free with the next cycle.
+# The reason of a job whose attempt is over. Its GPUs are free in the next cycle.
 ENDED = "Ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Departures:
-    """The jobs that a pending job waits for, in words, and for how long at most."""
+    """The jobs that a pending job waits for, in words, and the longest wait in seconds."""
 
     text: str
     seconds: float
@@ -57,7 +57,7 @@ class Preemptor:
     now: datetime
     view: CycleView
     stops: dict[str, StopReason] = field(default_factory=dict[str, StopReason])
-    # UIDs of the jobs for which they are stopped.
+    # UIDs of the jobs for which attempts are stopped.
     beneficiaries: set[str] = field(default_factory=set[str])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
@@ -72,8 +72,10 @@ class Preemptor:
     def targets_in_quota(
         self, requirements: JobRequirements, memory_bytes: int, *, fits: bool
     ) -> PreemptionTargets | None:
-        """The cheapest jobs of its queues whose removal brings the job within its quota and onto
-        GPUs; None if none do. `fits`: it already fits on GPUs.
+        """Returns the cheapest jobs of its root's queues whose removal gives the job quota and
+        GPUs.
+
+        Returns None if no jobs do. `fits` means that the job already fits on GPUs.
         """
         if self.exhausted or not self.may_preempt(requirements):
             return None
@@ -111,18 +113,20 @@ class Preemptor:
         return replace(targets, victims=tuple(chosen))
 
     def _full_without(self, job: GPUJob, memory_bytes: int, gone: list[Victim]) -> set[str]:
-        """The queues that would exceed their quota with the job and without these."""
+        """Returns the queues that would exceed their quota with the job and without these victims."""
         with self.queues.simulate_removal([victim.job for victim in gone]):
             return self.queues.too_full(job, memory_bytes)
 
     def _is_within(self, victim: Victim, queues: set[str]) -> bool:
-        """Whether the victim's quota counts in any of these queues."""
+        """Returns whether the victim's quota counts in any of these queues."""
         return not queues.isdisjoint(self.queues.tree.path(self.queues.queue_of(victim.job)))
 
     def _first_to_go(
         self, job: GPUJob, victims: Iterable[Victim], gone: Iterable[Victim]
     ) -> Victim | None:
-        """The first of the victims that may be stopped for the job once the others are gone."""
+        """Returns the first of the victims that may be stopped for the job after the others are
+        gone.
+        """
         may_go: dict[str, bool] = {}
         with self.queues.simulate_removal([victim.job for victim in gone]):
             for victim in victims:
@@ -136,12 +140,14 @@ class Preemptor:
         return None
 
     def _may_all_go(self, job: GPUJob, victims: Iterable[Victim]) -> bool:
-        """True if no queue gives back more than it borrowed, and nobody does for whom another
-        should have."""
+        """Returns whether all of these victims may be stopped.
+
+        No queue may give back more than it borrowed, or give back in place of another queue.
+        """
         return len(self._one_by_one(job, list(victims))) == len(list(victims))
 
     def _one_by_one(self, job: GPUJob, victims: Iterable[Victim]) -> list[Victim]:
-        """As many of these as may be stopped one after the other, the first ones first."""
+        """Returns as many of these as may be stopped one after the other, in the given order."""
         left, gone = list(victims), list[Victim]()
         while len(gone) < VICTIMS_MAX:
             victim = self._first_to_go(job, left, gone)
@@ -154,8 +160,11 @@ class Preemptor:
     def _selected(
         self, requirements: JobRequirements, victims: Mapping[str, Victim]
     ) -> PreemptionTargets | None:
-        """The cheapest of these whose removal makes the job fit on GPUs; if that would take more
-        from a queue than it gives back, the cheapest among those that it does."""
+        """Returns the cheapest of these victims whose removal makes the job fit on GPUs.
+
+        If they would take more from a queue than it has to give back, only victims within that
+        amount are considered.
+        """
         job = requirements.job
         targets = select_victims(requirements, self.assumed, victims, self.configuration)
         if targets is None or self._may_all_go(job, targets.victims):
@@ -170,14 +179,16 @@ class Preemptor:
     def targets_on_gpus(
         self, requirements: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
-        """The victims whose removal makes the job fit on GPUs; None if no job should be preempted.
-        Without preemption it could start in `start_seconds`.
+        """Returns the victims whose removal makes the job fit on GPUs, or None if nothing is
+        preempted.
+
+        The job could start in `start_seconds` without preemption.
         """
         if self.exhausted or not self._is_let_in(requirements.job):
             return None
         victims = self._victims(requirements)
         if victims:
-            # Nobody is stopped where those suffice that have ended by themselves.
+            # No job is stopped if the GPUs of attempts that ended by themselves suffice.
             ended = {one.metadata.uid: Victim(one, ENDED, 0.0) for one in self.view.ended}
             victims = {**victims, **ended}
             self._searches += 1
@@ -187,8 +198,10 @@ class Preemptor:
         return self._consolidation(requirements, start_seconds)
 
     def gpus_after_ends(self, requirements: JobRequirements) -> frozenset[Place] | None:
-        """The GPUs on which the job fits once the attempts that have ended have left them; None if
-        it does not."""
+        """Returns the GPUs on which the job fits after the attempts that have ended leave them.
+
+        Returns None if it does not fit.
+        """
         if self._looks_after_ends >= SEARCHES_MAX:
             return None
         self._looks_after_ends += 1
@@ -199,7 +212,9 @@ class Preemptor:
     def _consolidation(
         self, requirements: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
-        """Migrates other jobs closer together for this job, when its reason is renewed."""
+        """Migrates other jobs closer together for this job, at the time at which its reason is
+        renewed.
+        """
         waited = waited_seconds(requirements.job, self.now)
         recent = written_recently(requirements.job, self.configuration, self.now)
         if recent or waited < self.configuration.consolidate_after_seconds:
@@ -227,7 +242,10 @@ class Preemptor:
         return targets if fits else None
 
     def may_preempt(self, requirements: JobRequirements) -> bool:
-        """True if a running job could be preempted for this job; called for every pending one."""
+        """Returns whether a running job could be preempted for this job.
+
+        It is called for every pending job.
+        """
         job = requirements.job
         if not self._is_let_in(job):
             return False
@@ -245,10 +263,10 @@ class Preemptor:
         )
 
     def _victims(self, requirements: JobRequirements) -> dict[str, Victim]:
-        """The jobs that may be preempted for the job, with the reason for each.
+        """Returns the jobs that may be preempted for the job, with the reason for each.
 
-        Priority decides within a queue. Between queues quota alone does, so that no queue's
-        priorities outrank another's.
+        Priority decides within a queue. Between queues only quota decides, so no queue's priorities
+        outrank another's.
         """
         job = requirements.job
         memory_bytes = least_reservation_bytes(requirements, self.assumed, self.configuration)
@@ -259,7 +277,7 @@ class Preemptor:
             if queue == job.spec.queue and self.queues.priority_of(other) < job.spec.priority:
                 reason = PREEMPTED
             elif fits_in_nominal and self.queues.borrows_beside(queue, job.spec.queue):
-                # Whether it may go depends on who else goes.
+                # Whether it may be stopped depends on the other victims.
                 reason = RECLAIMED
             else:
                 continue
@@ -268,7 +286,7 @@ class Preemptor:
         return found
 
     def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> Departures:
-        """Stops the victims' attempts in this cycle. Returns what the job waits for."""
+        """Stops the victims' attempts in this cycle. Returns the departures that the job waits for."""
         chosen = [victim for victim in victims if victim.reason != ENDED]
         if not chosen:
             return Departures("waiting for what jobs had that have just ended", LATE_SECONDS)
@@ -288,7 +306,9 @@ class Preemptor:
         return Departures(text, seconds + LATE_SECONDS)
 
     def awaiting(self, job: GPUJob, leaving: Iterable[GPUJob]) -> Departures:
-        """What a job waits for while these jobs are being stopped, for whatever reason."""
+        """Returns the departures that a job waits for while these jobs are being stopped for any
+        reason.
+        """
         jobs = list(leaving)
         stops = [self.stops.get(one.metadata.uid, one.status.stop) for one in jobs]
         why = sorted({stop.reason if stop is not None else ENDED for stop in stops})
@@ -305,7 +325,9 @@ class Preemptor:
         return mine and self._answers(job)
 
     def _answers(self, job: GPUJob) -> bool:
-        """False for a job on a node that does not answer: to stop it frees nothing."""
+        """Returns whether all nodes of the job respond. Stopping a job on a dead node frees
+        nothing.
+        """
         placement, nodes = job.status.placement, self.assumed.capacity.nodes
         names = {worker.node for worker in placement.workers} if placement is not None else set()
         return all(name in nodes and nodes[name].node.ready for name in names)
@@ -317,8 +339,10 @@ class Preemptor:
         return self._costs[uid]
 
     def being_preempted(self, root: str) -> list[GPUJob]:
-        """Jobs of the queues of a root whose attempts are being stopped, for whatever reason, and
-        are expected to end; and those that have just ended."""
+        """Returns jobs of a root's queues whose attempts are being stopped, or have just ended.
+
+        The reason for the stop does not matter. Attempts that are not expected to end are left out.
+        """
         if self._stopping is None:
             self._stopping = [
                 job for job in self.view.running.values() if is_awaited(job, self.now)

@@ -1,10 +1,5 @@
 """Finds the cheapest running jobs to stop so that a pending job can start.
 
-Three reasons allow it. `Preempted`: the pending job is of the same queue and has the higher
-priority. `Reclaimed`: it is within its queue's nominal quota, and the victim's queue borrows.
-`Migrated`: the victim has a checkpoint, fits elsewhere at once, and the migration costs less than
-half of what it gains (consolidation).
-
 The set that loses the least work is chosen. Preemption terminates: a victim waits behind the jobs
 that were already pending, can never preempt the same job in turn, and is preempted a bounded number
 of times.
@@ -63,7 +58,7 @@ class PreemptionTargets:
 
 
 def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
-    """True if the job may be stopped for another job once more."""
+    """Returns whether the job may be stopped for another job once more."""
     at_work = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
     return at_work and job.status.counters.preemptions < configuration.preemptions_max
 
@@ -74,11 +69,12 @@ def select_victims(
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
-    """The cheapest victims whose removal makes the job fit; None if none do.
+    """Returns the cheapest victims whose removal makes the job fit, or None.
 
-    On each GPU the cheapest jobs first until the worker fits; then the cheapest GPUs of a node;
-    then the cheapest nodes. The result is checked against the capacity, and victims that are not
-    needed are spared.
+    1. On each GPU, take the cheapest jobs until the worker fits.
+    2. Take the cheapest GPUs of each node.
+    3. Take the cheapest nodes.
+    4. Check the result against the capacity, and spare victims that are not needed.
     """
     best: PreemptionTargets | None = None
     for model in assumed.capacity.models(requirements.job.spec.gpu.models):
@@ -101,7 +97,7 @@ def all_reschedulable(
     view: CycleView,
     configuration: Configuration,
 ) -> bool:
-    """True if every victim finds another place now, with the GPUs of `targets` kept free."""
+    """Returns whether every victim finds another place now, with the GPUs of `targets` kept free."""
     trial = AssumedCapacity.of(assumed.capacity, assumed.mix)
     trial.nominate(assumed.nominated | targets.nominated)
     for victim in targets.victims:
@@ -154,7 +150,7 @@ def _worker_places(
     gpus: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
 ) -> list[_FreedPlace]:
-    """Groups of GPUs for the workers that the node could take, within its free CPU and memory."""
+    """Returns groups of GPUs for the workers that fit into the node's free CPU and memory."""
     count = requirements.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
     places: list[_FreedPlace] = []
@@ -180,7 +176,10 @@ def _worker_places(
 def _freed(
     request: WorkerRequest, gpu: GPUCapacity, nominated: Set[str], victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
-    """The cheapest tenants without which the worker fits on the GPU, cheapest alone first."""
+    """Returns the cheapest tenants without which the worker fits on the GPU, or None.
+
+    A single tenant is tried before several.
+    """
 
     def fits(gone: Iterable[str]) -> bool:
         return why_not(request, after_departures(gpu, frozenset(gone)), nominated) is None
@@ -210,7 +209,7 @@ def _verified(
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
-    """The places checked together; victims that are not needed are spared."""
+    """Checks the places together, and spares victims that are not needed."""
     chosen = list(places)
     gpus = {(place.node, uuid) for place in chosen for uuid in place.uuids}
     gone = {uid for place in chosen for uid in place.victims}
@@ -248,7 +247,7 @@ def _fits(
 
 
 def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> Capacity:
-    """The capacity after these jobs have left it."""
+    """Returns the capacity after these jobs have left it."""
     nodes: dict[str, NodeCapacity] = {}
     for name, node in part.nodes.items():
         cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
@@ -269,7 +268,8 @@ def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
 
 
 def pays_off(targets: PreemptionTargets, gpus: int, saved_seconds: float) -> bool:
-    """True if a migration gains at least twice its cost. The gain is GPUs times the waiting time it
-    saves.
+    """Returns whether a migration gains at least twice its cost.
+
+    The gain is the number of GPUs times the waiting time saved.
     """
     return gpus * saved_seconds >= 2 * targets.cost_gpu_seconds
