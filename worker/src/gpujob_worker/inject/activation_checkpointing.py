@@ -1,8 +1,9 @@
 """Activation checkpointing of repeated blocks: their activations are recomputed in backward.
 
-The gradients stay bitwise equal: every block runs again on the same inputs with the same random
-numbers. A BatchNorm can take part, because its result does not depend on its running statistics;
-what the second run adds to them is undone. Used if memory requires it or the user asks for it.
+The gradients stay bitwise equal, because every block runs again on the same inputs with the same
+random numbers. A BatchNorm can take part, because its result does not depend on its running
+statistics. The second run's update of them is undone. Used if memory requires it or the user
+requests it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ from gpujob_worker.probe.side_effects import put_back
 
 
 class CountedOnce:
-    """Around a second run: layers keep the statistics of the first run."""
+    """Restores the first run's statistics after a second run."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         self._buffers = [
@@ -37,7 +38,7 @@ class CountedOnce:
 
 
 class BlockCheckpoint:
-    """Replaces a block's call, as `Root` replaces the root's."""
+    """Replaces a block's call as `Root` replaces the root's."""
 
     def __init__(self, root: Root, block: torch.nn.Module) -> None:
         self._root = root
@@ -50,7 +51,7 @@ class BlockCheckpoint:
         call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
         if not torch.is_grad_enabled() or not self.block.training:
             return call(*args, **kwargs)
-        # The second run is outside the root's call and must choose the same kernels.
+        # The second run is outside the root's call, and must choose the same kernels.
         settings = self._root.running.settings
 
         def run(*inputs: Any, **keywords: Any) -> Any:

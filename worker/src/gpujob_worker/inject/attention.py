@@ -1,4 +1,6 @@
-"""Chooses the kernel of `scaled_dot_product_attention`: found in a probe, chosen by measurement."""
+"""Chooses the kernel of `scaled_dot_product_attention`. A probe finds the candidates, and a
+measurement decides.
+"""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,19 +24,19 @@ _BACKENDS = {
 
 
 class AttentionWatch(TorchDispatchMode):
-    """Records the attention kernels that run in a probe: how many, of which types, freely chosen or
-    not.
+    """Records the attention kernels that run in a probe: their number, their types, and whether the
+    script restricts them.
 
     It records kernels and not calls, because `nn.MultiheadAttention` hides its call from function
-    modes. Kernels that drop count as well: their masks differ, and results are compared with
-    nothing dropped.
+    modes. Kernels with dropout count too. Their masks differ, so results are compared with dropout
+    off.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
         self.types: set[torch.dtype] = set()
-        # Around the whole loop, before the contexts of the script around the call are entered.
+        # Taken around the whole loop, before the script's contexts around the call are entered.
         self.chosen = _are_chosen()
 
     def __torch_dispatch__(
@@ -66,7 +68,7 @@ def _are_chosen() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice(CallSetting):
-    """`kernel` has priority; the others stay allowed for inputs that it cannot take."""
+    """Gives `kernel` priority. The others stay allowed for inputs that it cannot take."""
 
     kernel: AttentionKernel
 
@@ -75,9 +77,9 @@ class AttentionChoice(CallSetting):
 
 
 def candidates(device_type: str, types: set[torch.dtype]) -> tuple[AttentionKernel, ...]:
-    """Kernels that torch would not choose by itself, the most promising first.
+    """Returns kernels that torch would not choose by itself, the most promising first.
 
-    Of those of a GPU only one takes float32, and torch chooses it.
+    Only one GPU kernel takes float32, and torch chooses it.
     """
     if device_type != "cuda":
         return (AttentionKernel.MATH,)

@@ -1,4 +1,4 @@
-"""Which kernels of attention torch may use at this moment, and in which order it tries them."""
+"""The attention kernels that torch may use now, in the order in which it tries them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ _KERNELS = {
     SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
     SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
 }
-# What torch begins with, and what it changes that to in the first call on some GPUs.
+# Torch's initial order, and the order to which its first call on some GPUs changes that.
 _OWN = tuple(_KERNELS)
 _OWN_WITH_CUDNN = (SDPBackend.CUDNN_ATTENTION, *_OWN[:3])
 _CAPABILITIES_WITH_CUDNN = ((9, 0), (10, 0))
@@ -24,14 +24,15 @@ def all_kernels_enabled() -> bool:
 
 
 def enabled_kernels() -> tuple[SDPBackend, ...]:
-    """The first one is tried first."""
+    """Returns the enabled kernels. The first one is tried first."""
     return tuple(kernel for kernel in _order() if _KERNELS[kernel]())
 
 
 def order_is_chosen() -> bool:
-    """Whether the order is one that the script chose (`sdpa_kernel(..., set_priority=True)`).
+    """Returns whether the script chose the order (`sdpa_kernel(..., set_priority=True)`).
 
-    Some versions of torch do not say so. There it is one that torch would not have by itself.
+    Some versions of torch do not report that. There, an order counts as chosen if torch would not
+    have it by itself.
     """
     active: Callable[[], bool] | None = getattr(attention, "_is_sdp_priority_order_active", None)
     if active is not None:
@@ -46,7 +47,7 @@ def _order() -> tuple[SDPBackend, ...]:
     own: Any = torch._C  # pyright: ignore[reportPrivateUsage]
     ask = getattr(own, "_get_sdp_priority_order", None)
     numbers: list[int] = ask() if ask is not None else []
-    # torch 2.8 has one of them twice.
+    # torch 2.8 lists one kernel twice.
     known = dict.fromkeys(kernel for kernel in map(SDPBackend, numbers) if kernel in _KERNELS)
     order = tuple(known)
     return order if len(order) == len(_OWN) else _OWN

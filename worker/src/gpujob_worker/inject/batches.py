@@ -11,7 +11,7 @@ _DEPTH_MAX = 6
 
 
 def equal_batches(one: Any, other: Any, depth: int = 0) -> bool:
-    """False only where a difference was found; an object of an unknown kind is not compared."""
+    """Returns False only if a difference was found. Objects of unknown types are not compared."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -51,8 +51,10 @@ def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def make_private(batch: Any) -> Any:
-    """Copies shared memory, in place: tensors that overlap still do. A script may keep every batch,
-    and each in shared memory would hold a descriptor and a part of /dev/shm.
+    """Copies shared memory in place. Tensors that overlap still do.
+
+    A script may keep every batch, and each batch in shared memory would hold a descriptor and a
+    part of /dev/shm.
     """
     copies: dict[int, torch.UntypedStorage] = {}
     for tensor in _tensors(batch, 0, set()):

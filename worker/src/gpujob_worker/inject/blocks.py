@@ -1,10 +1,12 @@
-"""The repeated blocks of a model: layers of a transformer, stages of a network."""
+"""Finds the repeated blocks of a model: layers of a transformer, stages of a network."""
 
 import torch
 
 
 def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The children of the list of equal modules with the most parameters; empty without one."""
+    """Returns the children of the list of equal modules with the most parameters; empty without
+    one.
+    """
     best: list[torch.nn.Module] = []
     best_size = 0
     for container in module.modules():
@@ -21,5 +23,5 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _size(parameter: torch.nn.Parameter) -> int:
-    """Number of parameters; 0 for a module whose parameters are created in the first call."""
+    """Returns the number of elements, or 0 for a parameter that the first call creates."""
     return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()

@@ -1,4 +1,6 @@
-"""Module calls as flat lists of leaves, to take rows out of a batch and to reassemble outputs."""
+"""Flattens module calls into lists of leaves, to take rows out of a batch and to reassemble
+outputs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +17,11 @@ INDIVISIBLE = "samples cannot be taken out of a sparse or nested batch"
 
 @dataclass(frozen=True, slots=True)
 class CallInputs:
-    """Arguments of one module call, flat. `detached` copies share storage but no graph."""
+    """Arguments of one module call, flattened. `detached` copies share storage but no graph."""
 
     leaves: tuple[Any, ...]
     spec: Any
-    # The original inputs, for the call itself: a forward may write into a dict that the script
+    # The original inputs, for the call itself. A forward may write into a dict that the script
     # reads.
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -45,7 +47,9 @@ class CallInputs:
 
     @property
     def rows(self) -> int | None:
-        """Samples in the batch: the first dimension of the first tensor that has one."""
+        """The number of samples: the first dimension of the first tensor that has one. None without
+        such a tensor.
+        """
         for leaf in self.leaves:
             if isinstance(leaf, Tensor) and leaf.dim() > 0:
                 return int(leaf.size(0))
@@ -53,12 +57,14 @@ class CallInputs:
 
     @property
     def divisible(self) -> bool:
-        """True if rows can be taken out: not from sparse matrices or nested tensors."""
+        """True if rows can be taken out. Sparse matrices and nested tensors do not permit that."""
         carriers = zip(self.leaves, self.batched(), strict=True)
         return all(_is_plain(leaf) for leaf, is_batched in carriers if is_batched)
 
     def batched(self) -> tuple[bool, ...]:
-        """Which leaves have samples: tensors whose first dimension is the number of rows."""
+        """Returns which leaves have samples: tensors whose first dimension is the number
+        of rows.
+        """
         rows = self.rows
         return tuple(
             isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) == rows
@@ -73,12 +79,12 @@ class CallInputs:
         return self.with_leaves(tuple(leaves))
 
     def first(self, rows: int) -> "CallInputs":
-        """The first samples, or all if there are fewer."""
+        """Returns the first samples, or all if there are fewer."""
         return self.narrow(0, min(self.rows or 1, rows), self.batched())
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Shapes and types: equal signatures run the same compiled graph."""
+        """Shapes and types. Calls with equal signatures run the same compiled graph."""
         return tuple(
             (_shape(leaf), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
             for leaf in self.leaves
@@ -90,7 +96,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape; for a nested tensor the number of its parts, whose sizes vary."""
+    """Returns the shape. For a nested tensor, it is the number of parts, because their
+    sizes vary.
+    """
     return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 

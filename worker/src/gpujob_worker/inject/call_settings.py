@@ -1,7 +1,6 @@
-"""Settings of a module's call. Each setting knows how to apply itself around the call and how to
-undo that.
+"""Settings of a module's call. Each setting applies itself around the call and undoes that.
 
-A plan has such settings (`wrapped_module`) without knowing their kinds. A setting is a frozen
+A plan holds such settings (`wrapped_module`) without knowing their types. A setting is a frozen
 dataclass, so that plans can be compared.
 """
 
@@ -13,37 +12,38 @@ from gpujob_worker.inject.call_inputs import CallInputs
 
 
 class CallSetting:
-    """A setting without effect; subclasses override what they need. A plan has at most one of each
-    kind.
+    """A setting without effect. Subclasses override what they need. A plan has at most one of each
+    type.
     """
 
     def switch(self, on: bool) -> None:
-        """Applied to the whole process while a plan with the setting is active, and undone
+        """Applies the setting to the whole process while a plan with it is active, and undoes it
         afterwards.
 
-        Backward runs outside the call, so what backward needs belongs here and not into `around`.
+        Backward runs outside the call, so settings that backward needs belong here and not into
+        `around`.
         """
 
     def fits(self, inputs: CallInputs) -> bool:
-        """True if the setting applies to this call; other calls are unchanged."""
+        """Returns whether the setting applies to this call. Other calls are unchanged."""
         del inputs
         return True
 
     def around(self) -> AbstractContextManager[object]:
-        """Entered around the call, and around its recomputation in backward."""
+        """Returns a context for the call, and for its recomputation in backward."""
         return nullcontext()
 
     def before(self, inputs: CallInputs) -> CallInputs:
-        """Changes the inputs of the module's call."""
+        """Returns the inputs for the module's call."""
         return inputs
 
     def after(self, output: Any) -> Any:
-        """Changes the outputs that the script gets."""
+        """Returns the outputs for the script."""
         return output
 
 
 def switch(before: Sequence[CallSetting], after: Sequence[CallSetting]) -> None:
-    """Changes what differs; what is in both stays as it is."""
+    """Switches the settings that differ. A setting that both have stays as it is."""
     for setting in before:
         if setting not in after:
             setting.switch(False)
@@ -63,7 +63,7 @@ def switched(before: Sequence[CallSetting], after: Sequence[CallSetting]) -> Gen
 
 
 def around(settings: Sequence[CallSetting]) -> ExitStack:
-    """All of them; to be entered."""
+    """Returns a context of all settings, to be entered."""
     stack = ExitStack()
     for setting in settings:
         stack.enter_context(setting.around())

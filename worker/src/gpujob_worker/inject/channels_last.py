@@ -1,7 +1,7 @@
 """channels_last for convolutional models: the root's input images get the channels-last format.
 
-Parameters keep their memory format, so that nothing changes for the script or the optimizer;
-convolutions follow their input. Outputs are converted back to channels first.
+Parameters keep their memory format, so that nothing changes for the script or the optimizer.
+Convolutions follow the format of their input. Outputs are converted back to channels first.
 """
 
 from dataclasses import dataclass

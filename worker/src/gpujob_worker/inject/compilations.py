@@ -1,5 +1,6 @@
-"""How often compiled code is compiled again while a script runs: torch does it whenever a shape or
-a value differs on which the code was made to depend.
+"""Counts how often compiled code is compiled again while a script runs.
+
+Torch compiles again whenever a shape or a value differs on which the code depends.
 """
 
 import sys
@@ -7,11 +8,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-# Calls of one module in which something was compiled: a trial, a batch of another size, the first
-# real step. What still compiles after that compiles for each batch; torch gives up after eight.
+# Maximum number of a module's calls in which something was compiled: a trial, a batch of another
+# size, the first real step. Code that still compiles after that compiles for each batch. Torch
+# gives up after eight.
 CALLS_MAX = 6
 
-# Whose call is under way, the innermost last.
+# The calls that are running, the innermost last.
 _running: list["Compilations"] = []
 
 
@@ -31,7 +33,7 @@ class Compilations:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        """Around one call."""
+        """Counts compilations during one call."""
         _listen()
         self._compiles = False
         _running.append(self)
@@ -49,9 +51,9 @@ def _begins(*details: object) -> None:
 
 
 def _listen() -> None:
-    """Again after `torch.compiler.reset`, which forgets who listens."""
+    """Registers the callback again, because `torch.compiler.reset` drops it."""
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     listeners: Any = getattr(handler, "start_callbacks", None)
-    # Where torch has none, nothing is counted, and its own limit holds.
+    # Without torch's callbacks nothing is counted, and torch's own limit holds.
     if isinstance(listeners, list) and _begins not in listeners:
         handler.register_start_callback(_begins)

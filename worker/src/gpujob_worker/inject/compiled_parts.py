@@ -1,4 +1,4 @@
-"""Modules that the script compiled, and what lies around them."""
+"""Detects modules that the script compiled, and modules around them."""
 
 import sys
 from typing import Any
@@ -10,8 +10,9 @@ from gpujob_worker.inject.wrapped_module import Root
 
 
 def has_compiled_part(module: torch.nn.Module) -> bool:
-    """Whether the script compiled the module or one inside it, whose code would be made again under
-    another setting.
+    """Returns whether the script compiled the module or one inside it.
+
+    Such code would be compiled again under another setting.
     """
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and any(
@@ -21,8 +22,9 @@ def has_compiled_part(module: torch.nn.Module) -> bool:
 
 
 def _is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """By its method `compile`. A root of ours and a block that is computed again take the calls in
-    the same way.
+    """Returns whether the script used the method `compile`.
+
+    Our roots and recomputed blocks take over calls in the same way, and do not count.
     """
     call = vars(module).get("_compiled_call_impl")
     return call is not None and not isinstance(call, (Root, BlockCheckpoint))

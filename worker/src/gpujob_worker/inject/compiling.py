@@ -1,6 +1,6 @@
 """torch.compile of the root, whole or block by block, for one batch shape or for any size.
 
-Compiled code is kept in a directory beside the checkpoints, where the next attempt finds it.
+Compiled code is kept in a directory next to the checkpoints, where the next attempt finds it.
 """
 
 import shlex
@@ -24,7 +24,7 @@ CACHE_FOLDER = "compiled"
 
 
 def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None:
-    """Why compiling is impossible, before any trial."""
+    """Returns why compiling is impossible before any trial, or None."""
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
         return f"{wrapper} is left as it is"
@@ -38,7 +38,7 @@ def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None
 
 
 def blocks_refusal(module: torch.nn.Module) -> str | None:
-    """Why compiling block by block is impossible."""
+    """Returns why compiling block by block is impossible, or None."""
     blocks = repeated_blocks(module)
     if not blocks:
         return "no list of two or more like blocks with parameters"
@@ -50,7 +50,7 @@ def blocks_refusal(module: torch.nn.Module) -> str | None:
 def graphs_refusal(
     device: torch.device, rows_per_step: int | None, limit: bool, *, any_size: bool = False
 ) -> str | None:
-    """Why compiled steps must not be replayed as CUDA graphs."""
+    """Returns why compiled steps must not be replayed as CUDA graphs, or None."""
     if device.type != "cuda":
         return f"they exist on CUDA GPUs; this is {device.type}"
     if any_size:
@@ -68,7 +68,7 @@ def compile_module(
     any_size: bool = False,
     noting: Compilations | None = None,
 ) -> Callable[..., Any]:
-    """The compiled call. Compilation happens at its first run, and may raise any exception.
+    """Returns the compiled call. The first run compiles, and may raise any exception.
 
     With `same_draws` it draws the random numbers of eager code, so that both can be compared. With
     `any_size` one compilation serves batches of all sizes. `noting` counts the compilations.
@@ -102,7 +102,8 @@ def _graphs(call: Callable[..., Any]) -> Callable[..., Any]:
 class CompiledBlocks:
     """Compiled calls of equal blocks, active while the root's call runs.
 
-    Equal blocks share one graph, so that compilation takes a fraction of the whole model's.
+    Equal blocks share one graph, so that compilation takes a fraction of the time for the whole
+    model.
     """
 
     def __init__(
@@ -138,8 +139,9 @@ class CompiledBlocks:
 
 @contextmanager
 def _without_leaf_warning() -> Generator[None]:
-    """Tracing a block reads `.grad` of its input, which is not a leaf; the warning is not the
-    script's fault.
+    """Suppresses a warning: tracing a block reads `.grad` of its input, which is not a leaf.
+
+    The script does not cause that.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a")
@@ -147,11 +149,11 @@ def _without_leaf_warning() -> Generator[None]:
 
 
 def keep_compiled_in(folder: Path | None) -> str | None:
-    """Keeps compiled code for the next attempt. A directory that the user has set stays.
+    """Keeps compiled code for the next attempt. A directory that the user has set stays in use.
 
     The directory contains code and is private to this user. Returns the directory, or None.
     """
-    # Torch gives the path to the C++ compiler as it is, in the text of a command.
+    # Torch puts the path unquoted into the command line of the C++ compiler.
     if folder is None or ENV_CACHE in environ or shlex.quote(str(folder)) != str(folder):
         return None
     place = folder / CACHE_FOLDER
@@ -164,9 +166,10 @@ def keep_compiled_in(folder: Path | None) -> str | None:
 
 
 def _triton_refusal() -> str | None:
-    """Triton builds what launches its kernels with a C compiler, when the first of them runs.
+    """Returns why triton cannot compile, or None.
 
-    It takes `CC` as the name of a program, whatever it is, and looks for others only without it.
+    When the first kernel runs, triton builds its launcher with a C compiler. It takes `CC` as the
+    name of a program, whatever it is, and searches for other compilers only without it.
     """
     if not _has_triton():
         return "triton is not installed"

@@ -1,4 +1,4 @@
-"""The data loader: what the loop waits for it, and which batches can be pinned."""
+"""Hooks into the data loader: the loop's waiting time, and which batches can be pinned."""
 
 import time
 from collections.abc import Callable
@@ -19,10 +19,10 @@ def watch_loaders(
     received: Callable[[Any], Any],
     waited: Callable[[Any, float], None],
 ) -> Callable[[], None]:
-    """Calls `before_pass(loader)` and `begun(loader, iterator)`; around batches, `waits(iterator)`
-    and `waited(iterator, seconds)`; the script has what `received(batch)` returns.
+    """Calls `before_pass(loader)` and `begun(loader, iterator)` at the start of a pass.
 
-    Returns a function that puts the class back.
+    Around each batch, `waits(iterator)` and `waited(iterator, seconds)` are called. The script gets
+    the result of `received(batch)`. Returns a function that restores the class.
     """
     plain_iter = DataLoader.__iter__
     plain_next = _BaseDataLoaderIter.__next__
@@ -52,7 +52,9 @@ def watch_loaders(
 
 
 def pin_refusal(batch: Any) -> str | None:
-    """Why a batch must not be copied into pinned memory; None if each of its tensors can be."""
+    """Returns why a batch must not be copied into pinned memory, or None if all its
+    tensors can be.
+    """
     leaves = pytree.tree_leaves(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:

@@ -1,4 +1,6 @@
-"""What a dataset and the objects in it hold, as far as a script changes it between two batches."""
+"""The values that a dataset and its objects hold, to detect changes by the script between
+batches.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,14 +16,18 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, 
 
 
 class DatasetState:
-    """References what it has seen, so that no other object can take its place unnoticed."""
+    """Holds references to the values it has seen, so that no other object can get their
+    identity.
+    """
 
     def __init__(self, *starts: Any, depth: int = _DEPTH_MAX) -> None:
         self._starts, self._depth = starts, depth
         self._seen = list(_held(starts, depth))
 
     def change(self) -> str | None:
-        """The name of the attribute or item that is no longer what it was; None if all are."""
+        """Returns the name of an attribute or item that has changed, or None if all are
+        the same.
+        """
         now = list(_held(self._starts, self._depth))
         for (name, value, mark), (of_now, value_now, mark_now) in zip(
             self._seen, now, strict=False
@@ -32,7 +38,9 @@ class DatasetState:
 
 
 def _held(starts: tuple[Any, ...], depth_max: int) -> Iterator[tuple[Any, Any, Any]]:
-    """The nearest come first: name, value, and what of the value changes in its place."""
+    """Yields the nearest values first: name, value, and a mark that changes if the value changes in
+    place.
+    """
     waiting = deque((one, 0) for one in starts)
     seen: set[int] = set()
     while waiting and len(seen) < _OBJECTS_MAX:

@@ -1,8 +1,9 @@
 """torch's DistributedDataParallel: the module inside it is called and measured by itself.
 
-Its gradient exchange is triggered by the parameters' own gradients and by nothing inside the
-module. A call that returns all gradients at once (a split batch, scaled losses) therefore exchanges
-each of them once, for the whole batch, as written. `torch.autograd.grad` exchanges nothing.
+Gradients are exchanged when the parameters' own gradients arrive, and nothing inside the module
+triggers that. A call that returns all gradients at once (a split batch, scaled losses) therefore
+exchanges each of them once, for the whole batch, as written. `torch.autograd.grad` exchanges
+nothing.
 """
 
 import functools
@@ -17,26 +18,29 @@ import torch.distributed as dist
 from torch import nn
 
 _WRAPPER = "DistributedDataParallel"
-# Parts of a wrapper's module are numbered beyond all wrappers.
+# Parts of a wrapper's module get numbers above those of all wrappers.
 _WRAPPERS_MAX = 1 << 16
 # Modules that were put into such a wrapper, and their parts.
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-# Wrappers over all processes, by the order in which they were made. They are made by all processes
-# at once, which compare parameters meanwhile: a number means the same module in all.
+# Wrappers over all processes, numbered in the order in which they were made. All processes make a
+# wrapper at the same time and compare parameters meanwhile, so a number means the same module in
+# all.
 _numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _numbering = itertools.count(1)
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """The module in a plain DistributedDataParallel; None for any other module."""
+    """Returns the module in a plain DistributedDataParallel, or None for any other module."""
     kind = type(module)
     own = kind.__module__ == "torch.nn.parallel.distributed" and kind.__name__ == _WRAPPER
     return getattr(module, "module", None) if own else None
 
 
 def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
-    """Remembers from now on which modules are put into a DistributedDataParallel, calls
-    `on_module` with each before, and numbers the wrappers.
+    """Records from now on which modules are put into a DistributedDataParallel, and numbers the
+    wrappers.
+
+    `on_module` is called with each module before.
     """
     kind = nn.parallel.DistributedDataParallel
     plain: Any = kind.__init__
@@ -54,8 +58,10 @@ def watch_wrappers(on_module: Callable[[nn.Module], None]) -> None:
 
 
 def number_of(wrapper: nn.Module | None, part: nn.Module | None = None) -> int | None:
-    """The number of the wrapper, or of a part of the module inside: the same in all processes.
-    None if the wrapper has none.
+    """Returns the number of the wrapper, or of a part of the module inside. It is the same in all
+    processes.
+
+    None if the wrapper has no number.
     """
     number = _numbers.get(wrapper) if wrapper is not None else None
     if wrapper is None or number is None or part is None or part is inside(wrapper):
@@ -69,13 +75,15 @@ def _world_size() -> int:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether the module trains inside a wrapper."""
+    """Returns whether the module trains inside a wrapper."""
     return module in _wrapped
 
 
 def is_around_wrappers(module: nn.Module) -> bool:
-    """Whether all that learns in the module is inside wrappers that are parts of it: each of them
-    is called as if the script did so itself.
+    """Returns whether all trainable parameters of the module are inside wrappers that are parts of
+    it.
+
+    Each of these wrappers is called as if the script called it.
     """
     found = [part for part in module.modules() if inside(part) is not None]
     if inside(module) is not None or not found:
@@ -85,15 +93,18 @@ def is_around_wrappers(module: nn.Module) -> bool:
 
 
 def is_whole_step(module: nn.Module) -> bool:
-    """Whether a call of the module by its wrapper is a whole training step, which logs what it
-    sees, and not the computation alone: of Lightning's modules.
+    """Returns whether the wrapper's call of the module is a whole training step, which may log
+    values.
+
+    That holds for Lightning's modules.
     """
     return any(kind.__name__ == "LightningModule" for kind in type(module).__mro__)
 
 
 def is_redirected(module: nn.Module) -> bool:
-    """Whether the next call of the module is a step of Lightning's and not the module's `forward`,
-    which Lightning replaces for that one call. Others replace it for good, as Accelerate does.
+    """Returns whether the module's next call is a Lightning step and not the module's `forward`.
+
+    Lightning replaces `forward` for that one call. Others, such as Accelerate, replace it for good.
     """
     own, kind = vars(module).get("forward"), type(module)
     replaced = own is not None and getattr(own, "__func__", None) is not kind.forward
@@ -101,7 +112,9 @@ def is_redirected(module: nn.Module) -> bool:
 
 
 def wrapper_in_step(module: nn.Module) -> nn.Module | None:
-    """The wrapper that runs a whole training step now in which this part of it is called."""
+    """Returns the wrapper whose current call is a whole training step that calls this part; None
+    without one.
+    """
     kind: Any = nn.parallel.DistributedDataParallel
     wrapper: nn.Module | None = kind._active_ddp_module
     within = inside(wrapper) if wrapper is not None else None
@@ -111,12 +124,16 @@ def wrapper_in_step(module: nn.Module) -> nn.Module | None:
 
 
 def past_wrapper(module: nn.Module) -> bool:
-    """Whether a part of a wrapper is called past it: it may be by one process alone."""
+    """Returns whether a wrapper's part is called outside the wrapper, possibly by one process
+    alone.
+    """
     return is_wrapped(module) and wrapper_in_step(module) is None
 
 
 def process_group() -> tuple[int, int] | None:
-    """This process's rank in the default group, and how many it has; None where there is none."""
+    """Returns this process's rank in the default group and the group's size; None without
+    a group.
+    """
     if not dist.is_available() or not dist.is_initialized():
         return None
     return dist.get_rank(), dist.get_world_size()
@@ -138,7 +155,9 @@ def watch_process_group(on_group: Callable[[], None]) -> None:
 
 
 def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
-    """Why the module inside must not be changed; None if processes can decide together."""
+    """Returns why the module inside must not be changed, or None if processes can decide
+    together.
+    """
     if getattr(wrapper, "mixed_precision", None) is not None:
         return f"{_WRAPPER} casts the module itself (mixed_precision)"
     if not dist.is_initialized() or dist.get_world_size() != processes:
@@ -156,7 +175,7 @@ def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
 
 
 def one_call_refusal(wrapper: Any) -> str | None:
-    """Why one call must not return all gradients at once."""
+    """Returns why one call must not return all gradients at once, or None."""
     if wrapper is None:
         return None
     if wrapper.find_unused_parameters:
@@ -167,7 +186,9 @@ def one_call_refusal(wrapper: Any) -> str | None:
 
 
 def scaling_refusal_of(wrapper: Any) -> str | None:
-    """Why other processes might not see an overflow of float16 gradients in one process."""
+    """Returns why other processes might not see an overflow of float16 gradients in one,
+    or None.
+    """
     if wrapper is None:
         return None
     if wrapper.parameters_to_ignore:
@@ -178,18 +199,20 @@ def scaling_refusal_of(wrapper: Any) -> str | None:
 
 
 def sequence_numbers() -> list[int]:
-    """How many collectives each process group has run; grows when something is exchanged."""
+    """Returns how many collectives each process group has run. The numbers grow with each
+    exchange.
+    """
     groups: Any = dist.distributed_c10d._world.pg_map  # pyright: ignore[reportPrivateUsage]
     return [int(group._get_sequence_number_for_group()) for group in groups]
 
 
 def group_store() -> Any:
-    """The store where the processes of the default group found each other."""
+    """Returns the store where the processes of the default group found each other."""
     return dist.PrefixStore("gpujob", dist.distributed_c10d._get_default_store())  # pyright: ignore
 
 
 def store_within(store: Any, prefix: str) -> Any:
-    """The same store, whose keys begin with `prefix`."""
+    """Returns the same store with keys that begin with `prefix`."""
     return dist.PrefixStore(prefix, store)  # pyright: ignore
 
 
@@ -197,8 +220,8 @@ def store_within(store: Any, prefix: str) -> Any:
 def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
     """Compiles the module inside as a whole, as it was measured.
 
-    In its wrapper's call torch would split the graph where gradients are exchanged, so that what
-    the first process measured would not be what others run.
+    In its wrapper's call torch would split the graph where gradients are exchanged. The other
+    processes would then not run what the first process measured.
     """
     if wrapper is None:
         yield
@@ -213,12 +236,12 @@ def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
 
 
 def exchanges(wrapper: Any) -> bool:
-    """Whether gradients of a call that is made now are exchanged by its own backward."""
+    """Returns whether a call's own backward exchanges its gradients, if the call is made now."""
     return wrapper is None or bool(wrapper.require_backward_grad_sync)
 
 
 def exchanged(wrapper: nn.Module | None) -> list[torch.Tensor]:
-    """Parameters whose gradients are exchanged by the end of backward."""
+    """Returns the parameters whose gradients are exchanged by the end of backward."""
     if wrapper is None:
         return []
     return [parameter for parameter in wrapper.parameters() if parameter.requires_grad]

@@ -1,10 +1,12 @@
-"""Finds the root modules: modules that are called from outside any module, with gradients, and
-have trainable parameters. Some are trained in evaluation mode, so that statistics stay as they are;
-whether an optimizer steps such a module is for `on_root` to say. Modules of which nothing learns go
-to `on_frozen`, with gradients or without.
+"""Finds the root modules: they are called from outside any module, with gradients, and have
+trainable parameters.
 
-A call that only leads to those of other modules, as a wrapper's around a training step, is passed
-over: they count as called from outside.
+Some are trained in evaluation mode, so that statistics stay as they are. `on_root` decides whether
+an optimizer steps such a module. Modules without trainable parameters go to `on_frozen`, with or
+without gradients.
+
+A call that only leads to calls of other modules, such as a wrapper's around a training step, is
+passed over. The modules inside count as called from outside.
 
 In the first steps a class-wide `_compiled_call_impl` sees every call of every module. Then the root
 gets its own replacement, and the class is restored.
@@ -21,7 +23,7 @@ from gpujob_worker.inject.wrapped_module import Root
 
 
 class Discovery:
-    """Watches calls until `finish`; calls `on_root` with each root, before its first call runs."""
+    """Watches calls until `finish`; calls `on_root` with each root before its first call runs."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Discovery:
         self.resume()
 
     def resume(self) -> None:
-        """Sees calls again after `pause`, unless finished meanwhile."""
+        """Watches calls again after `pause`, unless finished meanwhile."""
         if not self.active:
             return
         discovery = self
@@ -59,15 +61,15 @@ class Discovery:
             self.pause()
 
     def pause(self) -> None:
-        """Leaves calls as they are while torch compiles, which would trace what sees them."""
+        """Stops watching calls while torch compiles, because it would trace the watch too."""
         torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def forget(self) -> None:
         self._roots.clear()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The class-wide hook does not see calls of a root found earlier; modules inside it are no
-        # roots.
+        # The class-wide hook does not see calls of a root found earlier. Modules inside that root
+        # are no roots.
         outermost = self._depth == 0 and not any(root.inside for root in self._roots)
         if outermost and self._passes(module):
             return module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
@@ -101,7 +103,7 @@ class Discovery:
         return root
 
     def _meet_frozen(self, module: torch.nn.Module) -> None:
-        """Its first call runs as written."""
+        """Reports a frozen module. Its first call runs as written."""
         root = self._on_frozen(module)
         if root is not None:
             self._seen.add(id(module))

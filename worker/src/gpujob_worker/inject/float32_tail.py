@@ -1,11 +1,13 @@
-"""Keeps what follows the last layer in float32 under lower precision, and that layer too if it is
-small, or makes many outputs of few inputs and the type is bfloat16.
+"""Keeps everything after the last layer in float32 under lower precision.
 
-A sigmoid of half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
-of 2: the loss would see that, however close the outputs are relative to their size. Where the last
+The layer itself stays in float32 too if it is small, or if it makes many outputs of few inputs and
+the type is bfloat16.
+
+A sigmoid in half precision is exactly 1 from 6.3 on, and an output near 300 is rounded to multiples
+of 2. Both would change the loss, however close the outputs are relative to their size. If the last
 layer has an output for each word, the gradient of its input is a small difference of large sums.
-Rounded to the 8 bits of bfloat16, it can make a language model that begins at its full rate learn
-later (`bench.last_layer`). The 11 bits of TF32 and float16 are enough.
+Rounded to the 8 bits of bfloat16, it can delay the learning of a language model that begins at its
+full rate (`bench.last_layer`). The 11 bits of TF32 and float16 are enough.
 """
 
 import functools
@@ -22,7 +24,7 @@ from gpujob_worker.inject.call_inputs import map_tensors
 from gpujob_worker.inject.call_settings import CallSetting
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-# Up to this part of the products the last layer is small: float32 costs nothing, although its
+# The last layer is small up to this part of all products. float32 then costs nothing, although its
 # products take a GPU 15 times as long as those of bfloat16. TF32's take twice as long.
 SHARE_MAX = 0.005
 _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)  # pyright: ignore[reportPrivateUsage]
@@ -31,8 +33,10 @@ _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 @dataclass(frozen=True, slots=True)
 class Float32Tail(CallSetting):
-    """From the output of `layer` on, types are those of the script; `whole`: from its input on.
-    `large`: its products take a part of the step.
+    """From the output of `layer` on, types are those of the script; with `whole`, from its input
+    on.
+
+    With `large`, the layer's products take a noticeable part of the step.
     """
 
     layer: "weakref.ref[torch.nn.Module]"
@@ -44,7 +48,9 @@ class Float32Tail(CallSetting):
 
     @contextmanager
     def _in_force(self) -> Generator[None]:
-        """A `forward` of the layer's own: torch's compiler follows it, unlike a replaced call."""
+        """Gives the layer its own `forward`. torch's compiler follows it, unlike a
+        replaced call.
+        """
         layer = self.layer()
         if layer is None or "forward" in vars(layer):
             yield
@@ -59,7 +65,7 @@ class Float32Tail(CallSetting):
         return "the last layer in float32" if self.whole else "float32 after the last layer"
 
 
-# By layer: compiled code is compiled again for another function.
+# One function per layer, because compiled code is compiled again for another function.
 _forwards: "weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, Any]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -93,7 +99,7 @@ def as_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def noting_layers(module: torch.nn.Module, seen: list["LayerCall"]) -> Generator[None]:
-    """Inside, each call of a layer with a matrix of weights is noted."""
+    """Records each call of a layer with a weight matrix."""
 
     def note(layer: torch.nn.Module, args: Any, output: Any) -> None:
         del args
@@ -111,14 +117,16 @@ def noting_layers(module: torch.nn.Module, seen: list["LayerCall"]) -> Generator
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """A call of a layer, and the multiplications in it."""
+    """A call of a layer, with the number of its multiplications."""
 
     layer: torch.nn.Module
     products: float
 
 
 def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
-    """The tail of a model that made these calls, under autocast to `kind`."""
+    """Returns the tail of a model that made these calls, under autocast to `kind`; None without
+    calls.
+    """
     if not calls:
         return None
     last = calls[-1].layer
@@ -130,10 +138,11 @@ def tail_of(calls: list[LayerCall], kind: torch.dtype) -> Float32Tail | None:
 
 
 def _widens(layer: Any) -> bool:
-    """More outputs than inputs: it asks more of each input than can be rounded away.
+    """Returns whether the layer has more outputs than inputs, so that it needs its inputs more
+    precisely.
 
-    The inputs of an output are all that it is the sum of. In a transposed convolution a stride
-    divides them among the places that it adds.
+    The inputs of an output are all values that it sums up. In a transposed convolution the stride
+    divides them among the places to which it adds.
     """
     outputs, places = layer.weight.shape[0], 1
     if getattr(layer, "transposed", False):
@@ -149,7 +158,9 @@ def _is_product(layer: torch.nn.Module) -> bool:
 
 
 def _products(layer: torch.nn.Module, output: torch.Tensor) -> float:
-    """Each weight takes part once for each place of the output."""
+    """Returns the number of multiplications. Each weight takes part once per place of the
+    output.
+    """
     weight: Any = layer.weight
     if output.dim() == 0:
         return float(weight.numel())

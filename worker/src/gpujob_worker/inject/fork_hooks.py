@@ -1,5 +1,5 @@
-"""Forked processes of the script: injected changes are removed, so that they run as
-under python.
+"""Removes injected changes in processes that the script forks, so that they run as under plain
+python.
 """
 
 import os

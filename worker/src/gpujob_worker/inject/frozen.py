@@ -1,5 +1,5 @@
-"""A module of which nothing learns and that a script calls beside the trained ones: a teacher, the
-encoder of a diffusion model, an extractor of features.
+"""A module without trained parameters that a script calls next to the trained ones: a teacher, the
+encoder of a diffusion model, a feature extractor.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _PLAIN = RootPlan()
 
 
 class FrozenRoot(Root):
-    """Replaces its call, for as long as no parameter of it learns."""
+    """Replaces the module's call while none of its parameters is trained."""
 
     def __init__(self, module: torch.nn.Module, nested: Callable[[], bool]) -> None:
-        """`nested`: whether a trained module's call is under way, whose plan is then in force."""
+        """`nested` returns whether a trained module's call is running, whose plan then applies."""
         super().__init__(module, lambda _: None, asks=False)
         self._nested = nested
         # A recorded call had gradients to pass on.
@@ -45,7 +45,9 @@ class FrozenRoot(Root):
         return is_frozen(self.module)  # a script may begin to train it
 
     def _plan_for(self, inputs: CallInputs) -> RootPlan:
-        """Neither what passes gradients on nor what is under the script's autocast was tried."""
+        """Returns the plan of the call. Calls that pass on gradients or run under the script's
+        autocast stay plain, because neither was tried.
+        """
         plain = _passes_gradients(inputs) or torch.is_autocast_enabled(self.device.type)
         return _PLAIN if plain else self._plan
 
@@ -58,7 +60,7 @@ class FrozenRoot(Root):
 
 
 def is_frozen(module: torch.nn.Module) -> bool:
-    """True if it has parameters, and none of them learns."""
+    """Returns whether the module has parameters and none of them is trained."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 _FRAMES_MAX = 64
-# torch 2.7 was the first to tell an export from a compilation.
+# torch 2.7 is the first version that distinguishes an export from a compilation.
 _is_exporting: Callable[[], bool] = getattr(
     torch.compiler, "is_exporting", torch.compiler.is_compiling
 )
@@ -19,12 +19,15 @@ _SWAPPING = (("_functorch", "functional_call.py"), ("utils", "stateless.py"))
 
 
 def transforms() -> bool:
-    """True if the call is inside `grad`, `vmap` and the like, whose tensors are not plain ones."""
+    """Returns whether the call is inside `grad`, `vmap` and the like, whose tensors are not plain
+    ones.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
 
 
 def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if operations are recorded: by jit.trace, export, fx, or a mode such as a counter.
+    """Returns whether operations are recorded, by jit.trace, export, fx, or a mode such as a
+    counter.
 
     Injected operations would be recorded with the script's, and such a call is no training step.
     """
@@ -38,7 +41,8 @@ def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def called_with_other_parameters() -> str | None:
-    """Why this call says nothing about the module: `functional_call` replaced its parameters.
+    """Returns why this call is not typical of the module: `functional_call` replaced its
+    parameters. None otherwise.
 
     Another run of the module, as in backward of a split, would use its own parameters.
     """

@@ -11,16 +11,16 @@ import torch
 from gpujob_worker.probe.compare import Closeness, closeness, update_error
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-# These step with sparse gradients too, but not in the fused kernel.
+# These optimizers step with sparse gradients too, but not in the fused kernel.
 _SPARSE = ("SGD", "Adagrad")
-# What copies may take where steps are not known to take more.
+# Maximum memory for copies if steps are not known to take more.
 COPIES_BYTES = 2 * 1024**3
-# Optimizers that were switched in this process: a script's own choice looks the same.
+# Optimizers whose kernel was switched in this process. The script's own choice looks the same.
 _ours: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why the fused kernel is not used for this optimizer; None if it may be tried."""
+    """Returns why the fused kernel is not used for this optimizer, or None if it may be tried."""
     kind = type(optimizer)
     if kind.__module__.split(".")[:2] != ["torch", "optim"] or kind.__name__ not in _FUSED:
         return f"{kind.__name__} has no fused kernel in torch"
@@ -40,8 +40,9 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def copy_refusal(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why it is not stepped on copies now; None if it is. It may be between two steps of its own,
-    and another optimizer's step the training's.
+    """Returns why the optimizer cannot be stepped on copies now, or None if it can.
+
+    It may be between two of its own steps, in a step of another optimizer.
     """
     if type(optimizer).__name__ not in _SPARSE or not _without_gradients(optimizer):
         return None
@@ -53,7 +54,9 @@ def _without_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _has_kernel(kind: str, device: str) -> bool:
-    """Older torch has Adagrad's for the CPU alone, and raises in the step on a GPU."""
+    """Returns whether the kernel exists. Older torch has Adagrad's for the CPU only, and raises in
+    the step on a GPU.
+    """
     if device not in ("cpu", "cuda"):
         return True
     has: Any = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
@@ -61,7 +64,7 @@ def _has_kernel(kind: str, device: str) -> bool:
 
 
 def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Switches the kernel of a running optimizer; its state is unchanged."""
+    """Switches the kernel of a running optimizer. Its state is unchanged."""
     hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
     if fused and _as_written not in hooks.values():
         optimizer.register_state_dict_post_hook(_as_written)
@@ -77,7 +80,7 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     for parameter, state in optimizer.state.items():
         step = state.get("step")
         if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
-            # Other kernels would wait for the GPU to read it in every step.
+            # Other kernels would wait for the GPU to read the step count in every step.
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
 
 
@@ -88,9 +91,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """What the script saves is what it would have saved without us, for a run without us to load.
+    """Makes the script save what it would have saved without us, for a run without us to load.
 
-    torch calls this with the dict that `state_dict` returns; its groups are copies, its state not.
+    torch calls this with the dict that `state_dict` returns. Its groups are copies, but its state
+    is not.
     """
     for group in state["param_groups"]:
         if _switched(group):
@@ -99,7 +103,7 @@ def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def pickle_as_written() -> None:
-    """The same for scripts that save or copy their optimizer as an object."""
+    """Does the same for scripts that save or copy their optimizer as an object."""
     plain = torch.optim.Optimizer.__getstate__
 
     @functools.wraps(plain)
@@ -115,7 +119,9 @@ def pickle_as_written() -> None:
 
 
 def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict[int, Any]:
-    """States whose count of steps is on a GPU, where only a fused kernel wants it."""
+    """Returns states whose step count is on a GPU, with the count on the host. Only a fused kernel
+    needs it on the GPU.
+    """
     return {
         index: {**states[index], "step": states[index]["step"].cpu()}
         for index in wanted
@@ -124,10 +130,10 @@ def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict
 
 
 def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Groups that the script added, or loaded from before the switch, step like the others.
+    """Makes groups that the script added, or loaded from before the switch, step like the others.
 
-    A GradScaler gives its scale to all groups of an optimizer or to none. False if a new group
-    cannot use the kernel.
+    A GradScaler passes its scale to all groups of an optimizer or to none. Returns False if a new
+    group cannot use the kernel.
     """
     if fused_in_force(optimizer):
         return True
@@ -137,9 +143,9 @@ def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class OptimizerCopy:
-    """A copy of an optimizer with its parameters, gradients and state, to step at will.
+    """A copy of an optimizer with its parameters, gradients and state, which can be stepped freely.
 
-    Where the script has dropped the gradients, the parameters stand in for them.
+    If the script has dropped the gradients, the parameters stand in for them.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -165,7 +171,7 @@ class OptimizerCopy:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        # Around the hooks: this is no step of the training.
+        # The hooks are left out, because this is no step of the training.
         step: Any = type(self.optimizer).step
         inner = getattr(step, "__wrapped__", step)
         with torch.no_grad():
@@ -175,14 +181,17 @@ class OptimizerCopy:
         return time.perf_counter() - start
 
     def closeness(self, other: "OptimizerCopy") -> Closeness:
-        """Of what this process has of the parameters; nothing is asked of other processes."""
+        """Compares the parts of the parameters that this process has. Other processes are not
+        involved.
+        """
         return closeness(
             list(map(_own_part, self.parameters)), list(map(_own_part, other.parameters))
         )
 
     def update_error(self, other: "OptimizerCopy") -> float:
-        """The same of what both have added to the parameters that they are copies of, relative to
-        what this one has added. Those must not have changed since.
+        """Compares what both added to the parameters, relative to what this copy added.
+
+        The original parameters must not have changed since the copies were made.
         """
         return update_error(
             list(map(_own_part, self._start)),
@@ -192,7 +201,7 @@ class OptimizerCopy:
 
 
 def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Memory of one copy: parameter, gradient and state."""
+    """Returns the bytes of one copy: parameter, gradient and state."""
     total = sum(2 * _bytes(parameter) for parameter in parameters_of(optimizer))
     for state in optimizer.state.values():
         total += sum(_bytes(value) for value in state.values() if isinstance(value, torch.Tensor))
@@ -205,18 +214,18 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _own_part(tensor: Any) -> torch.Tensor:
-    """What this process has of it, which is less than all where it is spread over processes."""
+    """Returns the part of the tensor that this process has, if it is spread over processes."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device of its parameters; the first group may be empty."""
+    """Returns the device of the parameters. The first group may be empty."""
     devices = (parameter.device for parameter in parameters_of(optimizer))
     return next(devices, torch.device("cpu"))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters of all groups, in order."""
+    """Returns the parameters of all groups in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -242,7 +251,9 @@ def _states(
 
 
 def fused_in_force(optimizer: torch.optim.Optimizer) -> bool:
-    """True if `use_fused` enabled it, in this run or in the one whose state was loaded."""
+    """Returns whether `use_fused` enabled the kernel, in this run or in the one whose state was
+    loaded.
+    """
     return all(_switched(group) for group in optimizer.param_groups)
 
 

@@ -1,15 +1,15 @@
 """float16 with loss scaling that the script never sees.
 
 float16 gradients below 6e-8 would vanish. The gradients of the root's outputs are multiplied by the
-scale where they enter the root, and the gradients of its parameters and inputs are divided by it
-where they leave: losses, clipping, accumulation and penalties outside work on true values. Where a
-gradient overflowed, the step goes by without gradients, so the optimizer changes nothing; the scale
-is halved, and doubled after `GROWTH_STEPS` clean steps, as torch's own GradScaler does.
+scale where they enter the root. The gradients of its parameters and inputs are divided by it where
+they leave. Losses, clipping, accumulation and penalties outside therefore work on true values. If a
+gradient overflowed, the step passes without gradients, so the optimizer changes nothing. The scale
+is halved then, and doubled after `GROWTH_STEPS` clean steps, as in torch's own GradScaler.
 
-Where processes exchange gradients, an overflow in one of them must be seen by all. It leaves as
-"not a number" everywhere, which the exchange and any clipping carry on; every process then looks at
-the exchanged gradients, which are the same bits in all, and at nothing else. Until they are
-exchanged (`no_sync`) an optimizer of other parameters steps as written.
+If processes exchange gradients, an overflow in one of them must be seen by all. It leaves as "not a
+number" everywhere, which the exchange and any clipping carry on. Every process then checks the
+exchanged gradients, which are the same bits in all, and nothing else. Until they are exchanged
+(`no_sync`), an optimizer of other parameters steps as written.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class _State:
 
 
 class LossScale:
-    """The scale in force, what overflowed since the last step, and how many steps were skipped."""
+    """The current scale, the overflows since the last step, and the number of skipped steps."""
 
     def __init__(
         self,
@@ -48,13 +48,15 @@ class LossScale:
         exchanged: Sequence[Tensor] = (),
         exchanges: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`exchanged`: parameters whose gradients other processes add to after they left here;
-        `exchanges`: whether those of the call that is made now are added at once.
+        """`exchanged` are parameters to whose gradients other processes add after they left here.
+
+        `exchanges` returns whether that happens in the backward of the current call.
         """
         self.scale = scale
         self._exchanged = list(exchanged)
         self.exchanges = exchanges
-        # Gradients of the last backward wait here; the step under way is of other parameters.
+        # Gradients of the last backward wait to be exchanged. The current step is of other
+        # parameters.
         self._waits = self._passes = False
         self.steps = 0
         self.skipped = 0
@@ -66,36 +68,37 @@ class LossScale:
 
     @property
     def hopeless(self) -> bool:
-        """Scaling does not help: gradients overflow whatever the scale."""
+        """Whether scaling does not help, because gradients overflow at every scale."""
         return self._in_a_row >= SKIPPED_IN_A_ROW_MAX or self.scale < 1.0
 
     @property
     def overflowed(self) -> bool:
-        """Waits for the device."""
+        """Whether a gradient overflowed. Waits for the device."""
         return self._found is not None and bool(self._found.item())
 
     def state(self) -> _State:
         return _State(self.scale, self._found, self._stepped, self._waits)
 
     def restore(self, state: _State) -> None:
-        """Forgets what a probe found."""
+        """Discards the findings of a probe."""
         self.scale, self._found, self._stepped = state.scale, state.found, state.stepped
         self._waits = state.waits
 
     def saved(self) -> list[float]:
-        """For a checkpoint; `resume` puts it in force again."""
+        """Returns the state for a checkpoint; `resume` restores it."""
         return [self.scale, float(self._clean)]
 
     def resume(self, saved: Sequence[float]) -> None:
-        """Raises `ValueError` where `saved` is not what `saved()` gave."""
+        """Restores the state. Raises `ValueError` if `saved` is no result of `saved()`."""
         scale, clean = saved
         self.scale, self._clean = float(scale), int(clean)
 
     def unscale(
         self, gradients: Sequence[Tensor | None], *, waits: bool = False
     ) -> list[Tensor | None]:
-        """True gradients; notes whether one of them is not finite. `waits`: they are exchanged with
-        those of a later backward.
+        """Returns the true gradients, and records whether one of them is not finite.
+
+        With `waits`, they are exchanged together with those of a later backward.
         """
         self._waits = waits
         if self._stepped:
@@ -104,7 +107,7 @@ class LossScale:
         owned: list[Tensor] = []
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                # A gradient may be shared by two parameters; this one is changed in place.
+                # Two parameters may share a gradient, which is changed in place here.
                 result[index] = gradient.clone()
                 owned.append(result[index])  # pyright: ignore[reportArgumentType]
         if owned:
@@ -128,7 +131,7 @@ class LossScale:
         self._found = found
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes the gradients away for this step when one of them overflowed."""
+        """Removes the gradients for this step if one of them overflowed."""
         self._passes = self._waits and not self._steps_exchanged(optimizer)
         if self._passes:
             return
@@ -170,7 +173,7 @@ class LossScale:
 
 
 def skip_refusal(optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
-    """Why a step without gradients might not be a step that changes nothing."""
+    """Returns why a step without gradients might change something, or None."""
     for optimizer in optimizers:
         kind = type(optimizer)
         own = kind.__module__.split(".")[:2] != ["torch", "optim"]
@@ -190,7 +193,7 @@ def scaling_refusal(module: torch.nn.Module) -> str | None:
 
 
 class _Run:
-    """One scaled call: the graph inside, which the graph outside sees as one node."""
+    """One scaled call. It holds the inner graph, which the outer graph sees as one node."""
 
     def __init__(
         self,
@@ -264,7 +267,7 @@ def scaled_call(
     inputs: CallInputs,
     scale: LossScale,
 ) -> Any:
-    """`call(inputs)` whose gradients are computed times the scale and leave as they should be."""
+    """Returns `call(inputs)`. Its gradients are computed with the scale and leave without it."""
     parameters = trainable(module)
     run = _Run(call, parameters, inputs, scale)
     wanted = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -1,5 +1,5 @@
-"""Finds why a module must not be split or recomputed: effects of its forward beyond its return
-value.
+"""Finds reasons why a module must not be split or recomputed: its forward has other effects than
+its return value.
 """
 
 from collections.abc import Generator
@@ -21,26 +21,28 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
-# Set by `gradient_checkpointing_enable` and the like.
+# `gradient_checkpointing_enable` and similar methods set this hook.
 _MARKING_LIBRARIES = ("transformers", "peft")
 _MARKING_HOOK = "make_inputs_require_grad"
-# Collects hidden states and attentions for the call of the model that is running, and for no other.
+# These hooks collect hidden states and attentions for the model's running call only.
 _COLLECTING_HOOKS = "transformers.utils.output_capturing"
-# What `fully_shard` makes of a module.
+# The class that `fully_shard` gives a module.
 FULLY_SHARDED = "FSDPModule"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", FULLY_SHARDED)
 
 
 def is_on_one_device(module: torch.nn.Module) -> bool:
-    """Whether it is torch's DataParallel over at most one GPU: it copies no module then, and its
-    call is one of the script's own module inside.
+    """Returns whether the module is torch's DataParallel over at most one GPU.
+
+    It copies no module then, and calls the script's own module inside.
     """
     return type(module) is torch.nn.DataParallel and len(module.device_ids) <= 1
 
 
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
-    """The wrapper that manages gradients of the module or of a part, such as DataParallel over
-    several GPUs.
+    """Returns the wrapper that manages the gradients of the module or a part, or None.
+
+    DataParallel over several GPUs is such a wrapper.
     """
     for layer in module.modules():
         if is_on_one_device(layer):
@@ -53,21 +55,23 @@ def parallel_wrapper(module: torch.nn.Module) -> str | None:
 
 
 def is_fully_sharded(module: torch.nn.Module) -> bool:
-    """Whether `fully_shard` spreads the module, or parts of it, over processes, and nothing else
-    manages its gradients.
+    """Returns whether `fully_shard` spreads the module or parts of it over processes.
+
+    Nothing else manages its gradients then.
     """
     return parallel_wrapper(module) in (FULLY_SHARDED, f"{FULLY_SHARDED} inside")
 
 
 def is_fabric(module: torch.nn.Module) -> bool:
-    """Whether it is Lightning Fabric's module around one of the script's: its call hooks on to what
-    the module inside returns.
+    """Returns whether the module is Lightning Fabric's, around one of the script's.
+
+    Its call hooks on to the outputs of the module inside.
     """
     return any(kind.__name__ == "_FabricModule" for kind in type(module).__mro__)
 
 
 def batch_statistics(module: torch.nn.Module) -> str | None:
-    """The first layer in training mode whose result depends on the whole batch."""
+    """Returns the first layer in training mode whose result depends on the whole batch, or None."""
     for name, layer in module.named_modules():
         normalizes = isinstance(layer, _BatchNorm)
         tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
@@ -77,7 +81,8 @@ def batch_statistics(module: torch.nn.Module) -> str | None:
 
 
 def probe_refusal(module: torch.nn.Module) -> str | None:
-    """Why this module must not be run for a measurement: an effect that could not be undone.
+    """Returns why this module must not be run for a measurement: an effect that cannot be undone.
+    None otherwise.
 
     torch's own hooks (weight and spectral norms) only affect parameters and buffers. The hook for
     checkpointing in transformers and peft marks the output of an embedding. The hooks that collect
@@ -107,7 +112,7 @@ def _is_known(hook: Any) -> bool:
 
 
 def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers in training mode that normalize by their own input and only update running
+    """Returns layers in training mode that normalize by their own input and only update running
     statistics.
     """
     kinds = (_BatchNorm, _InstanceNorm)
@@ -115,14 +120,14 @@ def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def split_refusal_of_layers(module: torch.nn.Module) -> str | None:
-    """Why running this module's forward in parts would be visible from outside."""
+    """Returns why running this module's forward in parts would be visible from outside, or None."""
     return batch_statistics(module) or recompute_refusal(module)
 
 
 def recompute_refusal(module: torch.nn.Module) -> str | None:
-    """Why running this module's forward twice would be visible from outside; None if it is safe.
+    """Returns why running this module's forward twice would be visible from outside, or None.
 
-    Running statistics are not included: the caller restores them.
+    Running statistics are not included, because the caller restores them.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
@@ -145,7 +150,7 @@ class _Seen:
 
 
 def observe(module: torch.nn.Module) -> _Seen:
-    """The state that a forward must not change: plain attributes of the modules, versions of
+    """Returns the state that a forward must not change: attributes of the modules, versions of
     buffers.
     """
     attributes = {
@@ -166,7 +171,7 @@ def _identity(value: Any) -> int:
 
 
 def state_refusal(before: _Seen, after: _Seen, allowed: frozenset[str] = frozenset()) -> str | None:
-    """What a forward changed on its module, if anything; buffers in `allowed` may change."""
+    """Returns what a forward changed on its module, or None. Buffers in `allowed` may change."""
     for name in after.attributes:
         if after.attributes[name] != before.attributes.get(name):
             return f"forward changes {name.lstrip('.')}"
@@ -177,9 +182,9 @@ def state_refusal(before: _Seen, after: _Seen, allowed: frozenset[str] = frozens
 
 
 class _NoDropout(TorchDispatchMode):
-    """Runs dropout as if its probability were zero, so that two runs can be compared.
+    """Runs dropout with probability zero, so that two runs can be compared.
 
-    Masks differ by type, by order in memory and by kernel; what is learned does not depend on them.
+    Masks differ by type, by memory order and by kernel. Learning does not depend on them.
     """
 
     def __torch_dispatch__(
@@ -196,7 +201,7 @@ class _NoDropout(TorchDispatchMode):
         if name.startswith("aten.native_dropout_backward"):
             return args[0].clone()  # not scaled, as its forward was not
         if name.startswith("aten.bernoulli_.float") and args[0].is_floating_point():
-            # Dropout then divides by this probability of keeping.
+            # Dropout then divides by this probability of keeping a value.
             return args[0].fill_(args[1] if len(args) > 1 else keywords.get("p", 0.5))
         if "attention" in name or name.startswith("aten._cudnn_rnn"):
             args, keywords = _without_probability(func, args, keywords)
@@ -206,7 +211,7 @@ class _NoDropout(TorchDispatchMode):
 def _without_probability(
     func: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the probability of dropping set to zero, where the operation has one."""
+    """Returns the arguments with the dropout probability set to zero, if the operation has one."""
     names = [argument.name for argument in func._schema.arguments]
     for name in ("dropout_p", "dropout"):
         if name in keywords:
@@ -219,13 +224,15 @@ def _without_probability(
 
 @contextmanager
 def without_dropout() -> Generator[None]:
-    """Inside, nothing is dropped: in layers and in attention, in forward and backward."""
+    """Turns dropout off in layers and in attention, in forward and backward."""
     with _NoDropout():
         yield
 
 
 def leaves_outside(outputs: list[torch.Tensor], known: list[torch.Tensor]) -> bool:
-    """True if the graph reaches a trainable tensor that is neither a parameter nor an input."""
+    """Returns whether the graph reaches a trainable tensor that is neither a parameter nor an
+    input.
+    """
     expected = {id(tensor) for tensor in known}
     pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()

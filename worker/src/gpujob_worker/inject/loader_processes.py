@@ -1,4 +1,4 @@
-"""The worker processes that load whole batches, and what comes back from them."""
+"""The worker processes that load whole batches, and the results that they return."""
 
 import math
 from dataclasses import dataclass
@@ -12,23 +12,25 @@ from torch.utils.data.dataloader import (
 
 from gpujob_worker.inject.random_streams import Streams, changed_streams, put_streams, streams_now
 
-# A batch that has not come after so long never will; see `Processes.wait_seconds`.
+# A batch that has not arrived after this many seconds never will; see `Processes.wait_seconds`.
 WAIT_SECONDS_MAX = 60.0
-# How often a worker is looked at while its batch is waited for.
+# Seconds between two checks of a worker while its batch is awaited.
 _LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a batch drew; not a container, into which torch would look for tensors to pin."""
+    """The random numbers that a batch drew. It is no container, because torch would search one for
+    tensors to pin.
+    """
 
     changes: dict[str, tuple[Any, Any]]
     failed: bool = False
-    # Why no batch of the loader can be sent from one process to another.
+    # Why batches of the loader cannot be sent between processes, or None.
     unsendable: str | None = None
 
     def fits(self, now: Streams) -> bool:
-        """Whether loading it now, here, would have given the same batch."""
+        """Returns whether loading the batch here and now would have given the same one."""
         missing = object()
         expected = {name: before for name, (before, _) in self.changes.items()}
         return not self.failed and all(
@@ -41,7 +43,7 @@ class Loaded:
 
 
 class Loading(Dataset[Any]):
-    """In a worker process: one item is a whole batch."""
+    """Runs in a worker process. One item is a whole batch."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
@@ -58,7 +60,7 @@ class Loading(Dataset[Any]):
             return Loaded({}, failed=True), None  # it is raised where it is loaded again
         loaded = Loaded(changed_streams(before, streams_now()))
         if not self._is_sendable:
-            # A queue would write the error to stderr, and the batch would never come.
+            # A queue would write the error to stderr, and the batch would never arrive.
             try:
                 ForkingPickler.dumps(batch)
             except Exception as error:
@@ -68,13 +70,15 @@ class Loading(Dataset[Any]):
 
 
 class Processes(_MultiProcessingDataLoaderIter):
-    """Workers that are not waited for without end, whatever the script's loader says."""
+    """Workers for which the wait is bounded, whatever the script's loader sets."""
 
     wait_seconds = WAIT_SECONDS_MAX
 
     def keep_deaths_silent(self) -> None:
-        """torch's handler of SIGCHLD would raise the death of a worker wherever the script is just
-        then; `_try_get_data` notices it too.
+        """Removes torch's handler of SIGCHLD for these workers.
+
+        It would raise the death of a worker wherever the script is at that moment. `_try_get_data`
+        notices it too.
         """
         remove = getattr(_utils.signal_handling, "_remove_worker_pids", None)
         if remove is not None and getattr(self, "_worker_pids_set", False):

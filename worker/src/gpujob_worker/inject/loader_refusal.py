@@ -1,4 +1,4 @@
-"""Why a data loader must not get worker processes, or not more than it has."""
+"""Finds reasons why a data loader must not get worker processes, or no more than it has."""
 
 import inspect
 import multiprocessing
@@ -21,11 +21,11 @@ from gpujob_worker.inject.dataset_state import DatasetState
 from gpujob_worker.inject.random_streams import changed_streams, put_streams, streams_now
 from gpujob_worker.probe.reachable import OwnGenerators, open_file, reachable
 
-# Samples that are read to see whether any of them draws random numbers.
+# Samples that are read to check whether any of them draws random numbers.
 _SAMPLES = 4
 _SAMPLERS_DEEP_MAX = 8
 _DATASETS_DEEP_MAX = 8
-# All that they draw they draw for their first index.
+# These samplers draw all their random numbers for their first index.
 _DRAWN_AT_ONCE = (
     SequentialSampler,
     SubsetRandomSampler,
@@ -36,8 +36,10 @@ _DEALS_OUT = ("BatchSampler", "BatchSamplerShard", "SkipBatchSampler", "_Positio
 
 
 def loader_refusal(loader: Any) -> str | None:
-    """None where worker processes may load its batches. What these draw from the process's own
-    generators is left to `worker_batches`, unless the loader has workers that draw apart.
+    """Returns why worker processes must not load the loader's batches, or None.
+
+    `worker_batches` handles draws from the process's own generators, unless the loader has workers
+    that draw separately.
     """
     if isinstance(loader.dataset, IterableDataset):
         return "a streamed dataset would be read once by every worker"
@@ -54,8 +56,9 @@ def loader_refusal(loader: Any) -> str | None:
 
 
 def own_draws_refusal(loader: Any) -> str:
-    """Why nobody but the user gives a loader more workers where each of its own draws for itself:
-    what is learned then is as good, and not the same.
+    """Returns why only the user may give a loader more workers if each of its own draws separately.
+
+    The training is then as good, but not the same.
     """
     return (
         f"its {loader.num_workers} workers draw random numbers,"
@@ -64,10 +67,10 @@ def own_draws_refusal(loader: Any) -> str:
 
 
 def _chosen_start_method(loader: Any) -> str | None:
-    """None where the script chose none: `worker_batches` forks whatever the default is.
+    """Returns the start method that the script chose, or None. `worker_batches` forks in any case.
 
-    Asks in a way that leaves the script free to choose one later. The default is in force after
-    any use of `multiprocessing`, and is then no choice.
+    The check leaves the script free to choose one later. Any use of `multiprocessing` sets the
+    default, which is then no choice.
     """
     if loader.multiprocessing_context is not None:
         return loader.multiprocessing_context.get_start_method()
@@ -77,7 +80,9 @@ def _chosen_start_method(loader: Any) -> str | None:
 
 
 def draws_at_end(loader: Any) -> bool:
-    """Whether its sampler draws from a generator of the script once more at the end of a pass."""
+    """Returns whether its sampler draws from a generator of the script once more at the end of a
+    pass.
+    """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     for _ in range(_SAMPLERS_DEEP_MAX):
         if isinstance(sampler, RandomSampler):
@@ -89,7 +94,7 @@ def draws_at_end(loader: Any) -> bool:
 
 
 def skipped_batches(iterator: Any) -> int:
-    """Batches of its pass that a resumed run was not given again."""
+    """Returns how many batches of its pass a resumed run did not get again."""
     record = getattr(iterator, "_gpujob_pass", None)
     return int(getattr(record, "skipped", 0)) + int(getattr(iterator._index_sampler, "skipped", 0))
 
@@ -109,7 +114,7 @@ def _draws_as_it_goes(sampler: Any) -> str | None:
 
 
 def _deals_out(sampler: Any) -> bool:
-    """Whether it draws nothing itself."""
+    """Returns whether the sampler draws nothing itself."""
     return type(sampler) is BatchSampler or type(sampler).__name__ in _DEALS_OUT
 
 
@@ -119,7 +124,9 @@ def _inner(sampler: Any) -> Any:
 
 
 def reading_refusal(loader: Any) -> str | None:
-    """Why reading samples elsewhere is not the same; reads a few and puts back what it drew."""
+    """Returns why reading samples elsewhere differs, or None. It reads a few samples and restores
+    the generators.
+    """
     dataset = loader.dataset
     opened = open_file(dataset)
     if opened is not None:
@@ -128,8 +135,8 @@ def reading_refusal(loader: Any) -> str | None:
     generators = _Generators(loader)
     try:
         sample = _read(loader)
-        # A table or a tokenizer makes what it needs in its first read. What a cache keeps is more
-        # after each read.
+        # A table or a tokenizer creates what it needs in its first read. A cache holds more after
+        # each read.
         held = DatasetState(dataset)
         _read(loader, further=1)
         change = own.change() or held.change()
@@ -157,13 +164,13 @@ def _reads_through(opened: str) -> str:
 
 
 def _datasets(dataset: Any) -> list[Any]:
-    """With those that lie within it."""
+    """Returns the dataset and those inside it."""
     inner = reachable([dataset], _DATASETS_DEEP_MAX)
     return [dataset, *(one for one in inner if one is not dataset and isinstance(one, Dataset))]
 
 
 class _Generators:
-    """All that reading samples may draw from, as it was before."""
+    """All generators that reading samples may use, as they were before."""
 
     def __init__(self, loader: Any) -> None:
         self._own = [OwnGenerators.of_dataset(one) for one in (loader.dataset, loader.collate_fn)]
@@ -176,7 +183,7 @@ class _Generators:
 
     @property
     def drew_apart(self) -> bool:
-        """From others than those that every process starts with."""
+        """Whether reading drew from generators that processes do not all start with."""
         return any(own.drew for own in self._own) or self._drew_on_the_device
 
     @property
@@ -192,7 +199,7 @@ class _Generators:
 
 
 def _read(loader: Any, further: int = 0) -> Any:
-    """A few samples from all over the dataset, as a batch where the loader makes batches."""
+    """Returns a few samples from all over the dataset, as a batch if the loader makes batches."""
     dataset = loader.dataset
     length = len(dataset) if hasattr(dataset, "__len__") else 1
     if loader.batch_sampler is None:

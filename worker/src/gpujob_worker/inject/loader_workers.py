@@ -1,5 +1,5 @@
-"""Decides how many processes may load data beside the training process: by the cores that it may
-use, not by those that exist.
+"""Decides how many processes may load data next to the training process, by the cores that it may
+use.
 
 The affinity mask and the CPU quota of its cgroup (versions 1 and 2) bound the cores. Processes that
 a launcher started on the same node share them, unless each is bound to its own cores.
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKERS_MAX = 16
-# Where nothing was measured that says how many are needed.
+# Used if no measurement shows how many are needed.
 UNMEASURED_MAX = 4
-# Shares of ten seconds in which a runnable task waited for a core.
+# Percent of the last ten seconds in which a runnable task waited for a core.
 LOADED_PERCENT = 50.0
 _CGROUPS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The files from which the facts are read; tests replace them."""
+    """The files from which the facts are read. Tests replace them."""
 
     cgroups: Path = Path("/sys/fs/cgroup")
     proc: Path = Path("/proc")
     affinity: Callable[[int], set[int]] = os.sched_getaffinity
 
     def quota_cores(self) -> float | None:
-        """The tightest CPU quota above this process, in cores; None without a quota."""
+        """Returns the tightest CPU quota above this process in cores, or None without a quota."""
         return min(self._quotas(), default=None)
 
     def _quotas(self) -> Iterator[float]:
@@ -43,7 +43,9 @@ class Machine:
                     yield limit / int((folder / "cpu.cfs_period_us").read_text())
 
     def _folders(self) -> Iterator[Path]:
-        """This process's groups and all above them; a container may see its own as the root."""
+        """Yields this process's groups and all above them. A container may see its own group as the
+        root.
+        """
         try:
             lines = (self.proc / "self" / "cgroup").read_text().splitlines()
         except OSError:
@@ -60,8 +62,11 @@ class Machine:
                 yield from (at for at in folder.parents if at.is_relative_to(top))
 
     def waiting_percent(self) -> float | None:
-        """How much of the last ten seconds something of ours, or on this node where we may use all
-        of it, waited for a core; None where nobody counts."""
+        """Returns the percent of the last ten seconds in which a task waited for a core, or None
+        without statistics.
+
+        The tasks are those of our cgroup, or those of the whole node if we may use all of it.
+        """
         own = next(
             (folder for folder in self._folders() if (folder / "cpu.pressure").exists()), None
         )
@@ -81,7 +86,7 @@ def _waiting(path: Path) -> float | None:
 
 
 def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
-    """Cores for each of the training processes on this node."""
+    """Returns the cores for each of the training processes on this node."""
     own = machine.affinity(0)
     processes = _training_processes(environ)
     quota = machine.quota_cores()
@@ -90,13 +95,13 @@ def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
 
 
 def _training_processes(environ: Mapping[str, str]) -> int:
-    """Those that a launcher started on this node."""
+    """Returns the number of processes that a launcher started on this node."""
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _bound(own: set[int], machine: Machine) -> bool:
-    """True if this process has fewer cores than its parent."""
+    """Returns whether this process has fewer cores than its parent."""
     try:
         return own < machine.affinity(os.getppid())
     except OSError:
@@ -104,7 +109,7 @@ def _bound(own: set[int], machine: Machine) -> bool:
 
 
 def workers_wanted(environ: Mapping[str, str] = os.environ, machine: Machine | None = None) -> int:
-    """As many as there are spare cores beside the training process, at most `WORKERS_MAX`."""
+    """Returns the number of spare cores next to the training process, at most `WORKERS_MAX`."""
     spare = int(cores_here(environ, machine or Machine())) - 1
     return max(0, min(WORKERS_MAX, spare))
 
@@ -115,8 +120,10 @@ def workers_that_fit(
     folder: Path = Path("/dev/shm"),  # noqa: S108
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """How many workers may lay `batches_each` batches ready: half of the shared memory that is
-    free, since a process that finds none is killed, divided among the node's training processes.
+    """Returns how many workers may hold `batches_each` batches ready in shared memory.
+
+    They use half of the free shared memory, because a process that finds none is killed. The node's
+    training processes share it.
     """
     try:
         free = os.statvfs(folder)
@@ -127,7 +134,7 @@ def workers_that_fit(
 
 
 def busy_cores(machine: Machine | None = None) -> str | None:
-    """Why a worker would find no free core now; None if it would."""
+    """Returns why a worker would find no free core now, or None if it would."""
     machine = machine or Machine()
     percent = machine.waiting_percent()
     if percent is None or percent < LOADED_PERCENT:

@@ -1,12 +1,12 @@
-"""A true micro-batch split inside an unmodified loop: the module's forward, chunk by chunk.
+"""A true micro-batch split inside an unmodified loop: the module's forward runs chunk by chunk.
 
 The call runs without a graph on one chunk of rows after another, and its outputs are concatenated.
 In backward every chunk runs again with a graph and with the same random numbers, and its parameter
-gradients are summed. Memory is that of one chunk, and the loss sees the whole batch. If every
+gradients are summed. Only one chunk's memory is needed, and the loss sees the whole batch. If every
 sample is treated independently, the sum of the chunks' gradients is the gradient of the whole.
 Gradients that are differentiated themselves, as for some penalties, use one graph for the whole
 batch. The graph of the last chunk is kept from the forward, so that only the other chunks run
-twice; if the loss needs that memory, no graph is kept.
+twice. If the loss needs that memory, no graph is kept.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class NotSplittableError(Exception):
-    """The inputs or outputs of this call do not have the samples first; the call runs whole
+    """Raised if inputs or outputs of a call do not have the samples first. The call runs whole
     instead.
     """
 
@@ -44,7 +44,7 @@ class _Random:
 
 
 class _Run:
-    """One split call: the state that forward leaves for backward."""
+    """One split call, with the state that forward leaves for backward."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class _Run:
             leaves, wanted = self._run_chunk(index, with_graph=kept)
             if kept:
                 self._kept = (leaves, wanted)
-            # Into their place at once: put together at the end, they would be there twice.
+            # Outputs are copied into place at once. Concatenating them at the end would need them
+            # twice.
             whole = whole or [_for_rows(leaf, self.rows) for leaf in leaves]
             for place, leaf in zip(whole, leaves, strict=True):
                 if (leaf.shape[1:], leaf.dtype) != (place.shape[1:], place.dtype):
@@ -88,7 +89,7 @@ class _Run:
         return whole
 
     def backward(self, output_gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Gradients of the inputs that want one, then of the parameters."""
+        """Returns the gradients of the inputs that need one, then those of the parameters."""
         if self._versions != self._version_list():
             raise RuntimeError(
                 "a parameter or an input was changed in place between forward and backward; "
@@ -103,7 +104,7 @@ class _Run:
     def differentiable_backward(
         self, tensors: tuple[Tensor, ...], output_gradients: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
-        """Like `backward`, with a graph and therefore with the memory of the whole batch."""
+        """Like `backward`, but with a graph, and therefore with the memory of the whole batch."""
         present = _Random(self.device)
         wanted = iter(tensors)
         inputs = self.inputs.with_leaves(
@@ -167,7 +168,7 @@ class _Run:
             present.restore()
 
     def _run_chunk(self, index: int, *, with_graph: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of one chunk, and the tensors that its gradients are wanted for."""
+        """Returns the outputs of one chunk, and the tensors for which gradients are needed."""
         chunk = self.inputs.narrow(*self.chunks[index], self.batched).detached()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if with_graph else torch.no_grad())
@@ -258,8 +259,11 @@ def chunked_call(
     *,
     keeps_chunk: bool = True,
 ) -> Any:
-    """`inputs.call(call)` in chunks of `rows` samples. Raises `NotSplittableError`, with the random
-    state as it was, when an output does not have the samples first."""
+    """Returns `inputs.call(call)`, computed in chunks of `rows` samples.
+
+    Raises `NotSplittableError` if an output does not have the samples first. The random state is
+    then as before.
+    """
     parameters = trainable(module)
     if not parameters:
         raise NotSplittableError("nothing to learn")
@@ -282,7 +286,7 @@ def _differentiable(output: Tensor) -> bool:
 
 
 def _for_rows(leaf: Tensor, rows: int) -> Tensor:
-    """Memory for the whole batch's output, in the memory format of one chunk's output."""
+    """Returns memory for the whole batch's output, in the memory format of one chunk's output."""
     last = leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
     lies = torch.channels_last if last and not leaf.is_contiguous() else torch.contiguous_format
     size = (rows, *leaf.shape[1:])

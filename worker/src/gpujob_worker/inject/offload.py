@@ -1,6 +1,6 @@
-"""Activations and optimizer state in host memory while they are not needed.
+"""Keeps activations and optimizer state in host memory while they are not needed.
 
-Copies change no bit. Both take time on the bus and are for jobs that do not fit otherwise.
+Copies change no bit. Both take time on the bus, and are for jobs that do not fit otherwise.
 """
 
 import weakref
@@ -24,10 +24,10 @@ def offload_refusal(device: torch.device, *, compiled: bool = False) -> str | No
 
 @contextmanager
 def activations_on_host(module: torch.nn.Module) -> Generator[None]:
-    """Inside, tensors saved for backward are copied to pinned host memory, and back in backward.
+    """Copies tensors saved for backward to pinned host memory, and back in backward.
 
-    torch's `save_on_cpu` returns everything contiguous, for which other kernels with other bits
-    run, and moves parameters and small tensors too.
+    torch's `save_on_cpu` returns contiguous tensors only, for which other kernels with other bits
+    run. It also moves parameters and small tensors.
     """
     parameters = {parameter.data_ptr() for parameter in module.parameters()}
 
@@ -46,9 +46,11 @@ def activations_on_host(module: torch.nn.Module) -> Generator[None]:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, pinned if that speeds up the copy; ordered with the stream."""
+    """Returns a copy in host memory, pinned if that speeds up the copy, and ordered with the
+    stream.
+    """
     pinned = tensor.device.type == "cuda"
-    # Always a copy: what was saved must not change with the original.
+    # It is always a copy, because a saved tensor must not change with the original.
     copy = torch.empty_like(tensor, device=_HOST, pin_memory=pinned, requires_grad=False)
     return copy.copy_(tensor.detach(), non_blocking=pinned)
 
@@ -57,7 +59,7 @@ class OptimizerOffload:
     """Keeps an optimizer's large state tensors in host memory between its steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # A weak reference: the script may drop the optimizer.
+        # A weak reference, because the script may drop the optimizer.
         self._of = weakref.ref(optimizer)
 
     @property

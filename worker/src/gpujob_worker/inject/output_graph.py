@@ -1,21 +1,21 @@
-"""Which outputs of a call are made of others of its outputs."""
+"""Finds which outputs of a call are computed from other outputs of it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-# A transformer of a hundred blocks has some thousands.
+# A transformer of a hundred blocks has some thousands of nodes.
 NODES_MAX = 50_000
 
 Edge = tuple[Any, int]
 
 
 def inner_outputs(outputs: Mapping[int, torch.Tensor]) -> dict[int, frozenset[int]]:
-    """For each output, by its key, the others from which autograd knows that it was computed: a
-    loss is made of the logits that the call returns as well.
+    """Returns, for each output by its key, the other outputs from which autograd computed it.
 
-    Past NODES_MAX nodes of a graph nothing more is found.
+    A loss, for example, is computed from logits that the call returns too. Nothing more is found
+    beyond NODES_MAX nodes of a graph.
     """
     if len(outputs) < 2:
         return {}

@@ -13,8 +13,8 @@ import torch
 
 from gpujob_worker.inject.call_settings import CallSetting
 
-# Where `torch.backends` lets float32 be computed in TF32, and the value without it. The newer
-# interface comes last: what is off by the older one may still be on by it.
+# The flags by which `torch.backends` computes float32 in TF32, and their values without it. The
+# newer interface comes last, because a flag that is off in the older one may still be on in it.
 _TF32_FLAGS: tuple[tuple[str, bool | str], ...] = (
     ("cuda.matmul.allow_tf32", False),
     ("cudnn.allow_tf32", False),
@@ -42,9 +42,10 @@ class ConvolutionAutotuning(CallSetting):
 
 
 def float32_products() -> str:
-    """How the script lets float32 products be computed: "highest" unless it chose otherwise.
+    """Returns how the script lets float32 products be computed: "highest" unless it chose
+    otherwise.
 
-    Where it chose by torch's newer interface, the older one raises an error.
+    The older interface raises an error if the script used torch's newer one.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -66,14 +67,15 @@ def tf32_refusal() -> str | None:
 
 @contextmanager
 def without_tf32() -> Generator[None]:
-    """Inside, products and cuDNN's layers compute float32 as such; then as the script chose it.
+    """Computes products and cuDNN's layers in plain float32, and restores the script's choice
+    afterwards.
 
-    Each flag is restored through the interface by which it was read: torch refuses to answer by the
-    older one where the two do not agree.
+    Each flag is restored through the interface by which it was read. torch raises in the older one
+    if the two do not agree.
     """
     restoring = ExitStack()
     try:
-        # Some versions of torch warn of the older interface.
+        # Some versions of torch warn about the older interface.
         with _no_warnings():
             _switch_tf32_off(restoring)
         yield
@@ -93,7 +95,7 @@ def _switch_tf32_off(restoring: ExitStack) -> None:
     try:
         products = torch.get_float32_matmul_precision()
     except RuntimeError:
-        products = "highest"  # the script chose by the newer interface, which follows
+        products = "highest"  # the script used the newer interface, which is handled next
     if products != "highest":
         restoring.callback(torch.set_float32_matmul_precision, products)
         torch.set_float32_matmul_precision("highest")
@@ -105,7 +107,7 @@ def _switch_tf32_off(restoring: ExitStack) -> None:
 
 
 def _backend_flag(path: str) -> bool | str | None:
-    """None if this torch does not have it, or refuses to answer."""
+    """Returns the flag, or None if this torch does not have it or raises."""
     try:
         return attrgetter(path)(torch.backends)
     except (AttributeError, RuntimeError):
@@ -118,8 +120,9 @@ def _set_backend_flag(path: str, value: bool | str) -> None:
 
 
 def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> str | None:
-    """Why cuDNN must not benchmark its kernels; `signatures` is the number of input shapes seen so
-    far.
+    """Returns why cuDNN must not benchmark its kernels, or None.
+
+    `signatures` is the number of input shapes seen so far.
     """
     kinds = (torch.nn.modules.conv._ConvNd,)  # pyright: ignore[reportPrivateUsage]
     device = next((p.device.type for p in module.parameters()), "cpu")

@@ -1,8 +1,8 @@
-"""The global random generators of a process as values: compared, put back, and moved forward by a
-number of draws without making what was drawn.
+"""The global random generators of a process as values. They can be compared, restored, and moved
+forward by a number of draws without repeating them.
 
-Python, numpy and torch's generator on the CPU each draw 32-bit numbers from a Mersenne twister, so
-that a place in a stream follows from an earlier one and the count of numbers between them.
+Python, numpy and torch's generator on the CPU each draw 32-bit numbers from a Mersenne twister. A
+position in a stream therefore follows from an earlier one and the count of numbers between them.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-# Numbers that one batch may draw from one generator and still be counted.
+# Maximum count of numbers that one batch may draw from one generator.
 DRAWS_MAX = 20_000
 
 Streams = Mapping[str, Any]
 
 
 def streams_now() -> dict[str, Any]:
-    """The state of each generator; equal states are equal values."""
+    """Returns the state of each generator. Equal states are equal values."""
     numpy = sys.modules.get("numpy")
     found = {"python": random.getstate(), "torch": _bytes_of(torch.get_rng_state())}
     if numpy is not None:
@@ -30,7 +30,7 @@ def streams_now() -> dict[str, Any]:
 
 
 def put_streams(states: Streams) -> None:
-    """Puts the given states in force; generators that are not named keep their own."""
+    """Sets the given states. Generators that are not named keep their own."""
     if "python" in states:
         random.setstate(states["python"])
     if "torch" in states:
@@ -41,7 +41,7 @@ def put_streams(states: Streams) -> None:
 
 
 def changed_streams(before: Streams, after: Streams) -> dict[str, tuple[Any, Any]]:
-    """The generators that were drawn from, each with its state before and after."""
+    """Returns the generators that were drawn from, each with its state before and after."""
     same = object()
     return {
         name: (before.get(name), state)
@@ -52,13 +52,13 @@ def changed_streams(before: Streams, after: Streams) -> dict[str, tuple[Any, Any
 
 @dataclass(frozen=True, slots=True)
 class DrawCounts:
-    """How many 32-bit numbers a batch draws from each generator that it draws from."""
+    """The count of 32-bit numbers that a batch draws from each generator."""
 
     counts: Mapping[str, int]
 
     @classmethod
     def between(cls, before: Streams, after: Streams) -> "DrawCounts | None":
-        """None where a generator was not only drawn from, or too often."""
+        """Returns the counts, or None if a generator was set anew or drew too many numbers."""
         counts: dict[str, int] = {}
         for name, (first, last) in changed_streams(before, after).items():
             count = _count(name, first, last) if first is not None else None
@@ -68,7 +68,7 @@ class DrawCounts:
         return cls(counts)
 
     def after(self, states: Streams) -> dict[str, Any]:
-        """The states one batch later, of the generators that a batch draws from."""
+        """Returns the states one batch later, for the generators that a batch draws from."""
         return {name: _KINDS[name](states[name])(count) for name, count in self.counts.items()}
 
 

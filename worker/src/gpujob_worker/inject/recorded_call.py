@@ -1,4 +1,4 @@
-"""One real call of a module, kept so that it can be made again for a measurement."""
+"""One real call of a module, recorded to be repeated for a measurement."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,45 +12,48 @@ from gpujob_worker.inject.surroundings import Surroundings
 
 @dataclass(slots=True)
 class RecordedCall:
-    """One real call of the root: its inputs, and the loss's gradients of its outputs."""
+    """One real call of the root: its inputs, and the gradients of the loss by its outputs."""
 
     inputs: CallInputs
     output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
-    # Why this call says nothing about a call made for a measurement.
+    # Why this call is not representative of a call made for a measurement, or None.
     refusal: str | None = None
-    # A few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
+    # A few of its samples cannot run alone, because of a hidden state, offsets, a sparse matrix, or
+    # no batch.
     whole_only: bool = False
-    # The script's contexts around it; None for a call that is not the script's.
+    # The script's contexts around the call. None for a call that is not the script's.
     surroundings: Surroundings | None = None
     handles: list[Any] = field(default_factory=list[Any])
 
     def forget_hooks(self) -> None:
-        """An output may be a parameter, which keeps its hooks."""
+        """Removes the hooks. An output may be a parameter, which would keep its hooks."""
         while self.handles:
             self.handles.pop().remove()
 
     def around(self) -> AbstractContextManager[None]:
-        """The script's contexts, to be entered around another run of the call."""
+        """Returns the script's contexts, to be entered around another run of the call."""
         return nullcontext() if self.surroundings is None else self.surroundings.entered()
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type of the script's own autocast; None without one."""
+        """The type of the script's own autocast, or None without one."""
         found = self.surroundings
         return found.dtype if found is not None and found.autocast else None
 
     def of(self, inputs: CallInputs) -> "RecordedCall":
-        """A call of the same kind with other inputs, whose gradients are not known."""
+        """Returns a call of the same kind with other inputs, whose gradients are not known."""
         return RecordedCall(inputs, surroundings=self.surroundings)
 
     def used(self, outputs: list[torch.Tensor]) -> list[bool]:
-        """Which outputs the loss learns from; all if nothing was recorded about them."""
+        """Returns which outputs the loss uses with gradients; all if nothing was recorded about
+        them.
+        """
         known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
         seen = [gradient is not None for gradient in known]
         return seen if any(seen) else [True] * len(outputs)
 
     def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The recorded gradient of each output; a constant one if it is unknown."""
+        """Returns the recorded gradient of each output, or a constant one if it is unknown."""
         known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
         result: list[torch.Tensor] = []
         for index, output in enumerate(outputs):

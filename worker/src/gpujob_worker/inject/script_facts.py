@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# Losses of one step that a script may scale before it goes back from the first.
+# Losses of one step that a script may scale before its first backward pass.
 _SCALED_MAX = 8
 
 
@@ -18,23 +18,24 @@ _SCALED_MAX = 8
 class ScriptFacts:
     """Filled while the script runs. Facts are only added."""
 
-    # Weak references: a script that makes one optimizer after the other needs the memory of earlier
-    # ones.
+    # Weak references, because a script that makes one optimizer after another needs the memory of
+    # earlier ones.
     stepped: list["weakref.ref[torch.optim.Optimizer]"] = field(
         default_factory=list["weakref.ref[torch.optim.Optimizer]"]
     )
-    # Number of processes that must come to the same decision separately; 1 if they decide together.
+    # Number of processes that must come to the same decision separately. It is 1 if they decide
+    # together.
     processes: int = 1
     memory_limited: bool = False
-    # A module that is trained, or what is called in the model or has it inside.
+    # The script compiles a trained module, or code that is called in the model or contains it.
     compiles: bool = False
-    # Anything else.
+    # The script compiles anything else.
     compiles_functions: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
-    # Keeps a graph for another backward pass.
+    # The script keeps a graph for another backward pass.
     goes_back_twice: bool = False
-    # The model is called inside the optimizer's step, as LBFGS and Lightning do.
+    # The script calls the model inside the optimizer's step, as LBFGS and Lightning do.
     steps_with_closure: bool = False
 
     @property
@@ -52,9 +53,7 @@ class ScriptFacts:
 
 
 def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Calls `on_made` with each optimizer that the script makes: calls after that belong to
-    training.
-    """
+    """Calls `on_made` with each optimizer that the script makes. Later calls belong to training."""
     plain = torch.optim.Optimizer.__init__
 
     @functools.wraps(plain)
@@ -66,8 +65,9 @@ def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
 
 
 def watch_backward(on_loss: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-    """Calls `on_loss` with each scalar from which the script starts a backward pass, and with that
-    scalar as it was before a GradScaler multiplied it.
+    """Calls `on_loss` with each scalar from which the script starts a backward pass.
+
+    The second argument is the scalar before a GradScaler multiplied it.
     """
     plain, scaled = torch.Tensor.backward, _watch_scaled_losses()
 
@@ -82,7 +82,7 @@ def watch_backward(on_loss: Callable[[torch.Tensor, torch.Tensor], None]) -> Non
 
 
 def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tensor]]":
-    """The latest losses that a GradScaler multiplied, with what they were before."""
+    """Records the latest losses that a GradScaler multiplied, with their values before."""
     scaled: deque[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = deque(maxlen=_SCALED_MAX)
     plain = torch.amp.GradScaler.scale
 
@@ -100,9 +100,10 @@ def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tens
 def watch_compile(
     on_compile: Callable[[], None], on_start: Callable[[], None], on_end: Callable[[], None]
 ) -> None:
-    """Calls `on_compile` when the script asks for a compiled module that is to be trained, and
-    `on_start` and `on_end` around each compilation of anything else that the script asked for: of a
-    function, a loss or a teacher, in its call.
+    """Calls `on_compile` when the script compiles a module that is trained.
+
+    `on_start` and `on_end` are called around each compilation of anything else that the script
+    requested, such as a function, a loss or a teacher.
     """
     starts: list[object] = []
 
@@ -138,14 +139,15 @@ def watch_compile(
 
 
 def _is_trained(module: torch.nn.Module) -> bool:
-    """As far as is to be seen: one that is trained later, or in evaluation mode, shows it by its
-    calls.
+    """Returns whether the module is trained, as far as can be seen now.
+
+    A module that is trained later or in evaluation mode shows it by its calls.
     """
     return module.training and any(parameter.requires_grad for parameter in module.parameters())
 
 
 def watch_scaler(facts: ScriptFacts) -> None:
-    """Records that the script makes a GradScaler of its own."""
+    """Records that the script makes its own GradScaler."""
     plain = torch.amp.GradScaler.__init__
 
     @functools.wraps(plain)
@@ -157,8 +159,9 @@ def watch_scaler(facts: ScriptFacts) -> None:
 
 
 def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
-    """Records `create_graph=True`, which a split, scaled or compiled call cannot support, and
-    `retain_graph=True`, which a compiled call cannot.
+    """Records `create_graph=True`, which split, scaled or compiled calls cannot support.
+
+    `retain_graph=True` is recorded too, because a compiled call cannot support it.
     """
     for name in ("backward", "grad"):
         plain = getattr(torch.autograd, name)
@@ -174,6 +177,6 @@ def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
         setattr(torch.autograd, name, call)
 
 
-# Position of the argument in torch.autograd.backward and torch.autograd.grad; before it is
-# `retain_graph`.
+# Position of the argument in torch.autograd.backward and torch.autograd.grad. `retain_graph`
+# precedes it.
 _CREATE_GRAPH = {"backward": 3, "grad": 4}

@@ -1,4 +1,4 @@
-"""The shapes of the batches that a module is called with, and whether they vary."""
+"""The shapes of the batches with which a module is called, and whether they vary."""
 
 from collections import Counter
 from typing import Any
@@ -7,17 +7,18 @@ import torch
 
 from gpujob_worker.inject.call_inputs import CallInputs
 
-# Looking at a call's shapes takes some microseconds, and the first calls tell.
+# Reading a call's shapes takes some microseconds, and the first calls are enough.
 CALLS_WATCHED = 256
-# Other shapes than these are counted as calls only.
+# Calls with further shapes are only counted.
 SHAPES_KEPT = 64
 
 Signature = tuple[Any, ...]
 
 
 def of_any_size(signature: Signature) -> Signature:
-    """What is left of it in code that is compiled for any size: torch makes other code for
-    dimensions of 0 and 1.
+    """Returns the part of the signature that matters to code compiled for any size.
+
+    Torch compiles separate code for dimensions of 0 and 1.
     """
     return tuple(
         (tuple(min(size, 2) for size in leaf[0]), leaf[1]) if isinstance(leaf, tuple) else leaf
@@ -43,8 +44,10 @@ class SeenShapes:
             self._calls_of[signature] += 1
 
     def vary(self, inputs: CallInputs) -> bool:
-        """True if calls like this one differ in more than their number of samples, or if most of
-        them have another number. A smaller last batch of each pass is neither.
+        """Returns whether calls like this one vary.
+
+        They do if they differ in more than their number of samples, or if most of them have another
+        number. A smaller last batch of each pass does not count.
         """
         own, alike = inputs.signature, self._alike(inputs)
         if any(_of_a_sample(other) != _of_a_sample(own) for other in alike):
@@ -52,7 +55,7 @@ class SeenShapes:
         return 2 * alike[own] < sum(alike.values())
 
     def smaller(self, inputs: CallInputs) -> CallInputs | None:
-        """A part of the call that is as small as those seen; None if none was smaller."""
+        """Returns a part of the call as small as those seen, or None if none was smaller."""
         alike = self._alike(inputs)
         leaves = tuple(
             _cut(leaf, [other[index][0] for other in alike])

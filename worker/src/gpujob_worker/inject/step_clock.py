@@ -9,7 +9,7 @@ STEPS_OF_ANOTHER = 100
 
 
 class StepClock:
-    """The first optimizer that steps, for as long as the script keeps and steps it.
+    """Counts the steps of the first optimizer that steps, as long as the script keeps and steps it.
 
     If a script trains one model after another (folds, phases, a search for a learning rate), the
     next optimizer takes over. If two alternate, as in adversarial training, the first one stays.
@@ -27,7 +27,7 @@ class StepClock:
         return self._of() if self._of is not None else None
 
     def ticks(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if this step of `optimizer` counts as a step of the training."""
+        """Returns whether this step of `optimizer` counts as a step of the training."""
         of = self.optimizer
         if of is not None and of is not optimizer:
             steps = self._others[optimizer] = self._others.get(optimizer, 0) + 1

@@ -1,7 +1,7 @@
-"""The contexts around a call of the script: what a measurement of the call must be made in too.
+"""The contexts around a call of the script, in which its measurement must run too.
 
 A script often enters autocast, or chooses kernels of attention, around the module's call. A later
-run of the call is made when these contexts are left.
+run of the call is made after these contexts are left.
 """
 
 from collections.abc import Generator
@@ -16,14 +16,14 @@ from gpujob_worker.inject.attention_order import enabled_kernels, order_is_chose
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Autocast of a type of device, and the kernels that attention may use, in their order."""
+    """The autocast of a device type, and the kernels that attention may use, in their order."""
 
     device_type: str
     autocast: bool
     dtype: torch.dtype
     caches: bool
     kernels: tuple[SDPBackend, ...]
-    # Torch's own order is left to torch, which may change it in the first call on a GPU.
+    # False if torch's own order applies. Torch may change that in the first call on a GPU.
     ordered: bool
 
     @classmethod
@@ -39,7 +39,7 @@ class Surroundings:
 
     @contextmanager
     def entered(self) -> Generator[None]:
-        """As around the script's call; what is so already is left alone."""
+        """Enters the contexts of the script's call, except those that already apply."""
         now = Surroundings.now(self.device_type)
         with ExitStack() as stack:
             if self._has_other_kernels(now):

@@ -1,8 +1,8 @@
 """A copy of a module that `fully_shard` (FSDP2) spreads over processes, with whole parameters.
 
 Each call of the module itself gathers its parameters from all processes. A process that made one
-call more than the others, or one less, would wait for them for ever. For tries all processes
-gather once, at the same step; after that the copy runs in each of them alone.
+call more than the others, or one less, would wait for them forever. For tries, all processes gather
+once at the same step. After that the copy runs in each of them alone.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from torch import nn
 from gpujob_worker.inject.guards import FULLY_SHARDED
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What FSDP2 hooks on is of this package.
+# FSDP2's hooks are defined in this package.
 _OF_SHARDING = "torch.distributed."
 _REACHED = "forward reaches sharded modules past the copy that is tried"
 
@@ -26,19 +26,21 @@ class ReachedError(RuntimeError):
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a tensor that is spread over processes."""
+    """Returns whether the value is a tensor that is spread over processes."""
     return isinstance(value, torch.Tensor) and type(value).__name__ == "DTensor"
 
 
 def whole_bytes(module: nn.Module) -> int:
-    """What the copy's parameters take; the global sizes of those that are spread."""
+    """Returns the bytes of the copy's parameters: the global sizes of those that are spread."""
     found = [each for each in module.parameters() if is_sharded(each)]
     return sum(each.numel() * each.element_size() for each in found)
 
 
 def copy_refusal(module: nn.Module, processes: int) -> str | None:
-    """Why a copy would not compute what the module does, or not be made by all processes at once;
-    None if it would.
+    """Returns why a copy would differ from the module, or could not be made by all processes at
+    once.
+
+    None if it can be used.
     """
     for layer in _sharded_layers(module):
         policy = getattr(_state(layer), "_mp_policy", None)
@@ -58,8 +60,9 @@ def copy_refusal(module: nn.Module, processes: int) -> str | None:
 
 
 def unsharded_copy(module: nn.Module) -> nn.Module:
-    """The copy. All processes have to call it at once. Buffers, and parameters that are not
-    spread, are the module's own.
+    """Returns the copy. All processes have to call this at the same time.
+
+    Buffers, and parameters that are not spread, are the module's own.
     """
     with torch.no_grad():
         gathered = {
@@ -96,7 +99,7 @@ def _copied(
 
 
 def _own_class(kind: type[Any]) -> type[Any]:
-    """The script's class, of which FSDP2 made a subclass."""
+    """Returns the script's class, of which FSDP2 made a subclass."""
     own = [base for base in kind.__bases__ if base.__name__ != FULLY_SHARDED]
     return kind if len(own) == len(kind.__bases__) else own[0]
 
@@ -112,8 +115,9 @@ def _without_sharding(hooks: "OrderedDict[int, Any]") -> "OrderedDict[int, Any]"
 
 @contextmanager
 def nothing_gathered(module: nn.Module) -> Generator[None]:
-    """Inside, a call that would gather the module's parameters raises `ReachedError` instead: a
-    copy that kept the module, or a part of it, in a list or a closure.
+    """Makes calls that would gather the module's parameters raise `ReachedError` instead.
+
+    A copy may reach the module if it kept it, or a part of it, in a list or a closure.
     """
     kinds = {type(group) for layer in _sharded_layers(module) for group in _groups(layer)}
     plain: dict[Any, Any] = {kind: kind.unshard for kind in kinds}
@@ -131,7 +135,7 @@ def nothing_gathered(module: nn.Module) -> Generator[None]:
 
 
 def counterpart(layer: nn.Module | None, of: nn.Module, to: nn.Module) -> nn.Module | None:
-    """The layer of `to` that stands where `layer` stands in `of`; None if there is none."""
+    """Returns the layer of `to` at the place that `layer` has in `of`, or None."""
     name = next((name for name, each in of.named_modules() if each is layer), None)
     return None if name is None else dict(to.named_modules()).get(name)
 
@@ -145,8 +149,9 @@ def _sharded_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def _has_nothing_of_its_own(layer: nn.Module) -> bool:
-    """Whether every sharded parameter is one of a wrapped module inside, as in a root that was
-    wrapped after all its parts. Such a module gathers nothing itself.
+    """Returns whether every sharded parameter belongs to a wrapped module inside.
+
+    A root that was wrapped after all its parts is such a module, and gathers nothing itself.
     """
     inside = {
         id(parameter)
@@ -164,7 +169,9 @@ def _state(layer: Any) -> Any:
 
 
 def _groups(layer: nn.Module) -> list[Any]:
-    """FSDP2's groups of parameters that are gathered at once; older releases have a single one."""
+    """Returns FSDP2's groups of parameters that are gathered at once. Older releases have a single
+    one.
+    """
     state = _state(layer)
     groups = getattr(state, "_fsdp_param_groups", None)
     found = groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]

@@ -1,13 +1,15 @@
-"""Batches that worker processes load ahead of the loop, exactly those that the loop would have
-loaded by itself, from any place of a pass to any other.
+"""Batches that worker processes load ahead of the loop. They are exactly those that the loop would
+load by itself, and workers can start and stop anywhere in a pass.
 
-What a batch is follows from its indices and from the random numbers that it draws, in the training
-process among the model's and the script's. A worker gets the state of the generators that it is
-expected to find; the script is given its batch only if the generators of the training process are
-in just that state when the batch is asked for, and they are then left as the batch leaves them. If
-they are not, the batch is loaded here. The state is expected by the number of draws of the batches
-before. If these vary, one worker alone goes from batch to batch. Whatever keeps a worker from
-delivering costs the script no batch and no error: the batch is loaded here, and so are the others.
+A batch follows from its indices and from the random numbers that it draws. In the training process,
+the model and the script draw from the same generators. A worker gets the generator states that it
+is expected to find. The script gets its batch only if the generators of the training process are in
+just that state when the batch is requested. They are then left as the batch leaves them. Otherwise
+the batch is loaded here.
+
+The state is predicted from the number of draws of earlier batches. If these vary, a single worker
+goes from batch to batch. If a worker fails to deliver for any reason, the script loses no batch and
+gets no error, because that batch and all later ones are loaded here.
 """
 
 import time
@@ -37,7 +39,7 @@ from gpujob_worker.inject.random_streams import (
 )
 
 PREFETCH_FACTOR = 2
-# Batches that are loaded here to count what they draw.
+# Batches that are loaded here to count their draws.
 COUNTED_BATCHES = 2
 # Batches that workers loaded in vain for one reason: this many, and this part of all.
 MISSES_MAX = 8
@@ -47,21 +49,22 @@ WAIT_BATCHES_MAX = 20
 
 @dataclass(slots=True)
 class LoaderFacts:
-    """What passes over one loader have shown so far."""
+    """The findings of passes over one loader so far."""
 
     counted: int = 0
-    # None: not counted yet, or not the same in each batch.
+    # None if they are not counted yet, or not the same in each batch.
     draws: DrawCounts | None = None
     varies: bool = False
-    # A batch of a worker and the same one loaded here were the same bits.
+    # A worker's batch and the same one loaded here were the same bits.
     compared: bool = False
     given: int = 0
-    # Loaded here after all: expected with other random numbers, or failed in a worker.
+    # Batches that were loaded here after all, because they were loaded with other random numbers or
+    # failed in a worker.
     missed: int = 0
     failed: int = 0
-    # The longest that loading one here has taken.
+    # The longest time that loading one batch here has taken.
     batch_seconds: float = 0.0
-    # Why its batches must come from the training process.
+    # Why the batches must come from the training process, or None.
     refusal: str | None = None
 
     @property
@@ -69,7 +72,7 @@ class LoaderFacts:
         return self.varies or self.counted >= COUNTED_BATCHES
 
     def count(self, before: Streams, after: Streams) -> None:
-        """What a whole batch that was loaded here has drawn."""
+        """Counts the draws of a whole batch that was loaded here."""
         draws = DrawCounts.between(before, after)
         self.varies = self.varies or draws is None or (self.counted > 0 and draws != self.draws)
         self.draws = draws
@@ -91,33 +94,35 @@ class LoaderFacts:
 
 
 class _Tasks:
-    """What is to be loaded, in the order of the pass."""
+    """The tasks for workers, in the order of the pass."""
 
     def __init__(self, rest: Iterator[Any], facts: LoaderFacts, ahead: int | None) -> None:
         self._rest = rest
         self._facts = facts
-        # How many the sampler may be asked for ahead of the script; None: all.
+        # How far the sampler may run ahead of the script, in batches. None for all.
         self._ahead = ahead
         self._again: deque[Any] = deque()
-        # Given to workers, whose results were not asked for yet.
+        # Tasks given to workers whose results were not requested yet.
         self._given: deque[Any] = deque()
         self._start: Streams | None = None
 
     def expect(self, states: Streams) -> None:
-        """The next task finds these states."""
+        """Sets the states that the next task starts from."""
         draws = self._facts.draws if not self._facts.varies else None
         names = states if draws is None else draws.counts
         self._start = {name: states[name] for name in names}
 
     def give_again(self) -> int:
-        """Tasks that were given are to be given once more. Returns how many."""
+        """Gives outstanding tasks once more. Returns how many."""
         number = len(self._given)
         self._again.extendleft(reversed(self._given))
         self._given.clear()
         return number
 
     def due(self) -> Any:
-        """The indices of the batch that the script asks for, which is not given any more."""
+        """Returns the indices of the batch that the script requests, and drops it from the
+        outstanding ones.
+        """
         return self._given.popleft() if self._given else self._next()
 
     def _next(self) -> Any:
@@ -137,7 +142,7 @@ class _Tasks:
         self._given.append(indices)
         start, draws = self._start, self._facts.draws
         if self._facts.varies or draws is None or start is None:
-            self._start = None  # the one worker goes on where it is
+            self._start = None  # the single worker continues from its own state
         else:
             self._start = draws.after(start)
         return start, indices
@@ -158,12 +163,13 @@ class WorkerBatches:
         facts: LoaderFacts,
         paused: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`paused`: the time inside is not the script's."""
+        """Time inside `paused` does not count as the script's."""
         self._facts = facts
         self._paused = paused
         self._workers = workers
         self._starts = (iterator._dataset, iterator._collate_fn)
-        # What they hold since the workers were forked, which have copies.
+        # What dataset and collate function have held since the workers were forked with copies of
+        # them.
         self._dataset_state: DatasetState | None = None
         self._fetcher: Any = _DatasetKind.create_fetcher(
             iterator._dataset_kind,
@@ -177,10 +183,11 @@ class WorkerBatches:
         ahead = len(iterator._index_sampler) - 1 - asked if draws_at_end(loader) else None
         self._tasks = _Tasks(iterator._sampler_iter, facts, ahead)
         self._processes: Any = None
-        # Results that will come and were loaded with other random numbers than there are.
+        # Outstanding results that were loaded with other random numbers than those here.
         self._void = 0
-        # Workers that the iterator has of its own return what they have started. The iterator holds
-        # this object: held in turn, it would outlive a pass that the script breaks off.
+        # The iterator's own workers return the batches that they have started. The iterator holds
+        # this object, so this one holds it weakly. Otherwise, it would outlive a pass that the
+        # script breaks off.
         self._asked_for: int = iterator._num_workers
         self._own: weakref.ref[Any] | None = None
         if self._asked_for > 0:
@@ -212,17 +219,20 @@ class WorkerBatches:
         return self._from_workers() if self._processes is not None else self()
 
     def _change(self) -> str | None:
-        """What the script has changed in its dataset; its own workers would not have seen it."""
+        """Returns what the script changed in its dataset, or None. Its own workers would not have
+        seen it.
+        """
         state = self._dataset_state if not self._asked_for else None
         return state.change() if state is not None else None
 
     def withdraw(self) -> None:
-        """From the next batch on there are as many workers as the script asked for."""
+        """Returns to the script's own number of workers from the next batch on."""
         self.resize(self._asked_for)
 
     def resize(self, workers: int) -> None:
-        """From the next batch on there are so many; what the others have loaded ahead is dropped.
-        Those that are gone for a reason stay away.
+        """Changes the number of workers from the next batch on, and drops the batches loaded ahead.
+
+        Workers that are gone for a reason stay away.
         """
         if self._workers not in (workers, self._asked_for):
             self._workers = workers
@@ -239,7 +249,7 @@ class WorkerBatches:
         before = streams_now() if self._asked_for else {}
         data = self._fetcher.fetch(indices)
         if self._processes is not None:
-            # What reading changes here it changes there too.
+            # Reading changes the dataset here as it does in workers.
             self._dataset_state = DatasetState(*self._starts)
         put_streams(before)  # where workers load, it does not draw from the script's generators
         return pinned(data) if self._pin else data
@@ -249,7 +259,7 @@ class WorkerBatches:
         indices = self._tasks.due()
         before = streams_now()
         if changed_streams(asked, before):
-            # Asked for ahead of the script, it would draw other ones.
+            # A sampler that runs ahead of the script would draw other numbers.
             self._facts.refusal = "its sampler draws random numbers from batch to batch"
             return self._load(indices)
         began = time.monotonic()
@@ -316,7 +326,7 @@ class WorkerBatches:
         return batch
 
     def _next_result(self) -> tuple[Loaded, Any] | None:
-        """None where the workers are gone."""
+        """Returns the next result, or None if the workers are gone."""
         try:
             while self._void:
                 self._void -= 1
@@ -324,15 +334,15 @@ class WorkerBatches:
             loaded, batch = self._processes._next_data()
             return loaded, make_private(batch)
         except StopIteration:
-            # They have loaded all that could be asked for ahead.
+            # They have loaded everything that could be requested ahead.
             self._end_here()
         except Exception as error:
-            # An error of the dataset comes as a result: this one is of the workers, whatever it is.
+            # An error of the dataset arrives as a result, so this is an error of the workers.
             self._lost(error)
         return None
 
     def _instead(self, indices: Any, *, failed: bool) -> Any:
-        """A batch that was loaded with other random numbers, or could not be loaded there."""
+        """Loads a batch here that was loaded with other random numbers, or failed in a worker."""
         facts = self._facts
         before = streams_now()
         batch = self._load(indices)
@@ -341,7 +351,7 @@ class WorkerBatches:
         with self._paused():
             varies = not facts.varies and DrawCounts.between(before, now) != facts.draws
         if varies:
-            # One worker is left, and what a batch draws is known when it is loaded.
+            # A single worker is left, so that the draws of a batch are known once it is loaded.
             facts.varies = True
             self._end_processes()
             return batch
@@ -350,7 +360,7 @@ class WorkerBatches:
         return batch
 
     def _compared(self, indices: Any, batch: Any, after: Streams) -> Any:
-        """The same batch, loaded here: what the script is given in any case."""
+        """Loads the same batch here and compares it. The script gets this one in any case."""
         here = self._load(indices)
         now = streams_now()
         same = equal_batches(here, batch) and all(now[name] == after[name] for name in after)

@@ -1,7 +1,7 @@
 """The outermost trained module, and everything that is applied around its call.
 
-A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replaces a call:
-`__call__` uses it, and pickle and deepcopy drop it, so copies of a model stay unchanged.
+Torch itself (`Module.compile`) replaces a module's call by `_compiled_call_impl`. `__call__` uses
+it. pickle and deepcopy drop it, so copies of a model stay unchanged.
 """
 
 import weakref
@@ -62,7 +62,9 @@ class RootPlan:
         return self.compiled is not None or self.compiled_blocks is not None
 
     def is_compiled_for(self, inputs: CallInputs) -> bool:
-        """Other shapes (a smaller last batch) run eagerly, because a compilation costs more."""
+        """Returns whether the code was compiled for this shape. Other shapes, such as a smaller
+        last batch, run eagerly, because a compilation costs more.
+        """
         known = self.compiled_signature
         if not self.compiles or known is None:
             return False
@@ -81,11 +83,11 @@ class RootPlan:
         )
 
     def setting(self, kind: type[Kind]) -> Kind | None:
-        """The setting of this kind."""
+        """Returns the setting of this type, or None."""
         return next((setting for setting in self.settings if isinstance(setting, kind)), None)
 
     def having(self, setting: CallSetting) -> "RootPlan":
-        """The plan with this setting, in place of another of its kind."""
+        """Returns the plan with this setting in place of another of its type."""
         return replace(self, settings=(*self.without(type(setting)).settings, setting))
 
     def without(self, kind: type[CallSetting]) -> "RootPlan":
@@ -93,9 +95,7 @@ class RootPlan:
         return replace(self, settings=kept)
 
     def memory_only(self) -> "RootPlan":
-        """The plan without settings for speed. The rest changes no result beyond the
-        order of sums.
-        """
+        """Returns the plan without settings for speed. The rest only changes the order of sums."""
         return RootPlan(
             rows_per_step=self.rows_per_step,
             keeps_chunk=self.keeps_chunk,
@@ -103,8 +103,10 @@ class RootPlan:
         )
 
     def arithmetic(self) -> "RootPlan":
-        """What decides about digits: a split and compiled code do what the whole and eager code do,
-        but for the order of sums.
+        """Returns the settings that change digits.
+
+        A split and compiled code compute the same as the whole and eager code, except for the order
+        of sums.
         """
         return RootPlan(autocast=self.autocast, settings=self.settings)
 
@@ -114,8 +116,8 @@ class RootPlan:
 
 _PLAIN = RootPlan()
 _GONE = torch.nn.Module()
-# Is shown the inputs of a call; returns whether that call is made as written, and the function that
-# is shown its output. None if there is nothing to check.
+# Called with the inputs of a call. Returns whether that call is made as written, and a function
+# that is called with its output. Returns None if there is nothing to check.
 Check = Callable[[CallInputs], tuple[bool, Callable[[Any], None]] | None]
 
 
@@ -130,14 +132,15 @@ class Root:
         *,
         asks: bool = True,
     ) -> None:
-        """`before_call` is called before the first call if `asks`. `wrapper`: a module whose call
-        contains this module's call.
+        """`before_call` is called before the first call if `asks`.
+
+        `wrapper` is a module whose call contains this module's call.
         """
         self._module: Callable[[], torch.nn.Module | None] = lambda: module
         self.evaluates = not module.training  # no call of it was in training mode
         self.wrapper = wrapper
         self._plan = self.running = _PLAIN
-        # What a call that fails is made again with; None where that would be the same.
+        # The plan with which a failed call is repeated, or None if it would be the same.
         self._fallback: RootPlan | None = None
         self.signatures: set[Signature] = set()
         self.shapes = SeenShapes()
@@ -150,70 +153,74 @@ class Root:
         self.asks = asks  # before the next call
         # Called after a call that failed under the plan and not without it.
         self._failed: Callable[[Exception], None] = lambda _: None
-        self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
+        self.seen: Callable[[Any], None] | None = None  # called with the outputs of the next calls
         self.check: Check | None = None
         self.inside = False
-        self.called = True  # since `expect_call`; a model that is over is called no more
-        self.settled = False  # no discovery is watching any more what runs inside
+        self.called = True  # since `expect_call`; a model that is over is not called any more
+        self.settled = False  # no discovery watches the calls inside any more
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A module that copies its own attributes copies this one too; its copies stay plain.
+        # A module that copies its own attributes copies this object too. Its copies stay plain.
         return type(None), ()
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module; an empty one once it is released and the script has dropped it."""
+        """The module, or an empty one once it is released and the script has dropped it."""
         return self._module() or _GONE
 
     @property
     def number(self) -> int | None:
-        """The same in all processes that decide together; None in no numbered wrapper."""
+        """The wrapper's number, the same in all processes that decide together; None without a
+        numbered wrapper.
+        """
         return number_of(self.wrapper, self.module)
 
     def samples(self, losses: int) -> int | None:
-        """Those of the first step, in which there were so many backward passes: where each call
-        had one, gradients were accumulated over that many batches; else all calls are of one.
+        """Returns the samples of the first step, which had `losses` backward passes.
+
+        If each call had one, gradients were accumulated over that many batches. Otherwise all calls
+        are of one batch.
         """
         return self.rows_called if losses == self.calls else self.rows
 
     @property
     def calls_as_large(self) -> float:
-        """How many calls as large as the last one the first step's calls come to."""
+        """The size of the first step's calls together, in calls as large as the last one."""
         return self.rows_called / self.rows if self.rows else 1.0
 
     def ask_before_next_call(self, asks: bool = True) -> None:
-        """Whether `before_call` is called, with the recorded call, before the next call."""
+        """Sets whether `before_call` is called, with the recorded call, before the next call."""
         self.asks = asks
 
     def expect_call(self) -> None:
-        """`called` is false until the next call."""
+        """Sets `called` to False until the next call."""
         self.called = False
 
     def check_next_call(self, check: Check) -> None:
         self.check = check
 
     def show_outputs(self, seen: Callable[[Any], None] | None) -> None:
-        """`seen` is shown the outputs of the next calls; None ends it."""
+        """Calls `seen` with the outputs of the next calls. None ends that."""
         self.seen = seen
 
     def settle(self, settled: bool = True) -> None:
-        """A settled root that nothing watches costs a call next to nothing."""
+        """Marks the root as settled. If nothing watches it, a call costs next to nothing."""
         self.settled = settled
 
     def record(self) -> None:
-        """Keeps the largest of the next calls."""
+        """Records the largest of the next calls."""
         self.recording = True
 
     def forget_call(self) -> None:
-        """The recorded call is not needed any more."""
+        """Drops the recorded call."""
         self.recording, self.recorded = False, None
 
     def let_go(self) -> None:
-        """From now on only the script references the module."""
+        """Leaves the script with the only reference to the module."""
         self._module = weakref.ref(self.module)
 
     def stop_recording(self) -> None:
-        """Keeps the recorded call and no other one."""
+        """Keeps the recorded call and records no other one."""
         self.recording = False
         if self.recorded is not None:
             self.recorded.forget_hooks()
@@ -235,12 +242,12 @@ class Root:
         return parameter.device if parameter is not None else torch.device("cpu")
 
     def install(self, failed: Callable[[Exception], None] = lambda _: None) -> None:
-        """Takes the place of the module's call.
+        """Replaces the module's call.
 
         `failed` is called after a call that failed under the plan and not without it.
         """
         self._failed = failed
-        # Wrappers such as Lightning Fabric's pass assignments on to the module inside.
+        # Wrappers such as Lightning Fabric's forward assignments to the module inside.
         vars(self.module)["_compiled_call_impl"] = self
 
     def remove(self) -> None:
@@ -296,11 +303,13 @@ class Root:
 
     @property
     def _is_step(self) -> bool:
-        """The call is a training step of Lightning's, in which the module is called again."""
+        """True if the call is a Lightning training step, in which the module is called again."""
         return self.wrapper is not None and is_redirected(self.module)
 
     def _is_largest(self, inputs: CallInputs) -> bool:
-        """Of the calls of a step: the others may have a few samples of another kind."""
+        """Returns whether the call is the largest of a step. Others may have a few samples of
+        another kind.
+        """
         known = self.recorded.inputs.rows if self.recorded is not None else None
         return known is None or (inputs.rows or 0) >= known
 
@@ -326,8 +335,11 @@ class Root:
         return output
 
     def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A model in training mode computes alike with gradients and without: a script compares
-        both, as probabilities before and after an update. An evaluation is the script's own.
+        """Makes a call without gradients under the same arithmetic if the model is in training
+        mode.
+
+        A script may compare such a call to one with gradients, as probabilities before and after an
+        update. An evaluation runs as written.
         """
         plan = self._plan.arithmetic()
         if plan == _PLAIN or not self.module.training:
@@ -339,8 +351,9 @@ class Root:
             self.inside = False
 
     def _run_or_fall_back(self, inputs: CallInputs, plan: RootPlan) -> Any:
-        """Runs the call, and repeats it without the plan if it fails: the script may take a path
-        that no probe saw.
+        """Runs the call, and repeats it without the plan if it fails.
+
+        The script may take a path that no probe saw.
         """
         plain = self._fallback
         if plain is None:
@@ -351,17 +364,18 @@ class Root:
             if is_out_of_memory(error):
                 raise
             if is_fully_sharded(self.module):
-                # Made again, it would gather what no other process gathers.
+                # A repeated call would gather what no other process gathers.
                 self._failed(error)
                 raise
             failure = error.with_traceback(None)
-        # Not inside the handler: an error of the script itself comes out as if it were the first.
+        # The call is repeated outside the handler, so that an error of the script comes out without
+        # a context.
         output = self.run(plain, inputs)
         self._failed(failure)
         return output
 
     def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
-        """One call under `plan`, as `__call__` makes it and as probes make it."""
+        """Makes one call under `plan`, as `__call__` and probes do."""
         scale = plan.loss_scale
         if scale is None:
             return self._in_chunks(plan, inputs)
@@ -405,7 +419,7 @@ class Root:
             # The next replay overwrites this one's outputs.
             output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
-            # The script's loss continues in the type it was written for.
+            # The script's loss continues in the type for which it was written.
             output = map_tensors(as_float32, output)
         for setting in reversed(settings):
             output = setting.after(output)
@@ -426,7 +440,7 @@ class Root:
         recorded.output_gradients = [None] * len(leaves)
 
         def keep(index: int) -> Callable[[torch.Tensor | None], None]:
-            # None comes from a function that leaves out what nobody learns from, such as the one
+            # The gradient is None from a function that leaves out unused outputs, such as the one
             # of DistributedDataParallel that looks for unused parameters.
             def hook(gradient: torch.Tensor | None) -> None:
                 if gradient is not None:
@@ -439,12 +453,12 @@ class Root:
 
 
 def absent_root() -> Root:
-    """In place of a module of the script, where there is none."""
+    """Returns a root that stands in if there is no module of the script."""
     return Root(torch.nn.Module(), lambda _: None, asks=False)
 
 
 def hide_from_script_compiler() -> None:
-    """`torch.jit.script` reads every attribute of a module; this attribute is not the script's."""
+    """Hides our attribute from `torch.jit.script`, which reads every attribute of a module."""
     names: list[str] = torch.jit._recursive.ignored_attributes  # pyright: ignore
     if "_compiled_call_impl" not in names:
         names.append("_compiled_call_impl")

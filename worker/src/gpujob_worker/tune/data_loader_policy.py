@@ -35,7 +35,9 @@ _LOADER = "_gpujob_loader"
 
 
 class LoaderPolicy:
-    """Decides once, and applies the decision to each pass over a loader from the second batch on."""
+    """Decides once, and applies the decision to each pass over a loader from its second
+    batch on.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
