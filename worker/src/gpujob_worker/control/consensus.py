@@ -177,7 +177,9 @@ class Consensus:
         return self._due(f"roll-back/{only}", at)
 
     def ready_to_compile(self) -> None:
-        """Announces that this process has no reason against a compilation in the middle of the run."""
+        """Announces that this process has no reason against a compilation in the middle of the
+        run.
+        """
         _try(lambda: self._store.set(self._ready[self._rank], "1"))
 
     def plan_compilation(self, at: int) -> None:

@@ -1,4 +1,6 @@
-"""Marks when the worker itself is at work. Calls that torch makes meanwhile are not the script's."""
+"""Marks when the worker itself is at work. Calls that torch makes meanwhile are not the
+script's.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,6 @@
-"""Handles code that the script compiles itself: its model, whose graph is left alone, or functions."""
+"""Handles code that the script compiles itself: its model, whose graph is left alone, or
+functions.
+"""
 
 from gpujob_worker.control.module_watch import ModuleWatch
 from gpujob_worker.control.own_work import OwnWork

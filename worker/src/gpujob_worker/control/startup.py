@@ -154,7 +154,9 @@ class Startup:
             session.meter.memory.reset_peak()
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Applies settings of an earlier run, which are checked for safety and not measured again."""
+        """Applies settings of an earlier run, which are checked for safety and not measured
+        again.
+        """
         session, model = self._session, self._model
         tuner = model.first.use(tuner_for(model))
         with whole_root(model, "known", recorded) as whole:
@@ -238,7 +240,9 @@ class Startup:
             module.choices.adopt_compiled(module.root, recorded, known, compares=True)
 
     def _limit_further(self, root: Root, recorded: RecordedCall) -> None:
-        """Splits a module other than the first and recomputes it according to its own memory model."""
+        """Splits a module other than the first and recomputes it according to its own memory
+        model.
+        """
         session, model = self._session, self._model
         session.meter.read_memory()
         hold_to_limit(session)

@@ -173,7 +173,9 @@ class SubsequentModels:
         return over
 
     def warm(self) -> None:
-        """Called when the roots of the model in training are known and their optimizer has stepped."""
+        """Called when the roots of the model in training are known and their optimizer has
+        stepped.
+        """
         roots, optimizers = self._model.roots, self._model.facts.optimizers
         self._owned = any(trains(optimizer, roots) for optimizer in optimizers)
 

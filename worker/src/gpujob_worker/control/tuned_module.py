@@ -123,7 +123,9 @@ class TunedModule:
             log.skipped(item, why)
 
     def roll_back(self, *, limited: bool) -> None:
-        """Returns to plain settings, except those that keep a memory limit. Call `put` afterwards."""
+        """Returns to plain settings, except those that keep a memory limit. Call `put`
+        afterwards.
+        """
         present = self.applied
         self.applied = present.memory_only() if limited else present.without_settings()
         if self.tuner is not None:

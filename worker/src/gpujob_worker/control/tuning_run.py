@@ -26,7 +26,9 @@ LONG_RUN_SECONDS = 3600.0
 
 
 class TuningRun:
-    """Tries every setting once. Afterwards, the tuner has the choices, which are not applied yet."""
+    """Tries every setting once. Afterwards, the tuner has the choices, which are not
+    applied yet.
+    """
 
     def __init__(
         self, session: Session, model: TrainedModel, optimizer: torch.optim.Optimizer

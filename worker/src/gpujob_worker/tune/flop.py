@@ -1,4 +1,6 @@
-"""Counts the floating point operations of the root's step, with torch's counter on a few samples."""
+"""Counts the floating point operations of the root's step, with torch's counter on a few
+samples.
+"""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode

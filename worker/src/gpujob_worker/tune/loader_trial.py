@@ -120,7 +120,9 @@ class LoaderTrial:
 
     @property
     def best(self) -> TrialVerdict:
-        """The verdict with the shortest steps. Of two equal ones, it is the one with fewer workers."""
+        """The verdict with the shortest steps. Of two equal ones, it is the one with fewer
+        workers.
+        """
         return min(self._tried, key=lambda verdict: verdict.after.seconds)
 
     def verdict(self) -> TrialVerdict | None:

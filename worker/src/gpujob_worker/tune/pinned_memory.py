@@ -57,7 +57,9 @@ class PinnedMemory:
         self._phase = _Phase.OVER
 
     def tuned(self) -> None:
-        """Called once no other setting changes the steps any more. Nothing is pinned without a GPU."""
+        """Called once no other setting changes the steps any more. Nothing is pinned without a
+        GPU.
+        """
         if self._phase is _Phase.BEFORE_TUNING:
             on_gpu = self._session.meter.events is not None
             self._enter(_Phase.MEASURING_WITHOUT if on_gpu else _Phase.OVER)

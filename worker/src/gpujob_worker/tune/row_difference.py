@@ -58,7 +58,9 @@ class Reference:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields groups of samples that may be read in float64 together; all samples if they are few."""
+    """Yields groups of samples that may be read in float64 together; all samples if they
+    are few.
+    """
     each = max(1, tensor[0].numel()) if len(tensor) else 1
     yield from tensor.split(max(1, _ELEMENTS_AT_ONCE // each))
 

@@ -111,7 +111,9 @@ class Setting(ABC):
         return self.candidates(context) if reason is None else iter((Refused(reason),))
 
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
-        """Returns the value that an earlier run found, to be adopted, or None if that run had none."""
+        """Returns the value that an earlier run found, to be adopted, or None if that run had
+        none.
+        """
         del context, tuned
         return None
 

@@ -264,7 +264,9 @@ def _outside(root: Root, few: RecordedCall, parameters: list[torch.Tensor]) -> s
 
 
 def _piece(part: int, rows: int) -> int:
-    """Returns the samples in a piece: `rows`, or half the part if the part is not larger than that."""
+    """Returns the samples in a piece: `rows`, or half the part if the part is not larger than
+    that.
+    """
     return rows if rows < part else max(1, -(-part // 2))
 
 

@@ -79,7 +79,9 @@ class AcceptanceRule:
         self._ends = time.monotonic() + self.budget_seconds
 
     def expects(self, items: Iterable[str]) -> None:
-        """Names settings that may be measured. Each is pending until a decision about it is logged."""
+        """Names settings that may be measured. Each is pending until a decision about it is
+        logged.
+        """
         self._pending.update(items)
 
     def measures(self, item: str, forced: bool) -> bool:
@@ -204,7 +206,9 @@ class Trial:
         return self.acceptance_rule.decide(item, found, numbers, close, forced)
 
     def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
-        """Returns whether results are close on a few samples. Known settings are not timed again."""
+        """Returns whether results are close on a few samples. Known settings are not
+        timed again.
+        """
         probe = RootProbe(self.root, few_rows(self.recorded, 4))
         try:
             with no_trace(self.root.module):

@@ -1,4 +1,6 @@
-"""Worker processes of the data loader. `data_loader_policy` decides about them from pass to pass."""
+"""Worker processes of the data loader. `data_loader_policy` decides about them from pass
+to pass.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Offloads activations and optimizer state to host memory, as the last resort for a memory limit."""
+"""Offloads activations and optimizer state to host memory, as the last resort for a
+memory limit.
+"""
 
 from dataclasses import replace
 from typing import Any

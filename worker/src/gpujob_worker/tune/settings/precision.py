@@ -185,7 +185,9 @@ def _float16_refusal(context: Context) -> str | None:
 
 
 def _scaled_plan(context: Context) -> RootPlan | None:
-    """Returns float16 with the largest scale at which no gradient of this batch overflows, or None."""
+    """Returns float16 with the largest scale at which no gradient of this batch overflows, or
+    None.
+    """
     root = context.root
     scale = LossScale(exchanged=exchanged(root.wrapper), exchanges=lambda: exchanges(root.wrapper))
     plan = replace(_half(context, torch.float16), loss_scale=scale)

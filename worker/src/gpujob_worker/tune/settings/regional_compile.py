@@ -27,7 +27,9 @@ class RegionalCompileSetting(Setting):
         return {"regional_compile": applied.plan.compiled_blocks is not None}
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
-        """Does nothing, because it follows `compile`, which decides whether anything is compiled."""
+        """Does nothing, because it follows `compile`, which decides whether anything is
+        compiled.
+        """
 
     def drop(self, applied: Applied) -> None:
         applied.plan = replace(applied.plan, compiled_blocks=None)
