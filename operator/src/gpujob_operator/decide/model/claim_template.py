@@ -1,4 +1,6 @@
-"""The template of the claims that the operator creates for jobs that name no place for checkpoints."""
+"""The template of the claims that the operator creates for jobs that name no place
+for checkpoints.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

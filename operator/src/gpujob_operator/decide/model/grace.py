@@ -37,7 +37,9 @@ def pod_grace_seconds(pod: PodView, otherwise: int) -> int:
 
 
 def asked_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """Returns how long the workers of a gang may take to agree on a step before they get SIGTERM."""
+    """Returns how long the workers of a gang may take to agree on a step before they
+    get SIGTERM.
+    """
     return _asked_share(job) * grace_seconds(job, configuration)
 
 

@@ -34,8 +34,10 @@ class NoticeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeNotice:
-    """`ends_at`: when the machine goes, where the sign says so. `lead_seconds`: how long after the
-    sign the machine goes, where that is known; None where the jobs' own grace counts.
+    """A sign on a node.
+
+    `ends_at` is when the machine goes, if the sign has a time. `lead_seconds` is how long after the
+    sign the machine goes, if that is known. The jobs' own grace counts if both are None.
     """
 
     kind: NoticeKind

@@ -33,8 +33,10 @@ STARTING_MESSAGE = "the pods are being created and started"
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """The parts of a status that a placement decides. `profile` is the name of the attempt's
-    GPUProfile."""
+    """The parts of a status that a placement decides.
+
+    `profile` is the name of the attempt's GPUProfile.
+    """
 
     job_uid: str
     placement: Placement
@@ -66,7 +68,8 @@ def placed_status(job: GPUJob, record: PlacementRecord, attempt: int) -> GPUJobS
     """Returns the status of a pending job after this record placed it as this attempt."""
     writer = ConditionWriter(job, job.status, record.placed_at)
     writer.set(conditions.SCHEDULED, True, "Placed", placement_message(job, record, attempt))
-    # The same condition counts while the pods are created and start, which saves a write.
+    # The same condition holds while the pods are created and start, so setting it now saves a
+    # write.
     writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
     waiting = let_go(job, record.placed_at) | {"next_attempt_at": None}
     return writer.status(

@@ -76,8 +76,10 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete a finished job whose time to live is over, if it still has the UID and the
-    resourceVersion of the snapshot. The garbage collector takes its pods.
+    """Delete a finished job whose time to live is over.
+
+    The job must still have the UID and the resourceVersion of the snapshot. The garbage collector
+    deletes its pods.
     """
 
     job: GPUJob

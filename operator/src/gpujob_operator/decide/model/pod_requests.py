@@ -1,4 +1,7 @@
-"""What a pod requests of its node, as kube-scheduler counts it. One rule covers templates and pods."""
+"""What a pod requests of its node, as kube-scheduler counts it.
+
+One rule covers templates and pods.
+"""
 
 from collections.abc import Callable, Mapping
 from operator import add

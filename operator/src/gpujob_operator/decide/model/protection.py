@@ -91,7 +91,9 @@ def _has_durable_place(job: GPUJob, configuration: Configuration) -> bool:
 
 
 def _absolute_path(job: GPUJob) -> str | None:
-    """Returns the folder of the script's own checkpoints, or None if the worker's folder is used."""
+    """Returns the folder of the script's own checkpoints, or None if the worker's
+    folder is used.
+    """
     path = job.spec.checkpoint.path
     return path if path is not None and path.startswith("/") else None
 

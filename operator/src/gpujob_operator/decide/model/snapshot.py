@@ -39,7 +39,8 @@ class PodPhase(Enum):
 class PodView:
     """A pod with a worker's name. `workers` decides whether it is one.
 
-    `exit_code` and `termination` are those of the worker container, whatever other containers do.
+    `exit_code` and `termination` belong to the worker container. Other containers do not affect
+    them.
     """
 
     name: str
@@ -232,7 +233,10 @@ class GPUUsage:
 
 @dataclass(frozen=True, slots=True)
 class GonePod:
-    """A worker pod that is gone, with the time of its end. Older readings still show its processes."""
+    """A worker pod that is gone, with the time of its end.
+
+    Older readings still show its processes.
+    """
 
     uid: str
     gone_at: datetime

@@ -37,8 +37,9 @@ NODE_GONE = "NodeGone"
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The consequence of a stop. By default the attempt was interrupted, through no fault of the
-    job.
+    """The consequence of a stop.
+
+    By default it interrupts the attempt through no fault of the job.
     """
 
     # Stopped for another job. Such stops are counted and bounded.

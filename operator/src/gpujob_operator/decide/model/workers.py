@@ -22,7 +22,10 @@ JobName = tuple[str, str]
 
 
 def worker_name(job_name: str, attempt: int, rank: int) -> str:
-    """Returns the worker's name. It is deterministic, so the API server refuses a second creation."""
+    """Returns the worker's name.
+
+    It is deterministic, so the API server refuses a second creation.
+    """
     return f"{job_name}-{attempt}-{rank}"
 
 

@@ -247,7 +247,9 @@ class AssumedCapacity:
                     packed.arrays.close(self._rows[name], self._columns(name, here))
 
     def may_backfill(self, expected_run_seconds: float) -> bool:
-        """Returns whether a job of this duration is known to end before any nominated job starts."""
+        """Returns whether a job of this duration is known to end before any nominated
+        job starts.
+        """
         return expected_run_seconds <= self.nominated_from_seconds < inf
 
     def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
@@ -270,7 +272,9 @@ class AssumedCapacity:
         return self.memo.once(("mask", self._views.order, key, left_out), find)
 
     def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
-        """Returns the score of a place as `choose` compares it, or None if the place is not free."""
+        """Returns the score of a place as `choose` compares it, or None if the place
+        is not free.
+        """
         packed = self._packed(no_external_use=no_external_use, backfill=False)
         row = self._rows[place.node]
         only = NodeMask(("only", row), np.arange(len(self._rows)) == row)
@@ -309,7 +313,9 @@ class AssumedCapacity:
 
 
 def _domains(values: list[list[str | None]]) -> Integers:
-    """Returns a number for each combination of values, in sorted order. -1 if a value is missing."""
+    """Returns a number for each combination of values, in sorted order. -1 if a value
+    is missing.
+    """
     known = sorted({tuple(str(v) for v in one) for one in values if None not in one})
     numbers = {one: number for number, one in enumerate(known)}
     return np.array(

@@ -22,7 +22,9 @@ class Memo(Protocol):
     """Caches answers by a key that identifies the question. Dropping answers changes no result."""
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Returns the result of `find`, which may depend only on labels, taints and sizes of nodes."""
+        """Returns the result of `find`, which may depend only on labels, taints and
+        sizes of nodes.
+        """
         ...
 
     def findings(

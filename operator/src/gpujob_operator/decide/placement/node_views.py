@@ -106,7 +106,10 @@ def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) 
 
 
 def _gpu_order(gpu: GPUCapacity) -> tuple[bool, int]:
-    """Puts GPUs in use first, fullest first. Idle GPUs keep their order, because sorting is stable."""
+    """Puts GPUs in use first, fullest first.
+
+    Idle GPUs keep their order, because sorting is stable.
+    """
     return not gpu.tenants, gpu.free_bytes if gpu.tenants else 0
 
 

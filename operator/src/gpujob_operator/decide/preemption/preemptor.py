@@ -33,6 +33,19 @@ from gpujob_operator.decide.preemption.victims import (
 from gpujob_operator.decide.queue.pending import written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
+# Candidates are selected in this order:
+#
+# 1. Jobs that have ended (`ENDED`). They are no victims, but no job is stopped if the GPUs that
+#    they leave suffice.
+# 2. Jobs of the same queue with a lower priority (`PREEMPTED`).
+# 3. If the pending job is entitled, jobs of other queues that borrow (`RECLAIMED`). Priorities do
+#    not count between queues, and no queue gives back more than it borrowed.
+# 4. If these do not make the job fit and it has waited for `consolidate_after_seconds`, jobs that
+#    have a durable checkpoint and fit elsewhere (`MIGRATED`). The migration has to pay off.
+#
+# Jobs that were preempted `preemptions_max` times, that are being stopped already, or whose node
+# does not respond are never candidates.
+
 # The number of searches for victims in a cycle. Each search reads every GPU.
 SEARCHES_MAX = 4
 # The reason of a job whose attempt is over. Its GPUs are free in the next cycle.
@@ -113,7 +126,9 @@ class Preemptor:
         return replace(targets, victims=tuple(chosen))
 
     def _full_without(self, job: GPUJob, memory_bytes: int, gone: list[Victim]) -> set[str]:
-        """Returns the queues that would exceed their quota with the job and without these victims."""
+        """Returns the queues that would exceed their quota with the job and without
+        these victims.
+        """
         with self.queues.simulate_removal([victim.job for victim in gone]):
             return self.queues.too_full(job, memory_bytes)
 
@@ -286,7 +301,10 @@ class Preemptor:
         return found
 
     def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> Departures:
-        """Stops the victims' attempts in this cycle. Returns the departures that the job waits for."""
+        """Stops the victims' attempts in this cycle.
+
+        Returns the departures that the job waits for.
+        """
         chosen = [victim for victim in victims if victim.reason != ENDED]
         if not chosen:
             return Departures("waiting for what jobs had that have just ended", LATE_SECONDS)

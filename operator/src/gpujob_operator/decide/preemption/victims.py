@@ -32,6 +32,17 @@ from gpujob_operator.decide.placement.requirements import (
     resolve,
 )
 
+# A running job can be a victim for one of these reasons:
+#
+# 1. Preempted. The pending job is in the victim's queue and has a higher priority.
+# 2. Reclaimed. The pending job is within what was promised to its queue, and the victim's queue
+#    borrows.
+# 3. Migrated. The victim has a durable checkpoint and fits elsewhere at once, and the migration
+#    costs at most half of what it gains (consolidation).
+#
+# Jobs of a fourth kind are passed in as victims but are never stopped. Their attempts have ended by
+# themselves, and their GPUs are free in the next cycle. They cost nothing and are chosen first.
+
 # Maximum number of victims for one job.
 VICTIMS_MAX = 64
 
@@ -97,7 +108,9 @@ def all_reschedulable(
     view: CycleView,
     configuration: Configuration,
 ) -> bool:
-    """Returns whether every victim finds another place now, with the GPUs of `targets` kept free."""
+    """Returns whether every victim finds another place now, with the GPUs of
+    `targets` kept free.
+    """
     trial = AssumedCapacity.of(assumed.capacity, assumed.mix)
     trial.nominate(assumed.nominated | targets.nominated)
     for victim in targets.victims:

@@ -46,7 +46,9 @@ class _HeadKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """The jobs of one queue that are yielded later, each list in the order in which they were met."""
+    """The jobs of one queue that are yielded later, each list in the order in which
+    they were met.
+    """
 
     # Entitled jobs behind borrowers of their queue, together with these borrowers.
     waiting: list[Keyed] = field(default_factory=list[Keyed])

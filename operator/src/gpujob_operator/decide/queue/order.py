@@ -87,7 +87,10 @@ def length_relevant_from_seconds(rules: OrderRules) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OrderKeys:
-    """The keys of an entry while it is on time and once it is overdue. Time changes nothing else."""
+    """The keys of an entry while it is on time and once it is overdue.
+
+    Time changes nothing else.
+    """
 
     due_seconds: float
     on_time: OrderKey

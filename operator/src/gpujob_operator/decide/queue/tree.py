@@ -78,7 +78,10 @@ class QueueTree:
         return known
 
     def nominal(self, name: str) -> Bounds:
-        """Returns what the queue and all queues below it may always have. A None has no own quota."""
+        """Returns what the queue and all queues below it may always have.
+
+        A None has no own quota.
+        """
         return self._nominal.get(name, Bounds())
 
     def limit(self, name: str) -> Bounds:
