@@ -1,7 +1,7 @@
 """Keeps a worker with CPU cards on their cores, as a worker with GPUs keeps to its GPUs.
 
 A kubelet gives a container all cores of its node. Without this, jobs on different CPU cards would
-slow each other, and jobs that share one would not.
+slow each other down, and jobs that share one would not.
 """
 
 import os
@@ -13,9 +13,10 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
 def keep_to_cores(environment: Mapping[str, str]) -> frozenset[int]:
-    """Call it before torch is imported: its threads are as many as the cores that may be used.
+    """Binds this process to the cores of its CPU cards, and returns them.
 
-    Returns the cores, or nothing where the worker has no CPU card or the system has no affinity.
+    Call it before torch is imported, because torch starts one thread per allowed core. Returns
+    nothing if the worker has no CPU card or the system has no affinity.
     """
     if not hasattr(os, "sched_setaffinity"):
         return frozenset()

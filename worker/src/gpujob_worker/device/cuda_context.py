@@ -1,7 +1,7 @@
 """Memory of a process on its GPU outside torch: the CUDA context, libraries, loaded kernels.
 
-NVML counts this memory, and so does every measurement from outside; torch's counters do not. It
-grows while a process runs, because kernels are loaded on first use.
+NVML and every measurement from outside count this memory, but torch's counters do not. It grows
+while a process runs, because kernels are loaded on first use.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gpujob_worker.device.nvml import nvml_device
 
-# If NVML does not report it. An assumption: contexts are said to take 0.3 to 0.6 GB.
+# Assumed if NVML does not report it. Contexts are documented to take 0.3 to 0.6 GB.
 CONTEXT_BYTES_ASSUMED = 512 * 1024**2
 # More than this outside torch's memory belongs to another process.
 CONTEXT_BYTES_MAX = 4 * 1024**3
@@ -25,7 +25,7 @@ class Context(Protocol):
 
 
 class GPUContext:
-    """As NVML sees this process on one GPU."""
+    """The process's memory on one GPU according to NVML."""
 
     def __init__(self, nvml: Any, handle: Any, pid: int | None = None) -> None:
         self._nvml = nvml
@@ -33,10 +33,11 @@ class GPUContext:
         self._pid = os.getpid() if pid is None else pid
 
     def beside_bytes(self, reserved_bytes: int) -> int | None:
-        """Bytes in addition to `reserved_bytes`; None if NVML does not report memory by process.
+        """Returns the bytes in addition to `reserved_bytes`, or None if NVML reports no memory by
+        process.
 
-        In a container NVML lists the process under another PID. Then it is the only process that
-        could be this one: one that holds what torch reserved and not much more.
+        In a container NVML lists the process under another PID. Then a process that holds torch's
+        reserved memory and not much more is taken for this one, if it is the only such process.
         """
         used = self._used_by_process()
         if self._pid in used:
@@ -61,7 +62,7 @@ class GPUContext:
 
 
 def gpu_context(uuid: str) -> GPUContext | None:
-    """The context on a GPU by its UUID as CUDA gives it; None without NVML."""
+    """Returns the context on a GPU by its UUID from CUDA, or None without NVML."""
     try:
         return GPUContext(*nvml_device(uuid))
     except Exception:
@@ -69,8 +70,8 @@ def gpu_context(uuid: str) -> GPUContext | None:
 
 
 def limit_allocator(cuda: Any, limit_bytes: int, context_bytes: Callable[[], int]) -> None:
-    """Makes torch's allocator fail if the whole process, context included, would exceed
-    the limit.
+    """Makes torch's allocator fail if the whole process, including its context, would exceed the
+    limit.
     """
     device = cuda.current_device()
     total = cuda.get_device_properties(device).total_memory

@@ -1,7 +1,7 @@
-"""The GPU of a process: its peak rates, its energy counter and its utilization.
+"""A process's GPU: its peak rates, its energy counter and its utilization.
 
-Energy and utilization are those of the whole GPU, from NVML if that is installed; on a shared GPU
-co-tenants are included.
+Energy and utilization are those of the whole GPU, from NVML if that is installed. On a shared GPU
+they include other jobs.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from gpujob_api.settings import Precision
 from gpujob_worker.device.nvml import nvml_device
 
 _TERA = 10**12
-# Dense rates in TFLOP/s, from NVIDIA's data sheets (tensor cores with 32-bit accumulation; for
-# newer products the sheets list sparse rates, which are twice as high). The first name contained in
+# Dense rates in TFLOP/s, from NVIDIA's data sheets (tensor cores with 32-bit accumulation). For
+# newer products the sheets list sparse rates, which are twice as high. The first name contained in
 # the device's name counts, so longer names come first.
 _PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
     ("B200", {Precision.FLOAT32: 75.0, Precision.TF32: 1125.0, Precision.BFLOAT16: 2250.0}),
@@ -30,7 +30,7 @@ _PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
 
 
 def peak_flop_per_second(device: str, precision: Precision) -> float | None:
-    """The GPU's peak for matrix products in `precision`; None if unknown."""
+    """Returns the GPU's peak for matrix products in `precision`, or None if unknown."""
     words = f" {device.replace('-', ' ')} "
     rates = next((rates for name, rates in _PEAKS if f" {name} " in words), None)
     if rates is None:
@@ -41,7 +41,7 @@ def peak_flop_per_second(device: str, precision: Precision) -> float | None:
 
 
 class GPUMeter:
-    """Energy and utilization since `restart`; None where the GPU does not tell."""
+    """Energy and utilization since `restart`. None if the GPU does not report them."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -80,7 +80,7 @@ class GPUMeter:
 
 
 def gpu_meter(uuid: str) -> GPUMeter | None:
-    """The meter of a GPU by its UUID as CUDA gives it; None without NVML."""
+    """Returns the meter of a GPU by its UUID from CUDA, or None without NVML."""
     try:
         return GPUMeter(*nvml_device(uuid))
     except Exception:

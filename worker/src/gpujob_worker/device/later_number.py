@@ -1,6 +1,6 @@
 """Reads a number from the device without waiting for it.
 
-Not in `step_events`, which is imported before torch.
+It is not in `step_events`, because that is imported before torch.
 """
 
 import torch
@@ -9,7 +9,9 @@ from gpujob_worker.device.step_events import DeviceEvents
 
 
 class LaterNumber:
-    """A tensor's one number as it is now, available on the host once the device has computed it."""
+    """A tensor's single number as it is now, available on the host once the device has
+    computed it.
+    """
 
     def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
         self._events = events

@@ -1,7 +1,7 @@
-"""What the process holds on its device: peaks and present use, on CUDA and on a CPU card.
+"""Memory that the process holds on its device, peak and present, on CUDA and on a CPU card.
 
-On the CPU the device memory of a process is its anonymous and shared memory (RssAnon + RssShmem);
-file pages such as libraries do not count, as on a GPU.
+On the CPU, the device memory of a process is its anonymous and shared memory (RssAnon + RssShmem).
+File pages such as libraries do not count, as on a GPU.
 """
 
 import contextlib
@@ -17,12 +17,14 @@ from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED, Context
 _STATUS = Path("/proc/self/status")
 _STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-# malloc.h. By default glibc raises the second up to its maximum, and the first to twice that.
+# Constants of malloc.h. By default glibc raises the second threshold up to its maximum, and the
+# first to twice that.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLD_MAX_BYTES = 32 * 1024**2
 LARGE_BLOCK_BYTES = 1024**2
-# While memory is measured, smaller blocks too: freed blocks on the heap are rarely reused, because
-# torch requests aligned ones. A step of few rows then seemed to take up to twice its memory.
+# While memory is measured, this applies to smaller blocks too. Freed blocks on the heap are rarely
+# reused, because torch requests aligned ones. A step of few rows then seemed to take up to twice
+# its memory.
 MEASURED_BLOCK_BYTES = 128 * 1024
 
 
@@ -40,7 +42,7 @@ class DeviceMemory(Protocol):
 
 
 class CpuMemory:
-    """RssAnon + RssShmem from /proc; the peak from VmHWM, which the kernel allows to reset."""
+    """RssAnon + RssShmem from /proc. The peak is VmHWM, which the kernel allows to reset."""
 
     def __init__(self) -> None:
         self._resettable = True
@@ -74,16 +76,16 @@ class CpuMemory:
         self._peak = 0
 
     def trim(self) -> None:
-        """Returns freed heap pages to the system, so that a smaller use is visible from outside."""
+        """Returns freed heap pages to the system, so that lower use is visible from outside."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
     def give_back_early(self, early: bool) -> bool:
-        """Returns large blocks to the system when they are freed, not only when the end of the heap
+        """Returns large blocks to the system when they are freed, and not only when the heap's end
         is free.
 
-        It costs kernel time for new pages, so it is only used if a limit is near. False if nothing
-        changes.
+        That costs kernel time for new pages, so it is only used if a limit is near. Returns False
+        if nothing changes.
         """
         if early == self._early:
             return False
@@ -93,7 +95,7 @@ class CpuMemory:
 
     @contextlib.contextmanager
     def exact(self) -> Generator[None]:
-        """Inside, freed memory does not count, small blocks included. For measurements."""
+        """Excludes freed memory from measurements inside, including small blocks."""
         _set_thresholds(MEASURED_BLOCK_BYTES, MEASURED_BLOCK_BYTES)
         try:
             yield
@@ -118,7 +120,7 @@ class CudaMemory:
         self.measure_context()
 
     def measure_context(self) -> int:
-        """Reads the process's other memory again; it grows with use."""
+        """Reads the process's other memory again, because it grows with use."""
         reserved = int(self._cuda.memory_reserved())
         found = self._context.beside_bytes(reserved) if self._context is not None else None
         if found is not None:
@@ -136,7 +138,9 @@ class CudaMemory:
         return int(self._cuda.max_memory_reserved()) + self.context_bytes
 
     def allocated_peak_bytes(self) -> int:
-        """The peak without cached blocks, which stay reserved from the larger part of a step."""
+        """Returns the peak without cached blocks, which stay reserved from the larger part of a
+        step.
+        """
         return int(self._cuda.max_memory_allocated()) + self.context_bytes
 
     def reset_peak(self) -> None:
@@ -146,20 +150,22 @@ class CudaMemory:
         self._cuda.empty_cache()
 
     def give_back_early(self, early: bool) -> bool:
-        """Blocks that are cached count, but the allocator frees them itself before it fails."""
+        """Does nothing. Cached blocks count, but the allocator frees them itself before
+        it fails.
+        """
         del early
         return False
 
     def exact(self) -> AbstractContextManager[None]:
-        """It counts what is allocated, too."""
+        """Does nothing, because allocated memory is counted too."""
         return contextlib.nullcontext()
 
 
 class Growth:
-    """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
+    """Memory taken since a moment, in bytes. Blocks that are only cached are returned first.
 
-    On a GPU it is the larger of what was reserved and what was allocated: an allocation that fits
-    into what is reserved would not show, and one that is rounded up takes more than it asks for.
+    On a GPU it is the larger of reserved and allocated memory. An allocation that fits into
+    reserved memory would not show otherwise, and one that is rounded up takes more than requested.
     Resets the peak that `memory` counts.
     """
 
@@ -171,7 +177,7 @@ class Growth:
         memory.reset_peak()
 
     def held_bytes(self) -> int:
-        """What is there now more than at the start; negative when there is less."""
+        """Returns the memory above that of the start. It is negative if there is less."""
         memory = self._memory
         memory.trim()
         reserved = memory.current_bytes() - self._start
@@ -191,7 +197,9 @@ def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
 
 
 def _status_bytes() -> dict[str, int]:
-    """Read several times a second beside the training: no text layer, no walk over 60 lines."""
+    """Reads the status fields. It runs several times a second during training, so it avoids a text
+    layer and a walk over 60 lines.
+    """
     with open(_STATUS, "rb", buffering=0) as file:
         text = file.read()
     found = _STATUS_FIELDS.findall(text)

@@ -1,5 +1,7 @@
-"""Expandable segments of torch's caching allocator for CUDA: asked for before the GPU is
-initialized, and wanted by a run whose segments are in pieces that are in no use.
+"""Expandable segments of torch's caching allocator for CUDA.
+
+They must be requested before the GPU is initialized. A run whose segments are in unused pieces
+needs them.
 """
 
 from collections.abc import MutableMapping
@@ -8,16 +10,16 @@ from dataclasses import dataclass
 from gpujob_api.quantities import format_memory
 
 ENV_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-# Either is the user's own word about the allocator; newer versions of torch read both.
+# A user configures the allocator with either variable. Newer versions of torch read both.
 _ENV_NAMES = (ENV_ALLOCATOR, "PYTORCH_ALLOC_CONF")
 _SETTING = "expandable_segments:True"
-# Of what is reserved at the peak; rounding alone keeps some percent.
+# Part of the reserved memory at the peak. Rounding alone keeps some percent.
 UNUSED_PART = 0.2
 UNUSED_BYTES = 64 * 1024**2
 
 
 def segments_refusal(environment: MutableMapping[str, str]) -> str | None:
-    """Why the allocator is left as it is."""
+    """Returns why the allocator is left as it is, or None."""
     chosen = next((name for name in _ENV_NAMES if environment.get(name)), None)
     if chosen is None or environment[chosen] == _SETTING:
         return None
@@ -25,19 +27,22 @@ def segments_refusal(environment: MutableMapping[str, str]) -> str | None:
 
 
 def segments_in_force(environment: MutableMapping[str, str]) -> bool:
-    """Whether they were asked for as below; a value of the user's own is the user's."""
+    """Returns whether they were requested as below. Any other value is the user's."""
     return environment.get(ENV_ALLOCATOR) == _SETTING
 
 
 def expand_segments(environment: MutableMapping[str, str]) -> None:
-    """Before torch is imported. It reads the variable once, with the first memory on the GPU."""
+    """Requests expandable segments. Call it before torch is imported.
+
+    Torch reads the variable once, with the first memory on the GPU.
+    """
     if segments_refusal(environment) is None:
         environment[ENV_ALLOCATOR] = _SETTING
 
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """What the allocator held at its peak, and how much of it was ever in use at once."""
+    """Memory that the allocator reserved at its peak, and the most that was in use at once."""
 
     reserved_bytes: int
     allocated_bytes: int

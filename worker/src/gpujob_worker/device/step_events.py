@@ -1,7 +1,7 @@
 """Step times by the device's own clock, without waiting for the device. Imports no torch.
 
 A kernel is launched long before it runs. By the host's clock a step takes as long as its launches,
-or as long as whatever waits for the device. An event on the stream is recorded when the device
+or as long as anything that waits for the device. An event on the stream is recorded when the device
 reaches it, so the time between two events is the device's. It is read once both have been recorded.
 """
 
@@ -29,13 +29,13 @@ class CudaEvents:
 
     @property
     def capturing(self) -> bool:
-        """True while the script captures a CUDA graph, in which every launch becomes part of the
-        graph.
+        """True while the script captures a CUDA graph. Every launch then becomes part of
+        the graph.
         """
         return bool(self._cuda.is_current_stream_capturing())
 
     def mark(self) -> Any | None:
-        """A mark; None during a capture."""
+        """Returns a mark, or None during a capture."""
         if self.capturing:
             return None
         event = self._cuda.Event(enable_timing=True)
@@ -50,5 +50,5 @@ class CudaEvents:
             mark.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Seconds between two marks that were reached."""
+        """Returns the seconds between two marks that were reached."""
         return max(0.0, float(first.elapsed_time(second)) / 1000)

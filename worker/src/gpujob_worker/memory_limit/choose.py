@@ -52,7 +52,7 @@ class MemoryChooser:
         self._limit = limit_bytes
         self.plain = plain
         self.offloads = False
-        # What is freed is to go back at once, for this root or for another one.
+        # Whether freed memory must be returned at once, for this root or for another one.
         self.wants_early = False
         self.others_want_early: Callable[[], bool] = lambda: False
         self._checkpointed: MemoryModel | None = None
@@ -60,7 +60,7 @@ class MemoryChooser:
         self.choice = Choice(whole, False, False)
 
     def know(self, loss: LossBytes, resident_bytes: float, late_gradient_bytes: float) -> None:
-        """Sets what the first step showed."""
+        """Sets the memory measured in the first step."""
         self._change(
             loss=loss,
             resident_bytes=resident_bytes,
@@ -69,8 +69,8 @@ class MemoryChooser:
         )
 
     def holds_beside(self, resident_bytes: float) -> bool:
-        """True if the choice fits with this much resident memory, which is the minimum
-        from now on.
+        """Returns whether the choice fits with this much resident memory, which is the minimum from
+        now on.
         """
         if resident_bytes > self.plain.resident_bytes:
             self._change(resident_bytes=resident_bytes)
@@ -82,7 +82,7 @@ class MemoryChooser:
         return self.choice.fits
 
     def raise_by(self, more_bytes: float) -> None:
-        """Raises the prediction by what real steps took above it."""
+        """Raises the prediction by the memory that real steps took above it."""
         self._change(resident_bytes=self.plain.resident_bytes + more_bytes)
 
     def _change(self, **values: Any) -> None:
@@ -102,7 +102,9 @@ class MemoryChooser:
         return model
 
     def keeps_present(self, root: Root, recorded: RecordedCall) -> bool:
-        """True if the settings of an earlier run, if any, are within the limit of this one too."""
+        """Returns whether the settings of an earlier run, if any, keep the limit of this
+        run too.
+        """
         plan, checkpoints = self._tuner.applied.plan, self._tuner.applied.activation_checkpointing
         if plan.rows_per_step is None and not checkpoints:
             return False
@@ -115,8 +117,9 @@ class MemoryChooser:
         return self.choice.fits
 
     def choose(self, root: Root, recorded: RecordedCall) -> None:
-        """The first of these that fits: unchanged, split, checkpointed, both. Otherwise the one
-        with the least memory.
+        """Chooses the first of these that fits: unchanged, split, checkpointed, both.
+
+        If none fits, chooses the one with the least memory.
         """
         self._tuner.whole(root)
         self.choice = (
@@ -134,7 +137,9 @@ class MemoryChooser:
 
     @property
     def certain_bytes(self) -> float:
-        """Lower bound of the choice's memory: no optimizer state, nothing for an unknown loss."""
+        """The lower bound of the choice's memory: no optimizer state, nothing for an
+        unknown loss.
+        """
         rows = self.choice.rows
         return _certain(self._model).predict(rows.rows, keeps_chunk=rows.keeps_chunk)
 
@@ -170,7 +175,7 @@ class MemoryChooser:
         )
 
     def _least(self, root: Root, recorded: RecordedCall) -> Choice:
-        """Nothing fits for sure: what takes least, which is also all that can be done."""
+        """Returns the way with the least memory, because nothing is sure to fit."""
         checkpoints = self._tuner.applied.activation_checkpointing
         finest = least_rows(self.plain)
         splits = finest is not None and self._split(root, recorded, self.plain, finest)
@@ -189,7 +194,7 @@ class MemoryChooser:
         return Choice(rows, checkpoints, False)
 
     def _say_useless(self, rows: Rows, splits: bool) -> None:
-        """Reports ways that are possible and would not help."""
+        """Logs ways that are possible and would not help."""
         saved = f"it saves nothing: {format_memory(int(rows.predicted_bytes))} without it"
         if splits and rows.rows == self._model.rows:
             self._log.skipped("batch split", saved)
@@ -216,7 +221,9 @@ class MemoryChooser:
         return way + (" with activation checkpointing" if self.choice.checkpointing else "")
 
     def predicted(self) -> str:
-        """The prediction for the chosen way and, if that is another, for the whole batch."""
+        """Returns the prediction for the chosen way and, if that is another one, for the whole
+        batch.
+        """
         text = f"{format_memory(int(self.choice.rows.predicted_bytes))} predicted for {self.way()}"
         if self._is_whole():
             return text
@@ -232,7 +239,9 @@ def _least(model: MemoryModel, splits: bool) -> Rows:
 
 
 def _certain(model: MemoryModel) -> MemoryModel:
-    """Lower bound of a model's memory: no optimizer state, nothing for an unknown loss."""
+    """Returns the lower bound of a model's memory: no optimizer state, nothing for an
+    unknown loss.
+    """
     if model.loss.measured:
         return model
     state = OPTIMIZER_STATE_FACTOR * model.gradient_bytes

@@ -1,9 +1,9 @@
 """Keeps a job within its memory limit without trying what might fail.
 
-Before the first step three small probes are fitted, with a generous assumption for the loss. The
-first step is measured while it runs, and the choice is made again. After the baseline the
-prediction is compared with real steps. If the limit cannot be kept, the job ends with a report of
-what it needs.
+Before the first step a memory model is fitted to three small probes, with a generous assumption for
+the loss. The first step is measured while it runs, and the choice is made again. After the baseline
+the prediction is compared with real steps. If the limit cannot be kept, the job ends with a report
+of the memory it needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ from gpujob_worker.tune.tuner import Tuner
 ITEM = "memory limit"
 # Settings that could have kept the limit, or were not enough.
 _WAYS = ("batch split", "activation checkpointing")
-# So far above the limit that no measurement error explains it.
+# A peak this far above the limit is no measurement error.
 OVERSTEP_FRACTION = 0.05
 ROWS_MIN = 4
 
 
 class MemoryFit:
-    """Decides when the choice is made, what is reported, and when the job cannot continue."""
+    """Decides when to choose, what to report, and when the job cannot continue."""
 
     def __init__(
         self, memory: DeviceMemory, log: DecisionLog, tuner: Tuner, limit_bytes: int
@@ -47,7 +47,7 @@ class MemoryFit:
         self._chooser: MemoryChooser | None = None
         self._watch: LossMemoryWatch | None = None
         self._known = self._refined = False
-        # The most memory before a call of the first steps, without gradients.
+        # The most memory held before a call of the first steps, without gradients.
         self._seen_bytes = 0.0
         # The minimum limit for this job; None while unknown.
         self.needed_bytes: int | None = None
@@ -57,10 +57,10 @@ class MemoryFit:
         self.chose_finer = False
 
     def fit(self, root: Root, recorded: RecordedCall, beside_bytes: float = 0.0) -> None:
-        """Makes the choice before the first step. `beside_bytes` is what other modules will take in
-        addition.
+        """Makes the choice before the first step.
 
-        Raises `MemoryLimitError` if nothing can keep the limit.
+        `beside_bytes` is the memory that other modules will take in addition. Raises
+        `MemoryLimitError` if nothing can keep the limit.
         """
         total = recorded.inputs.rows
         if total is None or total < ROWS_MIN:
@@ -84,9 +84,11 @@ class MemoryFit:
             root.show_outputs(watch.returned)
 
     def look_again(self, root: Root, recorded: RecordedCall) -> None:
-        """Before another call of the first steps: what is held by then may leave less memory.
+        """Checks again before another call of the first steps, because memory held by then may
+        leave less.
 
-        Other modules' graphs, or that of a call before. Raises `MemoryLimitError`, as `fit`.
+        Other modules' graphs, or the graph of a call before, may be held. Raises `MemoryLimitError`
+        like `fit`.
         """
         chooser = self._chooser
         if chooser is None or chooser.offloads or self._tuner.recommends:
@@ -103,7 +105,8 @@ class MemoryFit:
         return float(self._memory.current_bytes() - present_gradient_bytes(root))
 
     def refine(self, root: Root, recorded: RecordedCall) -> None:
-        """After the first step: uses the memory of the loss, and the resident memory between steps.
+        """Chooses again after the first step, with the memory of the loss and the resident memory
+        between steps.
 
         Raises `MemoryLimitError` like `fit`.
         """
@@ -112,7 +115,8 @@ class MemoryFit:
         if chooser is None or watch is None or chooser.offloads or self._tuner.recommends:
             return
         self._refined = True
-        # Called more than once in a step, it has to fit beside the most that was held then.
+        # A module that is called more than once in a step has to fit next to the most memory held
+        # then.
         resident = max(self._seen_bytes, self._resident_bytes(root))
         gradients = present_gradient_bytes(root)
         chooser.know(watch.found or chooser.plain.loss, resident, gradients)
@@ -135,10 +139,10 @@ class MemoryFit:
     def correct(
         self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool = True
     ) -> bool:
-        """After the baseline: real steps took `observed_bytes`.
+        """Corrects the model after the baseline, in which real steps took `observed_bytes`.
 
-        The model is raised by its error, and the way is chosen again. Returns False if nothing is
-        left to choose; raises `MemoryLimitError` in that case, if `ends`.
+        The prediction is raised by its error, and the way is chosen again. Returns False if no
+        other way is left. If `ends`, that raises `MemoryLimitError`.
         """
         chooser = self._chooser
         if self._tuner.recommends:
@@ -151,7 +155,8 @@ class MemoryFit:
             self._log.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
             return True
         if self._gives_back_early(observed_bytes):
-            # It may be enough, and nobody knows: a run so far above its limit does not wait for it.
+            # Returning memory early may be enough, but a run far above its limit does not wait for
+            # that.
             if self._overstepped(observed_bytes):
                 self._choose_finer(chooser, root, recorded, observed_bytes)
             return True
@@ -167,7 +172,7 @@ class MemoryFit:
     def _choose_finer(
         self, chooser: MemoryChooser, root: Root, recorded: RecordedCall, observed_bytes: int
     ) -> bool:
-        """True if another way takes less than what was observed."""
+        """Returns whether another way takes less than the observed memory."""
         before = chooser.choice.rows
         short = max(0.0, observed_bytes - before.predicted_bytes)
         chooser.raise_by(short)
@@ -184,8 +189,8 @@ class MemoryFit:
     def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
         """Reports the memory of real steps, which nothing can reduce.
 
-        Raises `MemoryLimitError` if `ends` and it is too far above the limit for a measurement
-        error.
+        Raises `MemoryLimitError` if `ends` and the memory is too far above the limit for a
+        measurement error.
         """
         if observed_bytes <= self._limit:
             measured, limit = format_memory(observed_bytes), format_memory(self._limit)
@@ -199,7 +204,9 @@ class MemoryFit:
             self._log.skipped(ITEM, self._needs(observed_bytes, "measured"))
 
     def _gives_back_early(self, observed_bytes: int) -> bool:
-        """Whether that is something new; then it is looked at again after some steps."""
+        """Returns freed memory early from now on, and returns whether that is new. If so, the limit
+        is checked again after some steps.
+        """
         if not self._memory.give_back_early(True):
             return False
         measured, limit = format_memory(observed_bytes), format_memory(self._limit)
@@ -211,7 +218,7 @@ class MemoryFit:
 
     @property
     def wants_early(self) -> bool:
-        """True if freed memory should be returned at once, which applies to the whole process."""
+        """True if freed memory must be returned at once, which applies to the whole process."""
         return self._chooser is not None and self._chooser.wants_early
 
     @property
@@ -221,7 +228,7 @@ class MemoryFit:
 
     @property
     def not_asked(self) -> str:
-        """Why the settings that save memory are not used, if the limit does not bind."""
+        """Returns why the settings that save memory are not used, if the limit does not bind."""
         limit = format_memory(self._limit)
         if self._chooser is None:
             return f"nothing was measured that speaks for it (limit {limit})"
@@ -242,7 +249,7 @@ class MemoryFit:
             raise MemoryLimitError(text, self.needed_bytes)
 
     def _needs(self, taken_bytes: float, how: str) -> str:
-        # With the reserve, so that a job with this limit keeps it.
+        # Includes the reserve, so that a job with this limit keeps it.
         self.needed_bytes = needed = int(taken_bytes / (1 - RESERVE_FRACTION)) + 1
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:

@@ -1,5 +1,5 @@
-"""Measures the memory of the loss in a real step: from the model's return until backward reaches
-the model.
+"""Measures the memory of the loss in a real step, from the model's return until backward reaches
+it.
 
 The loss is the script's own code. It cannot be run for a probe, but its memory can be read while
 the script runs it.
@@ -16,7 +16,9 @@ from gpujob_worker.memory_limit.model import LossBytes
 
 
 class LossMemoryWatch:
-    """Watches one call's outputs. `found` stays None when the way back was not a plain one."""
+    """Watches one call's outputs. `found` stays None if backward did not reach all of
+    them simply.
+    """
 
     def __init__(self, memory: DeviceMemory, before_reset: Callable[[], None]) -> None:
         self._memory = memory
@@ -26,9 +28,9 @@ class LossMemoryWatch:
         self.found: LossBytes | None = None
 
     def returned(self, output: Any) -> None:
-        """The root returned: from here on memory is the loss's."""
+        """Called when the root has returned. From here on, memory is the loss's."""
         if self._growth is not None:
-            # A second call before the first one's backward: its graph would count as the loss.
+            # A second call before the first one's backward would make its graph count as the loss.
             self._waiting = 0
             return
         leaves = differentiable_leaves(output)
@@ -39,7 +41,7 @@ class LossMemoryWatch:
         self._growth = Growth(self._memory)
 
     def _arrived(self, gradient: torch.Tensor) -> None:
-        """Backward has reached an output; the last one to be reached ends the watch."""
+        """Called when backward has reached an output. The last one ends the watch."""
         del gradient
         if self._growth is None or not self._waiting:
             return

@@ -1,26 +1,27 @@
-"""Memory of one step as a function of the rows that go through the model at once.
+"""Predicts the memory of one step from the rows that go through the model at once.
 
-A step has four parts, and its peak is that of the largest: the model's forward and backward, the
+A step has parts, and its peak is that of the largest part: the model's forward and backward, the
 loss (between the model's return and the start of its backward), and the optimizer. The loss always
 sees the outputs of the whole batch, however the model's call is split, so its part does not shrink
-with the rows. Parts are kept apart: a fit over their maximum would see the wrong slope.
+with the rows. Parts are modelled separately, because a fit over their maximum would give a wrong
+slope.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 RESERVE_FRACTION = 0.05
-# Ways that differ by less are alike.
+# Ways whose memory differs by less are considered equal.
 ALIKE_FRACTION = 0.005
-# Pieces of a batch while what the loss takes is not known yet.
+# Maximum number of pieces of a batch while the memory of the loss is unknown.
 PIECES_MAX = 64
-# The optimizer's step reads and writes whole lists of tensors and takes as much again as they are.
+# The optimizer's step reads and writes whole lists of tensors, and takes their size once more.
 _OPTIMIZER_TEMPORARIES_FACTOR = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes above what is resident between steps, by rows."""
+    """Bytes above those resident between steps, by rows."""
 
     fixed_bytes: float
     bytes_per_row: float
@@ -31,10 +32,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LossBytes:
-    """What the loss of the whole batch takes beside the model's outputs.
+    """Memory of the whole batch's loss, in addition to the model's outputs.
 
-    `held_bytes` is what is there more (or less) than the outputs when backward reaches the model:
-    the outputs' gradients, less outputs that nobody keeps.
+    `held_bytes` is the memory above (or below) the outputs when backward reaches the model: the
+    outputs' gradients, less outputs that are no longer referenced.
     """
 
     peak_bytes: float
@@ -53,13 +54,15 @@ class MemoryModel:
     peak: Line  # of forward and backward, with the parameters' gradients
     output_bytes_per_row: float
     loss: LossBytes
-    # Gradients of the step before that the script drops only after its forward.
+    # Gradients of the previous step that the script drops only after its forward.
     late_gradient_bytes: float = 0.0
-    # Gradients and optimizer state of modules that train beside it, where not there yet; assumed.
+    # Assumed gradients and optimizer state of modules that train in the same job, if not there yet.
     beside_bytes: float = 0.0
 
     def predict(self, rows: int, *, keeps_chunk: bool = True) -> float:
-        """The step's peak with so many rows at once; all of them is the unsplit step."""
+        """Returns the step's peak with this many rows at once. With all rows, the step is not
+        split.
+        """
         temporaries = _OPTIMIZER_TEMPORARIES_FACTOR * self.gradient_bytes
         optimizer = self.gradient_bytes + temporaries
         parts = self._whole() if rows >= self.rows else self._split(rows, keeps_chunk)
@@ -74,7 +77,7 @@ class MemoryModel:
         kept = self.held.at(rows) if keeps_chunk else 0.0
         loss = self.late_gradient_bytes + self._outputs + kept + self.loss.peak_bytes
         held = max(0.0, self._outputs + self.loss.held_bytes)
-        # The sum over the chunks so far is there beside the gradients of the present one.
+        # The sum over the chunks so far exists next to the gradients of the present chunk.
         return loss, held + self.gradient_bytes + self.peak.at(rows)
 
     @property
@@ -84,7 +87,7 @@ class MemoryModel:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows at once, and whether the last chunk's graph is kept through the loss."""
+    """The rows at once, and whether the last chunk's graph is kept during the loss."""
 
     rows: int
     keeps_chunk: bool
@@ -92,7 +95,7 @@ class Rows:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Line:
-    """Least squares over (rows, bytes). Needs two or more different rows."""
+    """Returns the least squares fit over (rows, bytes). Needs two or more different rows."""
     count = len(points)
     mean_rows = sum(rows for rows, _ in points) / count
     mean_bytes = sum(used for _, used in points) / count
@@ -105,15 +108,15 @@ def fit(points: Sequence[tuple[int, float]]) -> Line:
 
 
 def divisors(total: int) -> list[int]:
-    """All divisors, the largest first."""
+    """Returns all divisors, the largest first."""
     small = [n for n in range(1, int(total**0.5) + 1) if total % n == 0]
     return sorted({*small, *(total // n for n in small)}, reverse=True)
 
 
 def rows_within(model: MemoryModel, limit_bytes: int) -> Rows | None:
-    """The largest divisor of the batch that fits with the reserve; None when no row does.
+    """Returns the largest divisor of the batch that fits with the reserve, or None.
 
-    A kept chunk saves its second forward, so it is kept where it fits too.
+    A kept chunk saves its second forward, so it is kept if it fits too.
     """
     budget = limit_bytes * (1 - RESERVE_FRACTION)
     for rows in divisors(model.rows):
@@ -125,9 +128,10 @@ def rows_within(model: MemoryModel, limit_bytes: int) -> Rows | None:
 
 
 def least_rows(model: MemoryModel) -> Rows | None:
-    """The split that takes least, in at most `PIECES_MAX` pieces; None where there is no such.
+    """Returns the split with the least memory, in at most `PIECES_MAX` pieces, or None.
 
-    Of splits that take about the same it is the coarsest: what the loss takes, no split makes less.
+    Among splits that take about the same memory it is the coarsest, because no split reduces the
+    loss.
     """
     pieces = [n for n in divisors(model.rows)[1:] if model.rows // n <= PIECES_MAX]
     splits = [Rows(rows, False, model.predict(rows, keeps_chunk=False)) for rows in pieces]
@@ -136,6 +140,6 @@ def least_rows(model: MemoryModel) -> Rows | None:
 
 
 def probe_rows(total: int) -> list[int]:
-    """At most three small batch sizes that are far enough apart to see a slope."""
-    first = max(2, total // 16)  # one sample alone is no batch for a BatchNorm
+    """Returns at most three small batch sizes, far enough apart to show a slope."""
+    first = max(2, total // 16)  # a BatchNorm rejects a batch of one sample
     return sorted({min(total, first * factor) for factor in (1, 2, 4)})

@@ -1,4 +1,6 @@
-"""Small probes of forward and backward that the memory model is fitted to. They leave no trace."""
+"""Small probes of forward and backward, to which the memory model is fitted. They leave
+no trace.
+"""
 
 import torch
 
@@ -12,11 +14,13 @@ from gpujob_worker.run.failure import is_out_of_memory
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows
 
-# Two moments of Adam; an upper estimate for other optimizers, until the first step was taken.
+# Two moments of Adam. This is an upper estimate for other optimizers until the first step was
+# taken.
 OPTIMIZER_STATE_FACTOR = 2
-# A cross entropy takes three more of its logits: their logarithms and two gradients. One to spare.
+# A cross entropy takes three more of its logits: their logarithms and two gradients. One is to
+# spare.
 LOSS_OUTPUTS_ASSUMED = 4
-# The outputs' gradients, beside outputs that the script still holds, and something made of them.
+# The outputs' gradients, and something computed from outputs that the script still holds.
 HELD_OUTPUTS_ASSUMED = 2
 
 
@@ -29,7 +33,9 @@ class MemoryProbe:
         self._memory = memory
 
     def model(self) -> MemoryModel:
-        """Probes at up to three sizes. What the loss takes is assumed: it was not run yet."""
+        """Returns a model from probes at up to three sizes. The loss was not run yet, so its memory
+        is assumed.
+        """
         total = self._recorded.inputs.rows
         assert total is not None
         if self._recorded.whole_only:
@@ -54,9 +60,9 @@ class MemoryProbe:
         )
 
     def _samples(self, total: int) -> list[tuple[int, tuple[int, int, int]]]:
-        """Two or more probes, of fewer rows where those of `probe_rows` do not fit.
+        """Returns two or more probes, with fewer rows if those of `probe_rows` do not fit.
 
-        Raises the error of the smallest one that does not fit either.
+        Raises the error of the smallest probe if that does not fit either.
         """
         wanted = probe_rows(total)
         while True:
@@ -66,16 +72,18 @@ class MemoryProbe:
                 fewer = sorted({max(1, rows // 4) for rows in wanted})
                 if not is_out_of_memory(error) or len(fewer) < 2:
                     raise
-            # The failed run is gone only now, with the error that held it.
+            # The failed run is freed only here, with the error that held it.
             self._memory.trim()
             wanted = fewer
 
     def _warm_up(self) -> None:
-        """Libraries set themselves up in a first call; that memory stays."""
+        """Runs once, because libraries initialize themselves in a first call, and that memory
+        stays.
+        """
         RootProbe(self._root, few_rows(self._recorded, 2)).run(RootPlan())
 
     def _sample(self, rows: int) -> tuple[int, int, int]:
-        """Bytes held after forward, at the peak, and of the outputs."""
+        """Returns the bytes held after forward, those at the peak, and those of the outputs."""
         probe = RootProbe(self._root, few_rows(self._recorded, rows))
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-# In float64 they take 16 MiB.
+# This many elements take 16 MiB in float64.
 PIECE_ELEMENTS = 2**21
-# In units of the type's `eps`: each of two steps rounds a parameter at most twice, for the decay
+# In units of the type's `eps`. Each of two steps rounds a parameter at most twice, for the decay
 # and for the rest, by half a unit in the last place each time.
 _STEP_ROUNDING = 2.0
 PAIRS_MIN = 5
 # A gain that does not show in the mean of this many pairs is not worth more of them.
 PAIRS_FUTILE = 10
 PAIRS_MAX = 40
-# Clearly worse: every run of the candidate took this many times the longest of the other.
+# Every run of a clearly slower candidate took this many times the longest run of the other.
 CLEARLY_SLOWER = 1.5
-# One run of each proves so much only, and only where a pause of a busy machine is shorter than what
-# the candidate took longer.
+# Applies after one run of each, and only if a pause of a busy machine is shorter than the
+# candidate's extra time.
 CLEARLY_SLOWER_AT_ONCE = 3.0
 PAUSE_SECONDS = 0.2
-# From so many pairs on the interval may reject. To accept, it takes `PAIRS_MIN` where the noise of
-# a run is not known.
+# Minimum number of pairs for a rejection by the interval. An acceptance takes `PAIRS_MIN` if the
+# noise of a run is not known.
 PAIRS_TO_REJECT = 3
 # Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2 to `PAIRS_MAX`.
 # fmt: off
@@ -33,13 +33,13 @@ _STUDENT_T = (
     2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028, 2.026, 2.024, 2.023,
 )
 # fmt: on
-# The same of a deviation that is known.
+# The quantile for a known deviation.
 _NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times faster the candidate is: the geometric mean and its 95 % interval."""
+    """How many times faster the candidate is, as the geometric mean and its 95 % interval."""
 
     ratio: float
     low: float
@@ -55,8 +55,8 @@ def speedup(
     candidate_seconds: Sequence[float],
     noise: float | None = None,
 ) -> Speedup:
-    """The speed-up from paired times. Ratios are compared as logarithms, in which up and down weigh
-    the same.
+    """Returns the speed-up from paired times. Ratios are compared as logarithms, in which gain and
+    loss weigh the same.
 
     `noise` is the known deviation of a run. It replaces that of fewer than `PAIRS_MIN` pairs,
     unless these deviate more.
@@ -78,7 +78,7 @@ def _logs(plain_seconds: Sequence[float], candidate_seconds: Sequence[float]) ->
 
 
 def _is_within(logs: Sequence[float], noise: float) -> bool:
-    """Whether pairs deviate no more than two runs with this noise do."""
+    """Returns whether pairs deviate no more than two runs with this noise do."""
     return len(logs) < 2 or statistics.stdev(logs) <= noise * math.sqrt(2)
 
 
@@ -93,16 +93,16 @@ def measure_speedup(
     """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
 
     Each function runs once and returns its seconds. A candidate that is clearly slower is given up
-    after the first pairs; to be accepted early it takes `PAIRS_MIN` pairs, or a gain that is clear
+    after the first pairs. An early acceptance takes `PAIRS_MIN` pairs, or a gain that is clear
     beyond the known `noise` and a pause of the machine. One pair is always run.
 
-    Looking after every pair is a sequential test: the interval of the last look is one of 95 % for
+    Looking after every pair is a sequential test, so the interval of the last look covers 95 % for
     that look alone. In simulations of normal noise a candidate that is exactly as fast as `needed`
-    was accepted 12 times in 100 and not 2.5 times; one that is 2 % slower than that, once in 100
-    with pairs that differ by 5 %, and 6 times with pairs that differ by 20 %. With a known noise
-    of 10 % these were 12 times and once where runs differ by 3.5 %, 13 and 3 times where they
-    differ by 7 %, and 16 and 7 times where they differ by all of the 10 %. What is reported as a
-    gain is measured by `measure_pairs`.
+    was accepted 12 times in 100 and not 2.5 times. One that is 2 % slower than that was accepted
+    once in 100 with pairs that differ by 5 %, and 6 times with pairs that differ by 20 %. With a
+    known noise of 10 % these were 12 times and once if runs differ by 3.5 %, 13 and 3 times if they
+    differ by 7 %, and 16 and 7 times if they differ by all of the 10 %. Reported gains are measured
+    by `measure_pairs`.
     """
     first: list[float] = []
     second: list[float] = []
@@ -135,7 +135,7 @@ def _take_turn(
     first: list[float],
     second: list[float],
 ) -> None:
-    """One run of each; who begins alternates."""
+    """Runs each once. The one that runs first alternates."""
     if len(first) % 2 == 0:
         first.append(plain())
         second.append(candidate())
@@ -145,7 +145,7 @@ def _take_turn(
 
 
 def is_clearly_slower(plain: Sequence[float], candidate: Sequence[float]) -> bool:
-    """True if the candidate is not worth another run: no overlap, and far apart."""
+    """Returns whether the candidate is not worth another run: no overlap, and far apart."""
     if len(plain) == 1 and candidate[0] - plain[0] < PAUSE_SECONDS:
         return False
     apart = CLEARLY_SLOWER if len(plain) > 1 else CLEARLY_SLOWER_AT_ONCE
@@ -155,8 +155,10 @@ def is_clearly_slower(plain: Sequence[float], candidate: Sequence[float]) -> boo
 def _is_clearly_faster(
     plain: Sequence[float], candidate: Sequence[float], needed: float, noise: float | None
 ) -> bool:
-    """True if fewer than `PAIRS_MIN` pairs prove a gain: beyond a known noise, from which they do
-    not deviate more, and beyond a pause of the machine.
+    """Returns whether fewer than `PAIRS_MIN` pairs prove a gain.
+
+    The pairs must not deviate more than a known noise. The gain must exceed that noise and a pause
+    of the machine.
     """
     if noise is None or len(plain) >= PAIRS_MIN or sum(plain) - sum(candidate) < PAUSE_SECONDS:
         return False
@@ -187,13 +189,17 @@ class Closeness:
 
 
 def _reals(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64; complex numbers as pairs, of which a cast would drop one."""
+    """Returns the tensor in float64. Complex numbers become pairs, because a cast would drop one
+    part.
+    """
     plain = tensor.detach().resolve_conj()
     return (torch.view_as_real(plain) if plain.is_complex() else plain).double()
 
 
 def _pieces(a: torch.Tensor, *others: torch.Tensor) -> Generator[tuple[torch.Tensor, ...]]:
-    """All cut alike, across their longest dimension, until no piece is too large."""
+    """Yields pieces of all tensors, cut alike across their longest dimension, so that none is too
+    large.
+    """
     if a.numel() <= PIECE_ELEMENTS or a.layout is not torch.strided:
         yield (a, *others)
         return
@@ -237,11 +243,11 @@ def update_error(
     reference: Sequence[torch.Tensor],
     other: Sequence[torch.Tensor],
 ) -> float:
-    """How far two updates of the same numbers differ, relative to the first (2-norm over
-    everything).
+    """Returns how far two updates of the same numbers differ, relative to the first (2-norm over
+    all).
 
-    That a result is rounded to its type is no error of the update, and may be more than a small
-    update. Compares in float64, in pieces that take about 80 MiB together.
+    Rounding a result to its type is no error of the update, and may exceed a small update. Compares
+    in float64, in pieces that take about 80 MiB together.
     """
     difference = norm = 0.0
     for tensors in zip(start, reference, other, strict=True):

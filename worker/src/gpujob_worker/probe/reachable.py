@@ -1,8 +1,8 @@
-"""Finds what a module or a dataset references besides its tensors: generators of its own, open
+"""Finds objects that a module or a dataset references besides its tensors: own generators, open
 files, helpers.
 
-It searches where scripts keep such things: attributes, closures and arguments, some levels deep,
-and globals of the code that defines the object.
+It searches attributes, closures and arguments, some levels deep, and globals of the code that
+defines the object.
 """
 
 import io
@@ -20,19 +20,21 @@ import torch
 _OBJECTS_MAX = 2000
 _ITEMS_MAX = 64
 _DEPTH = 3
-# Transforms of transforms: each holds a list of others.
+# Transforms of transforms each hold a list of others.
 _DATASET_DEPTH = 12
-# Objects of these packages are leaves; only the script's own are descended into.
+# Objects of these packages are leaves. The search descends only into the script's own.
 _CLOSED = frozenset(
     ("torch", "numpy", "builtins", "collections", "functools", "threading", "types")
 )
 _PLAIN = (str, bytes, int, float, complex, bool, type, ModuleType, torch.Tensor, type(None))
-# They read through a descriptor or a connection that forked processes would share.
+# These packages read through a descriptor or a connection that forked processes would share.
 _SHARED = frozenset(("h5py", "lmdb", "sqlite3", "netCDF4", "rasterio"))
 
 
 def reachable(starts: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
-    """Objects in `starts` and those that they reference; each once, at most `_OBJECTS_MAX`."""
+    """Yields the objects in `starts` and those that they reference, each once, at most
+    `_OBJECTS_MAX`.
+    """
     seen: set[int] = set()
     level = list(starts)
     for _ in range(depth + 1):
@@ -61,13 +63,13 @@ def _inside(value: Any) -> list[Any]:
         return [value.__self__, function]  # pyright: ignore[reportFunctionMemberAccess]
     closed = str(type(value).__module__).split(".")[0] in _CLOSED
     own: Any = getattr(value, "__dict__", None)
-    # Layers and datasets of torch hold the script's objects; its other objects hold nothing of it.
+    # Torch's layers and datasets hold the script's objects. Its other objects hold none.
     opens = not closed or isinstance(value, (torch.nn.Module, torch.utils.data.Dataset))
     return list(own.values()) if opens and isinstance(own, dict) else []
 
 
 def _bound(function: FunctionType) -> list[Any]:
-    """What a function has from where it was made: its closure and its defaults."""
+    """Returns the values that a function gets from its definition: its closure and its defaults."""
     bound = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # nothing was assigned yet
@@ -76,14 +78,16 @@ def _bound(function: FunctionType) -> list[Any]:
 
 
 def globals_of(kinds: Iterable[type | FunctionType]) -> list[Any]:
-    """Values of the modules that define `kinds`, and of the script; not those of libraries."""
+    """Returns the globals of the script and of the modules that define `kinds`, except
+    libraries.
+    """
     names = {kind.__module__ for kind in kinds if kind.__module__.split(".")[0] not in _CLOSED}
     modules = [sys.modules.get(name) for name in {"__main__", *names}]
     return [value for module in modules if module is not None for value in vars(module).values()]
 
 
 class OwnGenerators:
-    """Generators other than the global ones; their states can be compared and restored."""
+    """Generators other than the global ones. Their states can be compared and restored."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
         self._states = [(g, _state(g)) for g in generators]
@@ -113,7 +117,7 @@ class OwnGenerators:
 
 
 def open_file(dataset: Any) -> str | None:
-    """The kind of open file or connection that the dataset reads through, or None."""
+    """Returns the kind of open file or connection through which the dataset reads, or None."""
     for value in reachable([dataset], _DATASET_DEPTH):
         kind = type(value)
         if isinstance(value, io.IOBase) and _reads(value):

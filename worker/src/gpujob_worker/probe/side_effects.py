@@ -1,5 +1,5 @@
-"""Makes probes free of side effects: random states, buffers, attributes and output streams are
-restored.
+"""Makes probes free of side effects: restores random states, buffers, attributes and output
+streams.
 
 `tune/safety_check.py` finds what cannot be restored before anything is tried.
 """
@@ -29,7 +29,9 @@ TORCH = "torch's generator"
 
 
 class RandomStates:
-    """Every generator that a script may use: python, numpy, torch, and torch's on each GPU."""
+    """The states of all generators that a script may use: python, numpy, torch, and torch's on each
+    GPU.
+    """
 
     def __init__(self) -> None:
         self.python = random.getstate()
@@ -55,14 +57,14 @@ class RandomStates:
 
 
 class Draws:
-    """Which generators a module draws from after this moment, those beside torch's included."""
+    """The generators from which a module draws after this moment, including its own."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._states, self._own = RandomStates(), OwnGenerators.of_module(module)
 
     @property
     def source(self) -> str | None:
-        """The first generator that has drawn numbers; None where none has."""
+        """The first generator that has drawn numbers, or None."""
         before, now = self._states, RandomStates()
         if before.drawn:
             return TORCH
@@ -75,10 +77,10 @@ class Draws:
 
 @contextlib.contextmanager
 def no_trace(module: torch.nn.Module) -> Generator[None]:
-    """Forward and backward runs inside leave the process unchanged, also if they raise.
+    """Leaves the process unchanged by forward and backward runs inside, even if they raise.
 
     Hooks that the script put on parameters do not run. Gradients must be taken with
-    `torch.autograd.grad`; `.grad` is not restored.
+    `torch.autograd.grad`, because `.grad` is not restored.
     """
     states, generators = RandomStates(), OwnGenerators.of_module(module)
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
@@ -87,7 +89,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
     buffers = _Tensors(tensors)
     hooks = [(found, dict(found)) for found in map(_hooks, module.parameters()) if found]
     silence, logged = io.StringIO(), logging.root.manager.disable
-    # A handler writes to the stream that it was made with, past any redirection.
+    # A handler writes to the stream with which it was made, past any redirection.
     logging.disable(max(logged, logging.CRITICAL))
     for found, _ in hooks:
         found.clear()
@@ -108,13 +110,18 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
 
 
 def _hooks(parameter: torch.Tensor) -> dict[int, Any] | None:
-    """Called with each gradient, if only asked for too; the very dict that torch reads."""
+    """Returns the hooks that are called with each gradient, as the very dict that torch reads.
+
+    They also run if gradients are only computed and not stored.
+    """
     return parameter._backward_hooks
 
 
 class _Tensors:
-    """Tensors as they are now, and how often autograd has seen them change: a call whose backward
-    pass is still to come may need them. The critic's step of a GAN is in the middle of another one.
+    """Tensors with their current values, and with autograd's count of their changes.
+
+    A call whose backward pass is still to come may need them. A GAN's critic, for example, steps in
+    the middle of another step.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -140,7 +147,9 @@ def _plain(layer: torch.nn.Module) -> dict[str, Any]:
 
 
 def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
-    """Tensors that layers keep without having made them buffers; results with a graph are new."""
+    """Returns tensors that layers keep without registering buffers. Results with a graph are left
+    out, because they are new.
+    """
     held = [value for values in attributes for value in values.values()]
     for value in list(held):
         if type(value) in _CONTAINERS:
@@ -156,7 +165,7 @@ def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
 
 
 def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Containers with a copy of what is in them: a forward may add to them."""
+    """Returns containers with a copy of their contents, because a forward may add to them."""
     return [(value, value.copy()) for value in values.values() if type(value) in _CONTAINERS]
 
 
