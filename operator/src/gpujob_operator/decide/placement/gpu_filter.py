@@ -30,8 +30,9 @@ Misfit = tuple[UnfitReason, int]
 def why_not(
     request: WorkerRequest, gpu: GPUCapacity, nominated: Set[str] = NO_GPUS
 ) -> Misfit | None:
-    """Why the worker does not fit on this GPU of its model; None if it fits. `nominated` are GPUs
-    of the same node that are nominated for other jobs.
+    """Returns why the worker does not fit on this GPU of its model, or None if it fits.
+
+    `nominated` are GPUs of the same node that are nominated for other jobs.
     """
     if gpu.blocked is not None:
         return render_reason(f"blocked ({gpu.blocked.reason.value})"), 0

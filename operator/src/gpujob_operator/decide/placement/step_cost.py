@@ -1,8 +1,8 @@
-"""The cost of a training step on the GPUs of one model, in money and energy, as far as measured.
+"""The cost of a training step on the GPUs of one model, in money and energy, if measured.
 
     dollars of a step = price of all its GPUs per hour x seconds of a step / 3600
 
-Seconds and joules are those of earlier runs of the workload alone on its GPUs (its profile). Joules
+Seconds and joules come from earlier runs of the workload alone on its GPUs (its profile). Joules
 are those of one GPU times the number of GPUs.
 """
 
