@@ -1,4 +1,4 @@
-"""The first of many deadlines, each of which may move; and keys that expire."""
+"""The first of many deadlines, each of which may move, and keys that expire."""
 
 import heapq
 from collections.abc import Hashable
@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class _Key(Hashable, Protocol):
-    """What can be sorted, too."""
+    """A hashable key that can also be sorted."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -18,17 +18,17 @@ K = TypeVar("K", bound=_Key)
 
 @dataclass(slots=True)
 class Deadlines(Generic[K]):
-    """At most one moment for each key, the earliest found at once."""
+    """At most one moment per key. The earliest is found immediately."""
 
     _at: dict[K, datetime] = field(default_factory=lambda: dict[K, datetime]())
-    # With moments that hold no longer; `_at` tells which.
+    # Includes outdated moments. `_at` has the current ones.
     _heap: list[tuple[datetime, K]] = field(default_factory=lambda: list[tuple[datetime, K]]())
 
     def __len__(self) -> int:
         return len(self._at)
 
     def put(self, key: K, moment: datetime) -> None:
-        """Replaces the key's moment."""
+        """Sets or replaces the key's moment."""
         if self._at.get(key) == moment:
             return
         self._at[key] = moment
@@ -48,7 +48,7 @@ class Deadlines(Generic[K]):
         return heap[0][0] if heap else None
 
     def due(self, now: datetime) -> list[K]:
-        """Takes out the keys whose moment is now or past."""
+        """Removes and returns the keys whose moment is now or past."""
         found: list[K] = []
         while (first := self.first) is not None and first <= now:
             _, key = heapq.heappop(self._heap)
@@ -59,13 +59,13 @@ class Deadlines(Generic[K]):
 
 @dataclass(slots=True)
 class Expiries(Generic[K]):
-    """Keys that are due from a moment on, in every cycle until they are put anew or dropped."""
+    """Keys that are due from a moment on, in every cycle until they are replaced or dropped."""
 
     _later: Deadlines[K] = field(default_factory=lambda: Deadlines[K]())
     _now: set[K] = field(default_factory=lambda: set[K]())
 
     def put(self, key: K, moment: datetime | None) -> None:
-        """Replaces the key's moment; None: the key never expires."""
+        """Replaces the key's moment. None: the key never expires."""
         self.drop(key)
         if moment is not None:
             self._later.put(key, moment)
@@ -75,11 +75,11 @@ class Expiries(Generic[K]):
         self._now.discard(key)
 
     def due(self, now: datetime) -> list[K]:
-        """The keys that have expired, sorted."""
+        """Returns the keys that have expired, sorted."""
         self._now.update(self._later.due(now))
         return sorted(self._now)
 
     @property
     def next_at(self) -> datetime | None:
-        """When the first of the others expires."""
+        """When the first key that has not expired yet expires."""
         return self._later.first

@@ -1,5 +1,7 @@
-"""What keeps the jobs of a kind off the GPUs, node by node: found anew only where a node is not
-the same object as the last time, and summed up as it changes."""
+"""Counts the reasons that exclude jobs of a class from GPUs.
+
+Only nodes that are a new object are diagnosed again, and the sum follows each change.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,8 +26,7 @@ _NominatedOn = Mapping[str, frozenset[str]]
 
 @dataclass(slots=True)
 class DiagnosisCounts:
-    """What keeps the jobs of a kind off the GPUs of one model: every node's findings, and their
-    sum."""
+    """The reasons that exclude jobs of a class from the GPUs of one model: by node, and the sum."""
 
     counts: Counter[UnfitReason] = field(default_factory=Counter[UnfitReason])
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
@@ -35,7 +36,7 @@ class DiagnosisCounts:
     def renew(
         self, nodes: Mapping[str, NodeCapacity], nominated_on: _NominatedOn, diagnose: Diagnose
     ) -> None:
-        """Looks at the nodes again that are not the same, or of which other GPUs are kept."""
+        """Diagnoses the nodes again that are new objects or have other nominated GPUs."""
         ordered = list(nodes.values())
         for row in self._changed(ordered, nominated_on):
             node = ordered[row]

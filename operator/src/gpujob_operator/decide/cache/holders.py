@@ -15,21 +15,21 @@ from gpujob_operator.decide.queue.quota import QueueUse
 
 @dataclass(slots=True)
 class Holders:
-    """`add` a job that holds GPUs, and `remove` the same object again."""
+    """Jobs that hold GPUs. `add` a job, and later `remove` the same object."""
 
     # By UID, in the order in which they were added.
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
-    # Those that run and are slowed by co-tenants.
+    # Running jobs that are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
     # By the node that a placement names, and by node and GPU.
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
     _on_gpu: Groups[Place] = field(default_factory=lambda: Groups[Place]())
-    # Those whose attempt ends for another job's sake.
+    # Jobs whose attempt is being stopped for another job.
     _being_preempted: set[str] = field(default_factory=set[str])
     # By queue and priority.
     _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Those of which no status says which queue admitted them.
+    # Jobs whose status does not record which queue admitted them.
     unsaid: set[str] = field(default_factory=set[str])
     _edited: set[str] = field(default_factory=set[str])
 
@@ -66,8 +66,11 @@ class Holders:
             self._on_gpu.discard(gpu, uid)
 
     def edited(self, capped: Callable[[int, str], int]) -> list[str]:
-        """UIDs of jobs whose queue or priority was edited since they were admitted, or about which
-        that was said. `capped` is the nearest priority that a queue gives."""
+        """Returns UIDs of jobs whose queue or priority was edited since they were admitted.
+
+        Jobs whose condition still reports an edit are included. `capped` returns the nearest
+        priority that a queue allows.
+        """
         found = self._edited | self.unsaid
         beyond = {
             (queue, priority)
@@ -86,11 +89,11 @@ class Holders:
         return self._on_node.of(name)
 
     def on_gpus(self, node: str, gpus: Iterable[str]) -> set[str]:
-        """Jobs that have any of these GPUs of the node."""
+        """Returns the jobs that have any of these GPUs of the node."""
         return set[str]().union(*(self._on_gpu.of((node, gpu)) for gpu in gpus))
 
     def use(self) -> dict[str, QueueUse]:
-        """What each queue's jobs hold, free to be changed."""
+        """Returns what each queue's jobs hold. The caller may change the result."""
         return {name: replace(held) for name, held in self._use.items() if held.jobs}
 
     @property

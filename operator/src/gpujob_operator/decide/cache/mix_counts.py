@@ -1,4 +1,4 @@
-"""The mix of requests in a snapshot: what placement expects the jobs still to come to look like."""
+"""The mix of requests in a snapshot, which placement expects of future jobs."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 
-# Counts come in steps of this many to a doubling: a job more or less changes no mix of thousands,
-# and what is computed from the mix stays.
+# Steps per doubling of a count. One job more or less does not change a mix of thousands, so what is
+# computed from the mix stays valid.
 STEPS_PER_DOUBLING = 2
 
 
 def rounded_mix(counts: Mapping[Demand, float]) -> WorkloadMix:
-    """The mix of these requests, each worker of each unfinished job counted once, with counts
-    rounded to steps of 41 %."""
+    """Returns the mix of these requests, with counts rounded to steps of 41 %.
+
+    Each worker of each unfinished job counts once.
+    """
     return WorkloadMix.of({demand: _step(count) for demand, count in counts.items() if count > 0})
 
 
@@ -24,15 +26,17 @@ def _step(count: float) -> float:
 
 @dataclass(slots=True)
 class MixCounter:
-    """How often each request is asked for: `put` unfinished jobs as they come and change, `drop`
-    them as they go, and `renew`."""
+    """Counts how often each request occurs.
+
+    `put` unfinished jobs as they come and change, `drop` them as they go, and `renew`.
+    """
 
     mix: WorkloadMix = field(default_factory=WorkloadMix)
     _counts: dict[Demand, float] = field(default_factory=dict[Demand, float])
     # What is counted of each job: its request and its number of workers.
     _counted: dict[str, tuple[Demand, int]] = field(default_factory=dict[str, tuple[Demand, int]])
     _uncounted: set[str] = field(default_factory=set[str])
-    # The sizes of GPUs for which it was counted.
+    # The sizes of GPUs for which the jobs were counted.
     _largest: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def put(self, uid: str) -> None:
@@ -52,7 +56,9 @@ class MixCounter:
             del self._counts[demand]
 
     def renew(self, capacity: Capacity, request: Callable[[str], tuple[Demand, int]]) -> None:
-        """Counts what was put; `request` is a job's, with its number of workers, by UID."""
+        """Counts the jobs that were put. `request` returns a job's request and number of workers,
+        by UID.
+        """
         if capacity.largest != self._largest:
             # Requests depend on the largest GPUs.
             self._largest = dict(capacity.largest)
@@ -63,5 +69,5 @@ class MixCounter:
             self._counts[demand] = self._counts.get(demand, 0.0) + workers
         self._uncounted.clear()
         after = rounded_mix(self._counts)
-        # The same object while the mix is the same: what is computed from it stays.
+        # The object stays the same while the mix is equal, so what is computed from it stays valid.
         self.mix = self.mix if after.equals(self.mix) else after

@@ -1,5 +1,7 @@
-"""Packing arrays of the nodes, kept from cycle to cycle and renewed row by row where a node is
-another object."""
+"""Packing arrays of the nodes, kept from cycle to cycle.
+
+Only rows whose node is a new object are renewed.
+"""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +28,13 @@ from gpujob_operator.decide.placement.node_views import (
 
 T = TypeVar("T")
 ANSWERS_MAX = 4096
-# Each holds what was found on every node.
+# Each entry has the findings on every node.
 DIAGNOSES_MAX = 64
 
 
 @dataclass(slots=True)
 class NodeMemo:
-    """The `Memo` of one operator. Call `forget` when a node's labels, taints or sizes changed."""
+    """The `Memo` of one operator. Call `forget` if a node's labels, taints or sizes changed."""
 
     _answers: LRUCache[Hashable, Any] = field(default_factory=lambda: LRUCache(ANSWERS_MAX))
     _diagnoses: LRUCache[Hashable, DiagnosisCounts] = field(
@@ -53,14 +55,14 @@ class NodeMemo:
         nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
-        """Looks again only at nodes that are another object."""
+        """Diagnoses only nodes that are new objects."""
         diagnosed = _found(self._diagnoses, key, DiagnosisCounts)
         diagnosed.renew(nodes, nominated_on, diagnose)
         return diagnosed.counts, diagnosed.nearest
 
 
 def _found(answers: LRUCache[Hashable, T], key: Hashable, find: Callable[[], T]) -> T:
-    """The answer that is kept, or else what `find` returns."""
+    """Returns the cached answer, or else the result of `find`."""
     try:
         return answers[key]
     except KeyError:
@@ -70,21 +72,21 @@ def _found(answers: LRUCache[Hashable, T], key: Hashable, find: Callable[[], T])
 
 @dataclass(slots=True)
 class NodeArrayCache:
-    """The arrays of the last cycle, taken up again where nodes are the same objects."""
+    """The arrays of the last cycle, reused for nodes that are the same objects."""
 
-    # What follows from labels, taints and sizes alone.
+    # What depends on labels, taints and sizes alone.
     memo: NodeMemo = field(default_factory=NodeMemo)
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    # The fleet's clock when it was last true to the nodes; what changed later was only planned.
+    # The arrays' clock when they last matched the nodes. Later changes were only planned.
     _clock: int = 0
-    # The rows' GPUs as they were made from the capacity's, by UUID.
+    # The rows' GPUs by UUID, with the capacity's objects from which they were made.
     _states: dict[str, tuple[GPUCapacity, GPUState]] = field(
         default_factory=dict[str, tuple[GPUCapacity, GPUState]]
     )
 
     def renew(self, ordered: list[NodeCapacity]) -> NodeViews:
-        """Views that are true to these nodes, in this order."""
+        """Returns views that match these nodes, in this order."""
         if not self._is_renewed(ordered):
             self._states.clear()
             self.memo.forget()
@@ -96,7 +98,7 @@ class NodeArrayCache:
         return self._views
 
     def _is_renewed(self, ordered: list[NodeCapacity]) -> bool:
-        """Brings the main view up to date; False where it has to be built anew."""
+        """Brings the main view up to date. Returns False if it has to be built anew."""
         if not self._in_order(ordered):
             return False
         arrays = self._views.main.arrays
@@ -123,7 +125,7 @@ class NodeArrayCache:
         return known[1]
 
     def _in_order(self, ordered: list[NodeCapacity]) -> bool:
-        """Brings the kept rows into this order, if they are the same nodes."""
+        """Brings the kept rows into this order. Returns False if they are not the same nodes."""
         main = self._views.main
         names = tuple(node.node.name for node in ordered)
         if names == main.arrays.names:
@@ -141,7 +143,9 @@ class NodeArrayCache:
 
 
 def _lasting(node: NodeCapacity) -> tuple[object, ...]:
-    """What tells whether a request could ever be on the node: marks and sizes."""
+    """Returns what decides whether a request could ever be on the node: constraint fields and
+    sizes.
+    """
     view = node.node
     allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
     return constraint_fields(view), allocatable, sizes(node)

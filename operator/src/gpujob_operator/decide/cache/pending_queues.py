@@ -1,5 +1,7 @@
-"""The waiting jobs of each queue in order, kept from cycle to cycle: thousands of them wait, and
-few come, go, or become overdue in between."""
+"""The waiting jobs of each queue in order, kept from cycle to cycle.
+
+Thousands of jobs wait, and few come, go, or become overdue between cycles.
+"""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -23,17 +25,19 @@ from gpujob_operator.decide.queue.pending import (
 
 @dataclass(slots=True)
 class PendingQueues:
-    """`put` and `drop` as jobs come and go; the configuration is always the same one."""
+    """The queues. `put` and `drop` jobs as they come and go. The configuration must never
+    change.
+    """
 
     # By UID.
     entries: dict[str, Pending] = field(default_factory=dict[str, Pending])
     _queues: "dict[str, SortedList[Keyed]]" = field(default_factory=dict)
-    # Where each is, by UID.
+    # The position of each job, by UID.
     _placed: dict[str, Keyed] = field(default_factory=dict[str, Keyed])
-    # Whose places are not, or no longer, true.
+    # Jobs whose position is missing or outdated.
     _moved: set[str] = field(default_factory=set[str])
     _undated: set[str] = field(default_factory=set[str])
-    # When the first of those who are on time becomes overdue.
+    # When the first job that is on time becomes overdue.
     _due_seconds: float = inf
     _now_seconds: float = -inf
 
@@ -54,7 +58,7 @@ class PendingQueues:
             self._moved.add(uid)
 
     def in_order(self, configuration: Configuration, now: datetime) -> OrderedQueues:
-        """The pending jobs in order. Invalidates what earlier calls returned."""
+        """Returns the pending jobs in order. Invalidates what earlier calls returned."""
         now_seconds = now.timestamp()
         if not self._now_seconds <= now_seconds < self._due_seconds:
             self._advance_clock(now_seconds)
@@ -65,7 +69,9 @@ class PendingQueues:
         return self._queues
 
     def _advance_clock(self, now_seconds: float) -> None:
-        """Notes who became overdue; or is on time again, as the clock was set back."""
+        """Marks jobs that became overdue, or that are on time again because the clock was
+        set back.
+        """
         first, last = sorted((self._now_seconds, now_seconds))
         self._due_seconds = inf
         for uid, entry in self.entries.items():
@@ -90,7 +96,7 @@ class PendingQueues:
         for queue, jobs in found.items():
             if queue not in self._queues:
                 self._queues[queue] = SortedList()
-            # Many at once are sorted, a few are put in their places.
+            # `update` sorts many jobs at once, and inserts a few one by one.
             self._queues[queue].update(jobs)
 
     def _take_out(self, uid: str) -> None:
@@ -115,20 +121,23 @@ class PendingQueues:
         return keys.key(self._now_seconds)
 
 
-# Maximum number of classes at a time. Pending jobs keep the numbers that they have.
+# Maximum number of cached classes. Pending jobs keep their numbers.
 CLASSES_MAX = 10_000
 
 
 @dataclass(slots=True)
 class EquivalenceClasses:
-    """`number` is that of a class, never 0. A number is never given again, not even to the class
-    that had it."""
+    """Numbers equivalence classes. `number` returns the number of a class, never 0.
+
+    A number is never reused. A class that was dropped from the cache gets a new one.
+    """
 
     number: Callable[[Hashable], int] = field(init=False)
     _last: int = 0
 
     def __post_init__(self) -> None:
-        # `lru_cache` hashes a class once, which is most of the work, and is asked for every job.
+        # `lru_cache` hashes a class only once per call, which is most of the work, and it is called
+        # for every job.
         self.number = lru_cache(CLASSES_MAX)(self._next)
 
     def _next(self, _: Hashable) -> int:

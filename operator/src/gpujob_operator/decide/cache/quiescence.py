@@ -1,5 +1,7 @@
-"""Settled jobs: nothing new follows for them while what they see stays the same, and they are not
-looked at again before their deadline."""
+"""Settled jobs. Nothing follows for them while their inputs stay the same.
+
+They are not looked at again before their deadline.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -25,7 +27,7 @@ _BESIDES_SITES = attrgetter(*(f.name for f in fields(JobInputs) if f.compare and
 
 
 def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
-    """Whether the last step of a settled job is that of these inputs, too."""
+    """Returns whether the last step of a settled job also follows from these inputs."""
     before = entry.inputs
     if before is None or entry.quiet_until is None or now >= entry.quiet_until:
         return False
@@ -42,11 +44,11 @@ def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
 
 
 def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> bool:
-    """Whether nothing follows from who is on the job's GPUs now, if nothing followed from who was
-    there before and all else is as it was. `status` is the job's next one.
+    """Returns whether a change of co-tenants on the job's GPUs has no consequence.
 
-    Every way in which a co-tenant shows in a status, a profile or a reason to stop is asked here;
-    False where it has to be looked at in full.
+    It assumes that nothing followed from the earlier co-tenants and that all else is unchanged.
+    `status` is the job's next status. Every way in which a co-tenant affects a status, a profile or
+    a reason to stop is checked here. Returns False if a full step is necessary.
     """
     gpus, profile = gpus_at(inputs.sites), inputs.profile
     shared = False
@@ -55,7 +57,7 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
             return False
         shared = shared or len(gpu.tenants) > 1
     if not shared:
-        # Alone again: its profile may learn how fast that is.
+        # The job is alone again, so its profile may learn how fast that is.
         return False
     if _outgrew(job, inputs):
         # How much more it can have, and whether it must leave, depends on the others.
@@ -69,8 +71,10 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
 
 
 def is_steady(job: GPUJob, sites: Sites) -> bool:
-    """Whether time alone brings nothing new before the next deadline: a job that starts or runs on
-    nodes that are well, or has finished."""
+    """Returns whether time alone brings nothing new before the next deadline.
+
+    This holds for a finished job, and for a job that starts or runs on healthy nodes.
+    """
     if job.finished or job.status.placement is None:
         return job.finished
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
@@ -85,8 +89,10 @@ def is_steady(job: GPUJob, sites: Sites) -> bool:
 def quiet_until(
     job: GPUJob, next_at: datetime | None, configuration: Configuration, *, held_back: bool
 ) -> datetime:
-    """The first moment at which a settled job has something to do or to say. `held_back`: figures
-    of it moved and are to be written later."""
+    """Returns the first moment at which a settled job may act or write.
+
+    `held_back` means that some of its figures changed and are to be written later.
+    """
     # Deadlines closer than a second count as one second.
     until = FAR if next_at is None else next_at - timedelta(seconds=1)
     written_at = job.status.observed_at
@@ -96,7 +102,7 @@ def quiet_until(
 
 
 def _outgrew(job: GPUJob, inputs: JobInputs) -> bool:
-    """Whether the job is known to use more than it reserves."""
+    """Returns whether the job is known to use more than it reserves."""
     held, known, usage = job.status.reservation, job.status.measurement, inputs.usage
     known_bytes = max(
         known.memory_bytes if known is not None else 0,
@@ -108,7 +114,7 @@ def _outgrew(job: GPUJob, inputs: JobInputs) -> bool:
 def _tells_a_pace(
     status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> bool:
-    """Whether the profile has yet to learn how much the job is slowed by as many others."""
+    """Returns whether the job's slowdown by this many co-tenants is news for the profile."""
     pace = observed_pace(status, profile, gpus)
     if pace is None or status.placement is None:
         return False

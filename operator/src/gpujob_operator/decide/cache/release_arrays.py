@@ -1,7 +1,7 @@
-"""When jobs are expected to end, of thousands of them at once: arrays with a number for each job.
+"""When jobs are expected to end, for thousands of jobs at once: arrays with a number per job.
 
-An end is either a moment, or the start of a run and what runs like it took. What those took is
-asked anew every time, the rest only of jobs that are not the same any more.
+An end is either a moment, or the start of a run plus the duration of similar runs. Durations are
+computed anew every time. The rest is computed only for jobs that changed.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ import numpy as np
 from gpujob_operator.decide.backfill.release_times import ReleaseTime, RunClass
 from gpujob_operator.decide.packing.arrays import Floats, Integers
 
-# Numbers are given again from the start once so many more were given than there are jobs.
+# Numbering starts again once this many more numbers were assigned than there are jobs.
 NUMBERS_SPARE = 4096
 
 
 class ReleaseSource(Protocol):
-    """What is asked of `release_times.ReleaseTimes`."""
+    """What is used of `release_times.ReleaseTimes`."""
 
     now_seconds: float
     version: int
@@ -30,20 +30,20 @@ class ReleaseSource(Protocol):
 
 @dataclass(slots=True)
 class ReleaseArrays:
-    """`number` a job, and ask for the moments of any numbers; number 0 is nobody.
+    """Moments by job number. Number 0 is no job.
 
-    Call `forget` whenever `releases` gets a job, and `tidy` once a cycle.
+    Call `number` for each job, `forget` whenever `releases` gets a job, and `tidy` once a cycle.
     """
 
     releases: ReleaseSource
-    # By UID. Another object once the numbers that were given hold no longer.
+    # Numbers by UID. Replaced by a new object if the assigned numbers become invalid.
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     _at: Floats = field(default_factory=lambda: np.full(64, inf))
     _unknown_from: Floats = field(default_factory=lambda: np.full(64, inf))
-    # The place of its run class; 0: none.
+    # The index of the run class. 0: none.
     _run_class: Integers = field(default_factory=lambda: np.zeros(64, np.int64))
     _run_classes: dict[RunClass, int] = field(default_factory=dict[RunClass, int])
-    # Jobs whose end is to be found again.
+    # Jobs whose end has to be computed again.
     _stale: set[str] = field(default_factory=set[str])
 
     @property
@@ -59,7 +59,7 @@ class ReleaseArrays:
         return number
 
     def forget(self, uid: str) -> None:
-        """Something may be different about this job."""
+        """Marks a job that may have changed."""
         if uid in self.numbers:
             self._stale.add(uid)
 
@@ -70,8 +70,10 @@ class ReleaseArrays:
             self._stale.clear()
 
     def released_at_all(self, numbers: Integers) -> Floats:
-        """`ReleaseTimes.released_at` of the jobs of these numbers, in their shape; of 0
-        infinite."""
+        """Returns `ReleaseTimes.released_at` of the jobs with these numbers, in the same shape.
+
+        The moment of number 0 is infinite.
+        """
         self._renew()
         lengths = np.array([0.0, *map(self.releases.length, self._run_classes)])
         at = self._at + lengths[self._run_class]

@@ -1,6 +1,6 @@
-"""Jobs whose next step is to be decided, and those that rest, with their deadlines.
+"""Jobs whose next step is to be decided, and jobs that rest, with their deadlines.
 
-A settled job rests because nothing follows from its state. A job that is being written rests
+A settled job rests because nothing follows from its state. A job with a write in flight rests
 because what follows would wait for the end of the write.
 """
 
@@ -16,15 +16,17 @@ from gpujob_operator.decide.model.plan import NextStep
 
 @dataclass(slots=True)
 class StepQueue:
-    """A job is in it until it is settled, and again from `requeue` or its deadline on."""
+    """The queue of steps. It has a job until that is settled, and again after `requeue` or its
+    deadline.
+    """
 
     # By UID.
     to_step: set[str] = field(default_factory=set[str])
-    # The deadlines of settled jobs themselves.
+    # The settled jobs' own deadlines.
     next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
-    # When a settled job has something to do or to say again.
+    # When a settled job has to act or write again.
     _quiet_until: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
-    # Jobs that rest while they are written.
+    # Jobs that rest during a write.
     _written: set[str] = field(default_factory=set[str])
 
     def settle(
@@ -35,7 +37,10 @@ class StepQueue:
         until: datetime,
         next_at: datetime | None,
     ) -> None:
-        """Nothing follows from the same until then; `next_at` is the job's own deadline."""
+        """Records that nothing follows from the same inputs until then.
+
+        `next_at` is the job's own deadline.
+        """
         uid = entry.job.metadata.uid
         self._written.discard(uid)
         entry.inputs, entry.step, entry.quiet_until = inputs, step, until
@@ -49,17 +54,17 @@ class StepQueue:
     def rest_while_written(
         self, entry: JobEntry, step: NextStep, inputs: JobInputs, until: datetime
     ) -> None:
-        """Like `settle`, at most until the write of the job has ended (`end_writes`)."""
+        """Settles the job, at most until its write has ended (`end_writes`)."""
         self.settle(entry, step, inputs, until, until)
         self._written.add(entry.job.metadata.uid)
 
     def end_writes(self, entries: Mapping[str, JobEntry], writing: Collection[str]) -> None:
-        """Puts in the jobs that rested for writes, and are not among those being written now."""
+        """Requeues the jobs that rested for writes that have ended."""
         for uid in self._written.difference(writing):
             self.requeue(entries[uid])
 
     def requeue(self, entry: JobEntry) -> None:
-        """The job's next step is decided anew, in this cycle and those to come."""
+        """Requires a new decision about the job, in this cycle and the following ones."""
         uid = entry.job.metadata.uid
         entry.inputs = entry.step = entry.quiet_until = None
         self._written.discard(uid)
@@ -74,5 +79,5 @@ class StepQueue:
         self.next_at.drop(uid)
 
     def wake(self, now: datetime) -> None:
-        """Puts in the settled jobs whose deadline is now or past."""
+        """Adds the settled jobs whose deadline is now or past."""
         self.to_step.update(self._quiet_until.due(now))

@@ -1,7 +1,7 @@
-"""Who leaves each GPU, and when: all GPUs of the cluster as arrays, a row each.
+"""Which tenants leave each GPU, and when: all GPUs of the cluster as arrays with a row each.
 
-A column for each tenant of the fullest GPU. Kept from cycle to cycle: rows are filled anew where
-the node is not the same object, moments are asked of `release_arrays` every time.
+There is a column for each tenant of the fullest GPU. The arrays are kept from cycle to cycle. Rows
+are filled again if the node is a new object. Moments are read from `release_arrays` every time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,18 +30,18 @@ class TenancyArrays:
     """The tenancy of the cluster, renewed row by row."""
 
     _tenancy: Tenancy = field(init=False)
-    # Of each node; one more at the end.
+    # The first row of each node, with one more entry at the end.
     _first_row: list[int] = field(init=False)
-    # A column for each tenant: whose end it is, as `ReleaseArrays` numbers jobs, 0 beyond the last.
+    # A column per tenant, with its job's number in `ReleaseArrays`. 0: no tenant.
     _number: Integers = field(init=False)
     _memory: Integers = field(init=False)
     _utilization: Floats = field(init=False)
     _slowdown: Integers = field(init=False)
     _whole: Booleans = field(init=False)
-    # Below 0 where there is no tenant.
+    # Negative if there is no tenant.
     _namespace: Integers = field(init=False)
     _group: Integers = field(init=False)
-    # What the stay was made from, and rows that were filled since.
+    # The moments from which `stay` was made, and rows that were filled since.
     _moments: Floats = field(init=False)
     _filled: set[int] = field(default_factory=set[int])
     _numbers: object = None
@@ -52,8 +52,10 @@ class TenancyArrays:
         self._build([], ReleaseArrays(ReleaseTimes()))
 
     def renew(self, capacity: Capacity, ends: ReleaseArrays) -> Tenancy:
-        """Makes all of it true. Lists that were handed out before stay as they were, arrays do
-        not."""
+        """Brings everything up to date.
+
+        Lists that were returned earlier stay unchanged. Arrays do not.
+        """
         nodes = list(capacity.nodes.values())
         changed = self._changed(nodes)
         if changed is None or self._numbers is not ends.numbers:
@@ -75,7 +77,7 @@ class TenancyArrays:
         self._fill(changed, nodes, ends)
 
     def _changed(self, nodes: list[NodeCapacity]) -> list[int] | None:
-        """Nodes that are not the same objects; None: the rows do not fit them."""
+        """Returns the nodes that are new objects, or None if the rows do not fit them."""
         if len(nodes) != len(self._tenancy.nodes):
             return None
         changed: list[int] = []
@@ -127,7 +129,9 @@ class TenancyArrays:
         self._filled = set(range(size))
 
     def _fill(self, numbers: Iterable[int], nodes: list[NodeCapacity], ends: ReleaseArrays) -> None:
-        """Column by column: an assignment to an array costs as much for one row as for many."""
+        """Fills column by column, because an assignment to an array costs as much for one row as
+        for many.
+        """
         tenancy, rows = self._tenancy, list[int]()
         for number in numbers:
             for row, gpu in enumerate(nodes[number].gpus, self._first_row[number]):
@@ -162,7 +166,7 @@ class TenancyArrays:
         self._group[places] = [one.party.group for one in tenants]
 
     def _renew_stay(self, moments: Floats) -> None:
-        """Only rows of which anything is not as it was."""
+        """Renews only rows with a change."""
         other = (moments != self._moments).any(axis=1)
         other[list(self._filled)] = True
         self._moments, self._filled = moments, set()
@@ -172,15 +176,16 @@ class TenancyArrays:
             getattr(self._tenancy.stay, column.name)[rows] = getattr(part, column.name)
 
     def _staying(self, rows: Integers) -> RemainingTenancy:
-        """What remains on these rows' GPUs as their tenants leave.
+        """Returns what remains on these rows' GPUs as their tenants leave.
 
         A GPU with tenants A (5 GiB, ends at 30), B (2 GiB, ends at 10) and an empty column:
+
             order         [1, 0, 2]         B leaves first, then A
-            memory_bytes  [7, 5, 0, 0]      GiB once the first 0, 1, 2, 3 have left
+            memory_bytes  [7, 5, 0, 0]      GiB after the first 0, 1, 2, 3 have left
             since         [0, 10, 30, inf]  when the last of those is gone
         """
         moments = self._moments[rows]
-        # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
+        # The sort is stable. Tenants with an unknown end leave by UID, before empty columns.
         order = np.argsort(moments, axis=1, kind="stable")
         return RemainingTenancy(
             memory_bytes=sums_left(np.take_along_axis(self._memory[rows], order, 1)),
@@ -195,5 +200,5 @@ class TenancyArrays:
 
 
 def _columns(counts: Sequence[int]) -> list[int]:
-    """0, 1, ... for each row in turn, as many as its tenants."""
+    """Returns 0, 1, ... for each row in turn, as many as it has tenants."""
     return list(chain.from_iterable(map(range, counts)))

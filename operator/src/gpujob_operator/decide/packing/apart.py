@@ -1,5 +1,7 @@
-"""Places for the workers of a gang that must lie apart: one after the other, as kube-scheduler
-takes them."""
+"""Finds places for the workers of a gang that must be spread.
+
+Workers are placed one after the other, as in kube-scheduler.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,16 +13,16 @@ Node = TypeVar("Node", bound=tuple[object, ...] | str)
 
 @dataclass(slots=True)
 class DomainLimit(Generic[Node]):
-    """At most `most` workers in a domain, or `skew` more than in the one with the fewest.
+    """Allows at most `most` workers in a domain, or `skew` more than in the domain with the fewest.
 
-    A node without a domain takes any number, but none where the domains are to be balanced.
+    A node without a domain takes any number of workers, or none if the domains have to be balanced.
     """
 
     domain_of: Mapping[Node, object]
     most: int | None
     skew: int | None
     _counts: Counter[object] = field(default_factory=Counter[object])
-    # Of the domain with the fewest; None: to be counted.
+    # The count of the domain with the fewest workers. None: not counted yet.
     _fewest: int | None = None
 
     def allows(self, node: Node) -> bool:
@@ -45,7 +47,9 @@ class DomainLimit(Generic[Node]):
 
 
 def take_apart(node: Node, limits: Sequence[DomainLimit[Node]]) -> bool:
-    """Counts one more worker on the node, if every limit allows it."""
+    """Counts one more worker on the node if every limit allows it. Returns whether it was
+    counted.
+    """
     if not all(limit.allows(node) for limit in limits):
         return False
     for limit in limits:
@@ -59,8 +63,11 @@ def place_apart(
     limits: Sequence[DomainLimit[Node]],
     levels: Sequence[Mapping[Node, object]] = (),
 ) -> tuple[tuple[Node, int], ...]:
-    """(node, workers): as many as find a place, all of them where all do. Within one domain of the
-    closest level on which one holds all; else anywhere."""
+    """Returns (node, workers) for as many workers as fit.
+
+    All are in one domain of the closest level on which one domain holds all workers. They may be
+    anywhere if there is no such level.
+    """
     for level in levels:
         domains: dict[object, dict[Node, int]] = {}
         for node, count in free.items():
@@ -76,7 +83,7 @@ def place_apart(
 def _greedy(
     free: Mapping[Node, int], workers: int, limits: Sequence[DomainLimit[Node]]
 ) -> dict[Node, int]:
-    """Each worker goes to a node that has one already, else to the one with the most places."""
+    """Puts each worker on a node that already has one, or else on the node with the most places."""
     limits, left = [limit.cleared() for limit in limits], dict(free)
     parts: dict[Node, int] = {}
     for _ in range(workers):

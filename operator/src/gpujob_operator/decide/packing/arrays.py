@@ -1,9 +1,9 @@
 """The GPUs of all nodes as arrays: what placement reads, and what a placement changes.
 
-Built once from plain values; afterwards only changed nodes are replaced. Rows keep the order in
-which nodes were given, and GPUs the order within their node, so that ties are always broken in the
-same way. `changed` has the clock of each row's last change, so that values computed from a row can
-be renewed.
+The arrays are built once from plain values. Afterwards only changed nodes are replaced. Rows keep
+the order in which nodes were given, and GPUs the order within their node, so ties are always broken
+in the same way. `changed_at_clock` has the clock of each row's last change, so that values computed
+from a row can be renewed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class NodeArrays:
 
     @classmethod
     def of(cls, nodes: Iterable[NodeState]) -> "NodeArrays":
-        """Raises ValueError if two nodes have the same name."""
+        """Builds the arrays. Raises ValueError if two nodes have the same name."""
         states = tuple(nodes)
         names = tuple(node.name for node in states)
         if len(set(names)) != len(names):
@@ -65,13 +65,14 @@ class NodeArrays:
         return fleet
 
     def renew(self, row: int, node: NodeState) -> None:
-        """`renew_all` for one node."""
+        """Calls `renew_all` for one node."""
         self.renew_all((row,), (node,))
 
     def renew_all(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
         """Stores the new states of the nodes in these rows.
 
-        Raises ValueError for another node's name, and for more GPUs than there are columns.
+        Raises ValueError if a node's name is not the row's, or if a node has more GPUs than there
+        are columns.
         """
         for row, node in zip(rows, nodes, strict=True):
             if node.name != self.names[row]:
@@ -81,7 +82,9 @@ class NodeArrays:
         self._fill(rows, nodes)
 
     def copy(self) -> "NodeArrays":
-        """An independent copy, for trials; about 100 microseconds for 10,000 GPUs."""
+        """Returns an independent copy for trials. It takes about 100 microseconds for
+        10,000 GPUs.
+        """
         return replace(
             self,
             uuids=list(self.uuids),
@@ -107,7 +110,7 @@ class NodeArrays:
         )
 
     def copy_rows(self, other: "NodeArrays", rows: Integers) -> None:
-        """Copies these rows from arrays of which this one is a copy."""
+        """Copies these rows from `other`, of which these arrays are a copy."""
         if not len(rows):
             return
         for column in fields(self):
@@ -121,7 +124,7 @@ class NodeArrays:
         self.changed_at_clock[rows] = self.clock
 
     def reordered(self, order: Integers) -> "NodeArrays":
-        """The same nodes, with row `order[n]` of these arrays as row n."""
+        """Returns the same nodes, with row `order[n]` of these arrays as row n."""
         rows = order.tolist()
         arrays = {
             column.name: value[order]
@@ -154,14 +157,14 @@ class NodeArrays:
     def grow(
         self, row: int, gpus: Sequence[int], memory_bytes: int, utilization_percent: float
     ) -> None:
-        """Subtracts what a job that is there already takes on top of what it had."""
+        """Subtracts what a present job takes in addition to what it had."""
         for gpu in gpus:
             self.memory_free[row, gpu] -= memory_bytes
             self.utilization_used[row, gpu] += utilization_percent
         self._touch(row)
 
     def close(self, row: int, gpus: Sequence[int]) -> None:
-        """Closes GPUs to new placements (for example, those nominated for an earlier job)."""
+        """Closes GPUs to new placements, for example GPUs that are nominated for an earlier job."""
         self.usable[row, list(gpus)] = False
         self._touch(row)
 
@@ -176,7 +179,7 @@ class NodeArrays:
         return sum(len(uuids) for uuids in self.uuids)
 
     def kinds_in_order(self) -> list[tuple[str, int]]:
-        """The kinds of GPUs in the order in which new arrays would number them."""
+        """Returns the kinds of GPUs in the order in which new arrays would number them."""
         counts = np.array([len(uuids) for uuids in self.uuids], dtype=np.int64)
         present = np.arange(self.kind.shape[1]) < counts[:, None]
         numbers, first = np.unique(self.kind[present], return_index=True)
@@ -203,7 +206,7 @@ class NodeArrays:
         self.price[at] = [np.inf if price is None else price for price in prices]
         self.risk[at] = [node.interruptions_per_hour for node in nodes]
         columns = self.usable.shape[1]
-        # A GPU that is gone leaves nothing behind.
+        # The padding removes all values of a GPU that is gone.
         here = [(*node.gpus, *[_NO_GPU] * (columns - len(node.gpus))) for node in nodes]
         self.kind[at] = [[self._kind_of(gpu) for gpu in gpus] for gpus in here]
         self.memory_total[at] = [[gpu.memory_total_bytes for gpu in gpus] for gpus in here]
@@ -223,7 +226,7 @@ class NodeArrays:
         self.changed_at_clock[at] = self.clock
 
     def _kind_of(self, gpu: GPUState) -> int:
-        """The kind of GPUs of one model and size. Kinds are never removed."""
+        """Returns the number of the kind, which is a model and a size. Kinds are never removed."""
         if gpu is _NO_GPU:
             return 0
         kind = (gpu.model, gpu.memory_total_bytes)

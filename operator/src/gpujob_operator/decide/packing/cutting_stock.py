@@ -1,10 +1,10 @@
 """The value of free capacity on a GPU: prices of requests from the cutting-stock problem.
 
-How few GPUs would hold all observed jobs if they were packed at once? The linear relaxation
-(Gilmore and Gomory, Operations Research 9, 1961) gives a price for every size of request: the
-fraction of a GPU that one more such request costs. The value of a GPU's free capacity is then the
-largest sum of prices that still fits into it. Capacity into which no request fits has no value.
-Capacity of which there is more than requests has no value either.
+The problem is to pack all observed jobs at once on as few GPUs as possible. Its linear relaxation
+(Gilmore and Gomory, Operations Research 9, 1961) gives a price for every size of request, which is
+the fraction of a GPU that one more such request costs. The value of a GPU's free capacity is then
+the largest sum of prices that still fits into it. Capacity into which no request fits has no value.
+Capacity that exceeds all requests has no value either.
 
 Sizes are pairs of whole steps, (memory, utilization), of a GPU with `shape` steps.
 """
@@ -22,16 +22,16 @@ Size = tuple[int, int]
 PATTERNS_MAX = 400
 TOLERANCE = 1e-9
 EIGHTHS = 8
-# A nearby mix has every other size more often, and the rest less often, by this factor.
+# In a nearby mix, every other size is more frequent and the rest is less frequent by this factor.
 NEARBY = 1.1
 
 
 def packing_bound(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size) -> Floats:
-    """The value of free capacity for a mix of sizes with their shares, each above 0; read-only.
+    """Returns the value of free capacity for a mix of sizes with their shares, each above 0.
 
-    Optimal prices jump where the mix crosses from one best packing to the next. Therefore they are
-    means over four nearby mixes, and shares are rounded to eighths of an octave: a mix that changed
-    by a few jobs gives the same result from the cache.
+    The array is read-only. Optimal prices jump where the mix crosses from one best packing to the
+    next. Prices are therefore means over four nearby mixes, and shares are rounded to eighths of an
+    octave. A mix that changed by a few jobs then gives the same cached result.
     """
     eighths = tuple(round(log2(share) * EIGHTHS) for share in shares)
     return _worth_of_rounded(sizes, eighths, shape)
@@ -52,11 +52,12 @@ def _worth_of_rounded(sizes: tuple[Size, ...], eighths: tuple[int, ...], shape: 
 
 
 def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) -> list[float]:
-    """The price of every size, in GPUs, at the optimum of the relaxation.
+    """Returns the price of every size, in GPUs, at the optimum of the relaxation.
 
-    `demand` is how often each size is asked for, each above 0. Each size must fit the GPU and
-    take at least one step of it. Revised simplex with column generation; a bound on the number of
-    columns ends it, and prices are scaled down so that no pattern is ever worth more than a GPU.
+    `demand` is how often each size is requested, each above 0. Each size must fit the GPU and take
+    at least one step of it. The method is revised simplex with column generation. A bound on the
+    number of columns ends it, and prices are scaled down so that no pattern is ever worth more than
+    a GPU.
     """
     if not sizes:
         return []
@@ -81,8 +82,9 @@ def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) 
 def free_space_value(
     sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: Size
 ) -> Floats:
-    """Value of free capacity [memory steps, utilization steps]: the largest sum of prices that
-    fits.
+    """Returns the value of free capacity [memory steps, utilization steps].
+
+    It is the largest sum of prices that fits.
     """
     worth = np.zeros((shape[0] + 1, shape[1] + 1))
     for (memory, utilization), price in zip(sizes, prices, strict=True):
@@ -96,14 +98,14 @@ def free_space_value(
 
 
 def _copies_max(size: Size, shape: Size) -> int:
-    """How often the size fits on an idle GPU."""
+    """Returns how often the size fits on an idle GPU."""
     limits = [total // part for part, total in zip(size, shape, strict=True) if part > 0]
     assert limits, "a size takes at least one step"
     return min(limits)
 
 
 def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: Size) -> Floats:
-    """Counts of each size in a pattern with the value of an idle GPU."""
+    """Returns the counts of each size in a pattern with the value of an idle GPU."""
     counts = np.zeros(len(sizes))
     free = shape
     while True:
@@ -120,7 +122,9 @@ def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: S
 
 
 def _leaving(basis: Floats, pattern: Floats, wanted: Floats) -> int | None:
-    """The basic pattern that runs out first if the new one is used; the first on ties."""
+    """Returns the basic pattern that runs out first if the new one is used, or the first
+    on ties.
+    """
     direction = np.linalg.solve(basis, pattern)
     amount = np.maximum(np.linalg.solve(basis, wanted), 0.0)
     shrinking = direction > TOLERANCE

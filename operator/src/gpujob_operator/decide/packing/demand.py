@@ -9,21 +9,21 @@ from gpujob_operator.decide.packing.cutting_stock import Size
 
 MEMORY_STEPS = 100
 UTILIZATION_STEPS = 20
-# Classes are typical, most frequent first, until they cover this share of the requests
-# (the same bound as in "Beware of Fragmentation", USENIX ATC'23).
+# Typical classes are the most frequent ones that together cover this share of the requests (the
+# same bound as in "Beware of Fragmentation", USENIX ATC'23).
 TYPICAL_SHARE = 0.95
 TYPICAL_MAX = 64
-# Sizes of requests in the cutting-stock problem; beyond, the rarest are left out.
+# Maximum number of request sizes in the cutting-stock problem. The rarest are left out.
 SIZES_MAX = 48
-# Free capacity below this counts as fragmented: no job requests less.
+# Less free CPU than this counts as fragmented, because no job requests less.
 CPU_MILLI_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one worker asks of one node: host resources, and the same of each of `gpus` GPUs.
+    """What one worker requests of one node: host resources, and the same of each of `gpus` GPUs.
 
-    `exclusive` GPUs are taken whole and must be idle. `models` empty: any.
+    `exclusive` GPUs are taken whole and must be idle. Empty `models` means any model.
     """
 
     cpu_milli: int = 0
@@ -35,13 +35,17 @@ class Demand:
     models: frozenset[str] = frozenset()
 
     def gpu_share(self, memory_total_bytes: int) -> float:
-        """The larger of both shares of one GPU of this size; 1 when taken whole."""
+        """Returns the larger of the shares of memory and utilization, or 1 if the GPU is taken
+        whole.
+        """
         if self.exclusive:
             return 1.0
         return max(self.gpu_memory_bytes / memory_total_bytes, self.utilization_percent / 100)
 
     def steps(self, memory_total_bytes: int, utilization_steps: int) -> Size | None:
-        """Steps of a GPU that one request takes; None if it never fits on such a GPU."""
+        """Returns the steps of a GPU that one request takes, or None if it never fits on such a
+        GPU.
+        """
         if self.gpu_memory_bytes > memory_total_bytes:
             return None
         if self.exclusive:
@@ -53,7 +57,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadMix:
-    """Requests with their weights, which sum to 1; heaviest first. Compared by identity."""
+    """Requests with their weights, which sum to 1, heaviest first. Compared by identity."""
 
     demands: tuple[Demand, ...] = ()
     weights: tuple[float, ...] = ()
@@ -62,7 +66,7 @@ class WorkloadMix:
 
     @classmethod
     def of(cls, counts: Mapping[Demand, float]) -> "WorkloadMix":
-        """The mix of these requests; counts of 0 and less are left out."""
+        """Returns the mix of these requests. Counts of 0 and less are left out."""
         seen = sorted(
             ((demand, count) for demand, count in counts.items() if count > 0),
             key=lambda item: (-item[1], _order(item[0])),
@@ -84,14 +88,15 @@ class WorkloadMix:
         )
 
     def equals(self, other: "WorkloadMix") -> bool:
-        """True if both mixes give the same results: then keep the old one, whose tables
-        are cached.
+        """Returns whether both mixes give the same results.
+
+        If so, keep the old one, because its tables are cached.
         """
         return (self.demands, self.weights) == (other.demands, other.weights)
 
 
 def _order(demand: Demand) -> tuple[object, ...]:
-    """Larger requests first."""
+    """Orders larger requests first."""
     return (
         -demand.gpus,
         -demand.gpu_memory_bytes,

@@ -1,9 +1,9 @@
 """The value of every node's free capacity to the mix, renewed only for nodes that changed.
 
-For a node: `worth` is the sum over its GPUs. `usable` is the expected capacity that a stream of one
+A node's `worth` is the sum over its GPUs. `usable` is the expected capacity that a stream of one
 typical class could fill before GPUs, CPU or memory run out. `stranded` is the value of GPUs beyond
-what the node's free CPU or memory can serve. The cost of a placement is what it takes from the
-first two and adds to the third.
+what the node's free CPU or memory can serve. The cost of a placement is its reduction of the first
+two plus its increase of the third.
 """
 
 from copy import copy
@@ -15,13 +15,13 @@ from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, No
 from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, WorkloadMix
 from gpujob_operator.decide.packing.tables import Tables
 
-# Weights of the score's terms relative to a GPU's worth. Fixed; see docs/design/0010-placement.md.
+# Fixed weights of the score's terms relative to a GPU's worth. See docs/design/0010-placement.md.
 USABLE_WEIGHT = 0.1
 STRANDED_WEIGHT = 0.4
-# A GPU counts as served by this part of the average request's processor and memory for a GPU.
+# A GPU counts as served by this part of the average request's CPU and memory per GPU.
 SERVED_SHARE = 0.75
-# A model is scarce from this ratio of (restricted demand's share of what is still to come) to (its
-# share of what is idle); 1 is exactly enough.
+# A model is scarce from this ratio on. It is the model's share of expected restricted demand
+# divided by its share of idle capacity, so 1 is exactly enough.
 SCARCE_FROM = 0.5
 FULL_STATE = 0
 ROUNDING = 1e-9
@@ -29,7 +29,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """What a placement costs on a row, in GPUs. The sum of all is what is minimised."""
+    """What a placement costs on a row, in GPUs. The weighted sum is minimized."""
 
     worth: Floats
     usable: Floats
@@ -41,7 +41,7 @@ class CostTerms:
 
 
 class FragmentationCost:
-    """The fragmentation cost on these arrays for a mix. Keeps one row of figures for each node."""
+    """The fragmentation cost on these arrays for a mix. It keeps one row of figures per node."""
 
     def __init__(self, arrays: NodeArrays, mix: WorkloadMix) -> None:
         rows, columns = arrays.usable.shape
@@ -55,7 +55,7 @@ class FragmentationCost:
         self.renew(arrays)
 
     def reordered(self, order: Integers) -> "FragmentationCost":
-        """The same figures for the arrays with its rows in this order."""
+        """Returns the same figures for arrays with their rows in this order."""
         other = copy(self)
         other.state, other.worth, other.usable = (
             self.state[order],
@@ -87,7 +87,7 @@ class FragmentationCost:
             self.model[rows] = of_kind[arrays.kind[rows, 0]]
 
     def _usable(self, slots: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
-        """Expected GPUs that the typical classes, each alone, can use: [row]."""
+        """Returns the expected GPUs that the typical classes, each alone, can use, by row."""
         tables = self.tables
         workers = np.floor(slots * tables.workers_per_gpu + ROUNDING)
         for free, per_milli in (
@@ -100,7 +100,7 @@ class FragmentationCost:
         return workers @ tables.value
 
     def _stranded(self, worth: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
-        """GPUs' worth beyond what free processor and free memory serve: [row]."""
+        """Returns the GPUs' worth beyond what free CPU and free memory serve, by row."""
         beyond = np.zeros(len(worth))
         for free, per_gpu in (
             (cpu_milli, self.tables.cpu_milli_per_gpu),
@@ -113,7 +113,9 @@ class FragmentationCost:
     def costs(
         self, arrays: NodeArrays, rows: Integers, gpus: Integers, demand: Demand
     ) -> CostTerms:
-        """Cost of placing the demand on `gpus` [row, n] of `rows`; n is the demand's GPUs."""
+        """Returns the cost of placing the demand on `gpus` [row, n] of `rows`. n is the demand's
+        GPUs.
+        """
         tables = self.tables
         before, after = self._states(arrays, rows, gpus, demand)
         worth_before = self.worth[rows]
@@ -132,7 +134,9 @@ class FragmentationCost:
         )
 
     def gpu_costs(self, arrays: NodeArrays, rows: Integers, demand: Demand) -> Floats:
-        """Worth that every GPU [row, column] would lose to one GPU's part of the demand."""
+        """Returns the worth that every GPU [row, column] would lose to one GPU's part of the
+        demand.
+        """
         columns = arrays.usable.shape[1]
         every = np.broadcast_to(np.arange(columns), (len(rows), columns))
         before, after = self._states(arrays, rows, every, demand)
@@ -155,11 +159,11 @@ class FragmentationCost:
         return before, after
 
     def scarcity(self) -> Floats | None:
-        """Price of one GPU's worth on every row, where restricted requests need its model.
+        """Returns the price of one GPU's worth on every row, if restricted requests need its model.
 
-        The capacity that restricted requests will need of a model is their share of the mix times
-        the whole capacity, spread over the models that they accept in proportion to the capacity
-        of these models. None if no request is restricted to some of the models.
+        The capacity of a model that restricted requests will need is their share of the mix times
+        the whole capacity. It is spread over the models that they accept in proportion to these
+        models' capacity. Returns None if no request is restricted to some of the models.
         """
         tables = self.tables
         if not tables.restricted_share.size:
@@ -177,7 +181,7 @@ class FragmentationCost:
 
 
 def gpu_states(arrays: NodeArrays, tables: Tables, rows: Integers) -> Integers:
-    """State of every GPU of the rows, for the look-up tables."""
+    """Returns the state of every GPU of the rows, for the look-up tables."""
     kind = arrays.kind[rows]
     shared = _shared_state(
         tables,

@@ -1,7 +1,7 @@
 """Chooses the nodes of a gang: close together, on as few nodes as possible, keeping idle nodes
 whole.
 
-A step of a gang ends with a synchronization whose cost grows with the number of nodes and with
+Each step of a gang ends with a synchronization. Its cost grows with the number of nodes and with
 their distance, so a gang on fewer nodes of one rack is faster. An idle node that stays whole can
 take the next large gang.
 """
@@ -10,20 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=tuple[object, ...] | str)
-# Number of the gang's workers on a node.
+# The number of the gang's workers on each node.
 Parts = tuple[tuple[Node, int], ...]
 
 
 def place_gang(
     free: Mapping[Node, int], workers: int, levels: Sequence[Mapping[Node, object]] = ()
 ) -> Parts[Node] | None:
-    """(node, workers) for all workers, largest part first; None unless all fit.
+    """Returns (node, workers) for all workers, largest part first, or None unless all fit.
 
-    `free` is the number of workers that each node could take. `levels` name each node's rack, zone
-    ..., the closest level first. The first level is used on which one domain holds all workers, and
-    there the domain with the fewest nodes, then with the least capacity left over. Within the
-    domain: the fullest nodes that can be used up completely, then for the rest the node with the
-    least left over. Ties are broken by the order of domains and nodes.
+    `free` is the number of workers that each node could take. `levels` have each node's rack, zone
+    and so on, with the closest level first. The first level on which one domain holds all workers
+    is used. The domain with the fewest nodes is taken, then the one with the least capacity left
+    over. Within the domain, the fullest nodes that can be used up completely are taken first, then
+    for the rest the node with the least left over. Ties are broken by the order of domains and
+    nodes.
     """
     if workers <= 0:
         return None

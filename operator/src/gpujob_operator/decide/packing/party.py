@@ -1,26 +1,28 @@
-"""Who may share a GPU: parties of one namespace, or of one sharing group."""
+"""Which jobs may share a GPU: parties of one namespace, or of one sharing group."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# The namespace or the sharing group of tenants that have several.
+# The namespace or the sharing group of tenants that have different ones.
 SEVERAL = -1
 
 
 class Party(NamedTuple):
-    """Whose a job is. Both are numbers from 0 on that stand for names."""
+    """The owner of a job. Both are numbers from 0 on that stand for names."""
 
     namespace: int = 0
     group: int = 0
 
 
-# Jobs that all share with each other.
+# The party of jobs that all share with each other.
 ANYBODY = Party()
 
 
 def common_party(parties: Iterable[Party]) -> Party:
-    """The namespace and the group that all of them have, `SEVERAL` where they differ; that of
-    nobody is `ANYBODY`."""
+    """Returns the namespace and the group that all parties have, `SEVERAL` if they differ.
+
+    Returns `ANYBODY` without parties.
+    """
     common: Party | None = None
     for party in parties:
         if common is None:
@@ -35,5 +37,5 @@ def common_party(parties: Iterable[Party]) -> Party:
 
 
 def may_join(party: Party, tenants: Party) -> bool:
-    """True if a job of the party may share a GPU with tenants that have this in common."""
+    """Returns whether a job of the party may share a GPU with tenants that have this in common."""
     return party.namespace == tenants.namespace or party.group == tenants.group

@@ -1,4 +1,4 @@
-"""The request to the packing, and its answer."""
+"""The request to packing and its answer."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -11,8 +11,11 @@ from gpujob_operator.decide.packing.states import WorkerAllocation
 
 @dataclass(frozen=True, slots=True)
 class NodeMask:
-    """Nodes that a request may use, by row. The key stands for the constraint: scores are kept by
-    it, so a row on which a constraint has another answer must have changed since."""
+    """Nodes that a request may use, by row.
+
+    The key identifies the constraint. Scores are cached by it, so a row must have changed if the
+    constraint's answer for it has changed.
+    """
 
     key: Hashable
     allowed: Booleans = field(compare=False)
@@ -25,7 +28,7 @@ class Request:
     demand: Demand
     nodes: NodeMask | None = None
     prefers_spot: bool = False
-    # On a GPU with tenants, the sum of utilizations up to which this request joins them.
+    # The request joins a GPU with tenants only up to this sum of utilizations.
     utilization_limit_percent: float = 100.0
     party: Party = ANYBODY
 

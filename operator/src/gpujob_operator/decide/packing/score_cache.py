@@ -20,7 +20,9 @@ REQUESTS_MAX = 512
 
 @dataclass(slots=True)
 class NodeScores:
-    """Per row: the cost without scarcity and its parts, and the GPU of one shared GPU."""
+    """The cost without scarcity and its parts, by row, and the chosen GPU if one shared GPU is
+    requested.
+    """
 
     cost: Floats
     worth: Floats
@@ -60,7 +62,7 @@ class ScoreCache:
     scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
     def reordered(self, order: Integers) -> "ScoreCache":
-        """The scores of the arrays with its rows in this order."""
+        """Returns the scores for arrays with their rows in this order."""
         return ScoreCache(
             self.fragmentation.reordered(order) if self.fragmentation is not None else None,
             {request: scores.reordered(order) for request, scores in self.scores.items()},

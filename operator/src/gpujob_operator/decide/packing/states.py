@@ -1,4 +1,4 @@
-"""Plain values of nodes and GPUs, of which the arrays are built, and what a placement takes."""
+"""Plain values of nodes and GPUs, from which the arrays are built, and what a placement takes."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ UTILIZATION_FULL_PERCENT = 100.0
 class GPUState:
     """One GPU. `memory_total_bytes` is what an idle GPU offers to GPUJobs.
 
-    `memory_free_bytes` is what is left after reservations, unmanaged processes and leaks. `idle`:
-    the GPU has no tenant. `held_whole`: a job has the GPU to itself. `usable` is False for a GPU
-    that takes nothing new. `utilization_limit_percent` is the summed utilization up to which its
-    tenants let other jobs join.
+    `memory_free_bytes` is what is left after reservations, unmanaged processes and leaks. `idle`
+    means that the GPU has no tenant. `held_whole` means that a job has the GPU to itself. `usable`
+    is False for a GPU that takes nothing new. `utilization_limit_percent` is the summed utilization
+    up to which its tenants let other jobs join.
     """
 
     uuid: str
@@ -34,7 +34,7 @@ class GPUState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node. `price_per_gpu_hour`, with what interruptions cost, is None where nobody said."""
+    """One node. `price_per_gpu_hour` includes the cost of interruptions. None: unknown."""
 
     name: str
     cpu_milli_free: int
@@ -55,6 +55,6 @@ class WorkerAllocation:
     gpu_memory_bytes: int
     utilization_percent: float
     whole_gpu: bool
-    # Limit of the summed utilization up to which other jobs may join.
+    # The summed utilization up to which other jobs may join.
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
     party: Party = ANYBODY

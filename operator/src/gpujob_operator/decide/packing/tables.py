@@ -1,15 +1,15 @@
 """Look-up tables for the workload mix: the value of a GPU's or a node's free capacity.
 
 A `WorkloadMix` has the requests of the snapshot's jobs (pending, running and recent) with their
-frequencies. From it and from the kinds of GPUs come tables with one entry for every state of a GPU,
-so that placing only looks up values:
+frequencies. The tables are computed from it and from the kinds of GPUs. They have one entry for
+every state of a GPU, so that placement only looks up values:
 
-- worth: the value of the GPU's free capacity (see `cutting_stock`), in GPUs of the largest memory:
-  an idle GPU of half that memory is worth 0.5;
+- worth: the value of the GPU's free capacity (see `cutting_stock`), in GPUs of the largest memory.
+  An idle GPU of half that memory is worth 0.5.
 - slots: how many requests of each typical class the GPU can still take.
 
-Memory is counted in hundredths of a GPU, utilization in twentieths. Requests are rounded up, free
-capacity is rounded down.
+Memory is counted in hundredths of a GPU, and utilization in twentieths. Requests are rounded up,
+and free capacity is rounded down.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from gpujob_operator.decide.packing.demand import (
 class Tables:
     """Look-up tables of a mix on the kinds of GPUs of a fleet.
 
-    A GPU's state is `base[kind] + memory * (utilization steps + 1) + utilization`; idle GPUs and
-    GPUs that take nothing more have states of their own (`idle[kind]`, and 0).
+    A GPU's state is `base[kind] + memory * (utilization steps + 1) + utilization`. Idle GPUs have
+    their own state (`idle[kind]`), and so do GPUs that take nothing more (0).
     """
 
     mix: WorkloadMix
@@ -49,10 +49,10 @@ class Tables:
     workers_per_cpu_milli: Floats
     workers_per_byte: Floats
     value: Floats
-    # Host resources that one GPU's worth of requests takes on average; 0: none.
+    # Host resources that one GPU's worth of requests takes on average. 0: none.
     cpu_milli_per_gpu: float
     memory_bytes_per_gpu: float
-    # Requests that only some models serve: per (set of models), access by model and share.
+    # Requests that only some models serve: the accepted models, and the share, per set of models.
     models: tuple[str, ...] = ()
     restricted_access: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     restricted_share: Floats = field(default_factory=lambda: np.zeros(0))
@@ -109,7 +109,7 @@ def _allowed(demand: Demand, kind: tuple[str, int]) -> bool:
 
 
 def _host_size(demand: Demand, kinds: Sequence[tuple[str, int]]) -> int:
-    """Memory of the smallest GPU that can take the request: its natural host."""
+    """Returns the memory of the smallest GPU that can take the request, its natural host."""
     sizes = [
         kind[1] for kind in kinds if _allowed(demand, kind) and kind[1] >= demand.gpu_memory_bytes
     ]
@@ -117,7 +117,7 @@ def _host_size(demand: Demand, kinds: Sequence[tuple[str, int]]) -> int:
 
 
 def _gpus_worth(demand: Demand, kinds: Sequence[tuple[str, int]]) -> float:
-    """What the request takes of its natural host, in GPUs of the largest memory."""
+    """Returns what the request takes of its natural host, in GPUs of the largest memory."""
     if not demand.gpus or not kinds:
         return 0.0
     size = _host_size(demand, kinds)
@@ -125,7 +125,9 @@ def _gpus_worth(demand: Demand, kinds: Sequence[tuple[str, int]]) -> float:
 
 
 def _worth_of_kind(mix: WorkloadMix, kind: tuple[str, int], steps: int) -> Floats:
-    """Worth by state: [memory x utilization] flattened, then idle. An idle GPU is worth 1."""
+    """Returns worth by state: [memory x utilization] flattened, then idle. An idle GPU is
+    worth 1.
+    """
     shape = (MEMORY_STEPS, steps)
     counts: dict[Size, float] = {}
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
@@ -140,7 +142,7 @@ def _worth_of_kind(mix: WorkloadMix, kind: tuple[str, int], steps: int) -> Float
 
 
 def _slots_of_kind(typical: Sequence[Demand], kind: tuple[str, int], steps: int) -> Floats:
-    """How many requests of every typical class fit, by state as in `_worth_of_kind`."""
+    """Returns how many requests of every typical class fit, by state as in `_worth_of_kind`."""
     memory, utilization = np.indices((MEMORY_STEPS + 1, steps + 1))
     table = np.zeros(((MEMORY_STEPS + 1) * (steps + 1) + 1, len(typical)))
     for column, demand in enumerate(typical):
@@ -159,7 +161,7 @@ def _slots_of_kind(typical: Sequence[Demand], kind: tuple[str, int], steps: int)
 
 
 def _host_per_gpu(mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> tuple[float, float, float]:
-    """GPUs' worth, processor (milli) and memory (bytes) of the average request with GPUs."""
+    """Returns GPUs' worth, CPU (milli) and memory (bytes) of the average request with GPUs."""
     gpus = cpu = memory = 0.0
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
         if demand.gpus:
@@ -172,7 +174,7 @@ def _host_per_gpu(mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> tuple[f
 def _restricted(
     mix: WorkloadMix, kinds: Sequence[tuple[str, int]], models: tuple[str, ...]
 ) -> tuple[Floats, Floats]:
-    """The models that the restricted requests accept, and their share of all requested GPUs."""
+    """Returns the models that restricted requests accept, and their share of all requested GPUs."""
     total = 0.0
     shares: dict[frozenset[str], float] = {}
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
