@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gpujob_worker.device.nvml import nvml_device
 
-# Assumed if NVML does not report it. Contexts are documented to take 0.3 to 0.6 GB.
+# Assumed if NVML does not report it. Contexts reportedly take 0.3 to 0.6 GB.
 CONTEXT_BYTES_ASSUMED = 512 * 1024**2
 # More than this outside torch's memory belongs to another process.
 CONTEXT_BYTES_MAX = 4 * 1024**3

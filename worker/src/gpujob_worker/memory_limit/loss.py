@@ -16,9 +16,7 @@ from gpujob_worker.memory_limit.model import LossBytes
 
 
 class LossMemoryWatch:
-    """Watches one call's outputs. `found` stays None if backward did not reach all of
-    them simply.
-    """
+    """Watches one call's outputs. `found` stays None if a second call came before backward."""
 
     def __init__(self, memory: DeviceMemory, before_reset: Callable[[], None]) -> None:
         self._memory = memory

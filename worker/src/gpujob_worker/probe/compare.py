@@ -18,8 +18,8 @@ PAIRS_FUTILE = 10
 PAIRS_MAX = 40
 # Every run of a clearly slower candidate took this many times the longest run of the other.
 CLEARLY_SLOWER = 1.5
-# Applies after one run of each, and only if a pause of a busy machine is shorter than the
-# candidate's extra time.
+# The factor after one run of each. The candidate must also take `PAUSE_SECONDS` longer, because a
+# busy machine may pause that long.
 CLEARLY_SLOWER_AT_ONCE = 3.0
 PAUSE_SECONDS = 0.2
 # Minimum number of pairs for a rejection by the interval. An acceptance takes `PAIRS_MIN` if the

@@ -1,4 +1,4 @@
-"""The session of this process, for who asks for one: the small interface, and what is hooked."""
+"""The session of this process, for the small interface and for the hooks."""
 
 import os
 
@@ -11,15 +11,17 @@ _current: Session | None = None
 
 
 def use(session: Session) -> None:
-    """It is this process's session."""
+    """Sets this process's session."""
     global _current
     _current = session
 
 
 def ensure_session() -> Session:
-    """The session of this process, or one from the environment; it trains from now on.
+    """Returns the session of this process, or a new one from the environment, which trains from now
+    on.
 
-    A forked child has its parent's, which counts its parent's steps and never speaks here.
+    A forked child has its parent's session, which counts its parent's steps and reports nothing
+    here.
     """
     session = _current
     if session is not None and session.is_of_parent:

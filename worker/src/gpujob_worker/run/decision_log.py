@@ -1,6 +1,6 @@
-"""Which settings were applied and which were skipped, with the reason: one line for each.
+"""Records which settings were applied or skipped and why, one line for each.
 
-Code reads the decision; the lines are for people.
+Code reads the decision, and people read the lines.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ class Verdict(Enum):
     APPLIED = "applied"
     SKIPPED = "skipped"
     RECOMMENDED = "recommended"
-    # Neither: information about the setting.
+    # Information about the setting that is neither.
     NOTED = ""
 
 
@@ -30,7 +30,7 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """Without the item."""
+        """The verdict and the reason, without the item."""
         return f"{self.verdict.value}: {self.reason}" if self.verdict.value else self.reason
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class DecisionLog:
         self._record(Decision(item, Verdict.NOTED, what), aloud=aloud)
 
     def settle(self, item: str, part: str) -> None:
-        """The newest decision about a part of a setting is now the one about the setting."""
+        """Makes the newest decision about a part of a setting the one about the setting."""
         if self.within is not None:
             self.within.settle(f"{item}{self.addition}", f"{part}{self.addition}")
         decision = self._decisions.pop(part, None)
@@ -70,7 +70,7 @@ class DecisionLog:
             self._decisions[item] = replace(decision, item=item)
 
     def said(self, item: str) -> None:
-        """Its newest decision was said in another way."""
+        """Marks the newest decision as already printed in another way."""
         self._quiet.discard(item)
 
     def end(self) -> None:
@@ -81,22 +81,24 @@ class DecisionLog:
         self._quiet.clear()
 
     def decision(self, item: str) -> Decision | None:
-        """The last decision about the setting; None if there was none."""
+        """Returns the last decision about the setting, or None if there was none."""
         return self._decisions.get(item)
 
     def line(self, item: str) -> str:
-        """The same as text; empty if there was none."""
+        """Returns the same as text, or an empty string if there was none."""
         decision = self.decision(item)
         return str(decision) if decision is not None else ""
 
     def about(self, whose: str) -> "DecisionLog":
-        """A log for one of several models with the same settings; its decisions are
-        added here too.
+        """Returns a log for one of several models with the same settings. It adds its decisions
+        here too.
         """
         return DecisionLog(within=self, addition=f" of {whose}")
 
     def applied_items(self, item: str) -> tuple[str, ...]:
-        """The item and parts of it (`precision tf32` of `precision`) that are applied."""
+        """Returns the applied items: the item itself and its parts (`precision tf32` of
+        `precision`).
+        """
         return tuple(
             name
             for name, decision in self._decisions.items()

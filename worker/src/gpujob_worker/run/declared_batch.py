@@ -1,4 +1,6 @@
-"""Compares what one optimizer step takes with what the job declares in `batchSize.total`."""
+"""Compares the samples of one optimizer step to those that the job declares in
+`batchSize.total`.
+"""
 
 from gpujob_worker.run.decision_log import DecisionLog
 
@@ -8,8 +10,10 @@ _ITEM = "batch size"
 def compare_with_declared(
     declared: int | None, samples: int | None, processes: int, log: DecisionLog
 ) -> None:
-    """Says once, of the first step whose samples are known, whether the processes together take
-    the declared number. The script's own number holds either way.
+    """Logs whether the processes together take the declared number of samples.
+
+    It does so once, for the first step whose samples are known. The script's own number applies
+    either way.
     """
     if declared is None or samples is None or log.decision(_ITEM) is not None:
         return

@@ -1,6 +1,4 @@
-"""The efficiency of a step on its GPU, from what was counted once and what is measured
-continuously.
-"""
+"""A step's efficiency on its GPU, from FLOP counted once and times measured continuously."""
 
 from gpujob_api.report import Efficiency
 from gpujob_api.settings import Precision
@@ -11,7 +9,9 @@ from gpujob_worker.run.meter import Meter
 def efficiency(
     meter: Meter, step_flop: float | None, device: str, precision: Precision
 ) -> Efficiency | None:
-    """None if nothing is known. The peak is that of `precision`, the applied one."""
+    """Returns the efficiency, or None if nothing is known. The peak is that of the applied
+    `precision`.
+    """
     timing = meter.window.timing(None)
     rate = None
     if step_flop is not None and timing is not None and timing.step_seconds > 0:

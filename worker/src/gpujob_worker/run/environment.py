@@ -1,4 +1,4 @@
-"""The worker's environment variables, read once. An invalid value is an error that names its
+"""The worker's environment variables, read once. An invalid value raises an error that names its
 variable.
 """
 
@@ -22,24 +22,22 @@ from gpujob_api.settings import (
 )
 
 GRACE_SECONDS_DEFAULT = 30.0
-# What launchers call a process's number among those of its node: torch's and DeepSpeed's, Open
-# MPI's, MPICH's and Intel's, Slurm's. How many train together, and which one this is, torch's
-# process group says: of these variables some are also set where one process trains alone.
+# The variables in which launchers put a process's number on its node: torch and DeepSpeed, Open
+# MPI, MPICH and Intel, Slurm. The number of processes and this one's rank come from torch's process
+# group, because some of these variables are also set if a process trains alone.
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values that the operator set. Everything has a default, so that a script also runs by
-    hand.
-    """
+    """The values that the operator set. All have defaults, so that a script also runs by hand."""
 
     settings: Settings = field(default_factory=Settings)
     name: str = ""
     attempt: int = 1
     rank: int = 0
     world_size: int = 1
-    # None where no launcher says it.
+    # None if no launcher sets it.
     local_rank: int | None = None
     checkpoint_directory: Path | None = None
     report_url: str | None = None
@@ -69,7 +67,9 @@ def read_environment(environ: Mapping[str, str], settings_text: str | None = Non
 
 
 def _local_rank(environ: Mapping[str, str]) -> int | None:
-    """Only of torch's own variable a value that is none is an error of the job."""
+    """Returns the process's number on its node. An invalid value is an error of the job in torch's
+    own variable only.
+    """
     for name in LOCAL_RANKS:
         text = environ.get(name, "").strip()
         if name == LOCAL_RANKS[0] and text:

@@ -1,4 +1,4 @@
-"""How a run ended badly: the class of a failure, or an interruption, which is none."""
+"""Classifies how a run ended badly: a failure, or an interruption, which is no failure."""
 
 import re
 import signal
@@ -28,8 +28,8 @@ _UNITS = {"bytes": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DATA = re.compile(r"DataLoader worker|Caught \w+ in DataLoader|collate|No such file or directory")
 
 
-# What a stop does to the processes that a script started: as torch's loader says it, as a shell
-# does, and as one of our own leaves.
+# How a stop shows in processes that a script started: in the words of torch's loader, in those of a
+# shell, and as an exit code of ours.
 _STOPPED = re.compile(r"killed by signal: Terminated|terminated with signal SIGTERM")
 _LEFT = (-signal.SIGTERM, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # A stop explains none of these.
@@ -47,10 +47,10 @@ class MemoryLimitError(MemoryError):
 def classify(
     error: BaseException, used_bytes: int | None = None, predicted_bytes: int | None = None
 ) -> Failure:
-    """The failure for the report.
+    """Returns the failure for the report.
 
-    `used_bytes` is what the process used before; `predicted_bytes` is what the job was found to
-    need.
+    `used_bytes` is the memory that the process used before. `predicted_bytes` is the memory that
+    the job was found to need.
     """
     message = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
@@ -65,15 +65,17 @@ def classify(
     if isinstance(error, MemoryLimitError):
         needed = error.needed_bytes
     elif kind is FailureClass.OUT_OF_MEMORY:
-        # An allocation that failed says what was wanted next, which need not be the peak.
+        # A failed allocation reports its own size, which need not be the peak.
         asked = _needed(str(error), used_bytes)
         needed = max(asked or 0, predicted_bytes or 0) or None
     return Failure(kind, message[:MESSAGE_CHARACTERS_MAX], needed)
 
 
 def is_interruption(error: BaseException, *, stopped: bool) -> bool:
-    """Whether a stop began this end: it was asked for before the error appeared (`stopped`), or
-    ended a process that the script had started. Loaders break off then, pipes and connections too.
+    """Returns whether a stop caused this end.
+
+    It did if it was requested before the error appeared (`stopped`), or if it ended a process that
+    the script had started. Loaders, pipes and connections break off then too.
     """
     if isinstance(error, SystemExit):
         return error.code in _LEFT or (stopped and bool(error.code))
@@ -88,7 +90,7 @@ def _lost_stopped_process(error: BaseException) -> bool:
         return True
     if error.__cause__ is not None and _lost_stopped_process(error.__cause__):
         return True
-    # Of subprocess, of torch's spawned processes, and of the ranks of its launcher.
+    # Attributes of errors of subprocess, of torch's spawned processes, and of its launcher's ranks.
     failures: Any = getattr(error, "failures", None)
     ranks: list[Any] = list(failures.values()) if isinstance(failures, dict) else []
     found = [getattr(error, "returncode", None), getattr(error, "exit_code", None)]
@@ -98,7 +100,9 @@ def _lost_stopped_process(error: BaseException) -> bool:
 
 
 def _loaders(error: BaseException) -> list[Any]:
-    """The processes of a loader that lost one; torch often has no word of the signal."""
+    """Returns the failed processes of a loader that lost one. Torch often does not report the
+    signal.
+    """
     if not str(error).startswith("DataLoader worker"):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -108,7 +112,9 @@ def _loaders(error: BaseException) -> list[Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """By type first (MemoryError, torch.OutOfMemoryError), then by the libraries' messages."""
+    """Returns whether the error is by type (MemoryError, torch.OutOfMemoryError) or message out of
+    memory.
+    """
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
         return True
@@ -124,7 +130,9 @@ def _is_data(error: BaseException, message: str) -> bool:
 
 
 def _needed(message: str, used_bytes: int | None) -> int | None:
-    """Held before plus what could not be allocated; None when the message does not say."""
+    """Returns the memory held before plus the failed allocation, or None if the message has no
+    size.
+    """
     match = _TRIED.search(message) or _CPU_TRIED.search(message)
     if match is None:
         return None
@@ -135,7 +143,9 @@ def _needed(message: str, used_bytes: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """`broke_off`: a stop ended the script with an error, which chose no exit code."""
+    """How a run ended. With `broke_off`, a stop ended the script with an error, which chose no exit
+    code.
+    """
 
     clean: bool = False
     interrupted: bool = False
@@ -151,8 +161,10 @@ def end_of(
     used_bytes: int | None = None,
     predicted_bytes: int | None = None,
 ) -> RunEnd:
-    """`stopped`: a stop had been asked for, and was listened to, when the error appeared. Bytes are
-    those of `classify`.
+    """Returns how the run ended.
+
+    `stopped` means that a stop was requested and handled when the error appeared. Bytes are those
+    of `classify`.
     """
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return RunEnd(clean=True)

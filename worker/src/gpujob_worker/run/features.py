@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """`--no-batch-split` and the like turn one off; `tune.settings` has their names."""
+    """The settings that may be injected. `--no-batch-split` and the like turn one off;
+    `tune.settings` has their names.
+    """
 
     off: frozenset[str] = frozenset()
-    # Off unless asked for by `--cuda-graphs`.
+    # Off unless `--cuda-graphs` requests it.
     cuda_graphs: bool = False
 
     @classmethod
@@ -17,7 +19,7 @@ class Features:
         return cls(frozenset(names), cuda_graphs)
 
     def less(self, names: Iterable[str]) -> "Features":
-        """These without some more."""
+        """Returns the features without these."""
         return Features(self.off | frozenset(names), self.cuda_graphs)
 
     def allows(self, name: str) -> bool:

@@ -1,11 +1,12 @@
-"""Stops in time: a request with a deadline, handled at the next safe point of the training loop.
+"""Stops in time: a request with a deadline is handled at the next safe point of the training loop.
 
 SIGTERM and a `stop` in the reply to a report take the same path. The signal handler only sets a
 flag. The safe point commits a checkpoint and leaves by `Interrupted`. A watcher thread ends the
 process with 144 just before the deadline if no safe point was reached.
 
 Python runs a signal handler between two of its instructions. A main thread that waits in a library
-(for the other processes of a group, say) comes to none, so the watcher hears the signal by itself.
+(for the other processes of a group, for example) does not reach any, so the watcher receives the
+signal independently.
 """
 
 import contextlib
@@ -23,37 +24,44 @@ from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.run.keyboard_interrupt import caught_by_script
 from gpujob_worker.run.process_tree import children
 
-# Time for the final report and the exit; a killed process has neither.
+# Seconds for the final report and the exit. A killed process has neither.
 EXIT_MARGIN_SECONDS = 0.5
-# For so long the main thread may take to come to the signal's handler where nothing can be saved.
+# Seconds that the main thread may take to run the signal's handler if nothing can be saved.
 ANSWER_SECONDS = 5.0
-# The watcher has nothing to do but to look.
+# Seconds that the watcher may take to end. It only polls.
 WATCHER_ENDS_SECONDS = 1.0
 
 
 class SignalPipe:
-    """Made by any thread; `hear_signals` and `hear_no_signals` are for the main thread alone."""
+    """A pipe of signal numbers. Any thread may make it, but only the main thread may call
+    `hear_signals` and `hear_no_signals`.
+    """
 
     def __init__(self) -> None:
         self._ends: tuple[int, int] | None = None
 
     def open(self) -> tuple[int, int]:
-        """Both ends, which stay open; a `wake` before it is lost."""
+        """Returns both ends, which stay open. A `wake` before that is lost."""
         if self._ends is None:
             self._ends = os.pipe()
             os.set_blocking(self._ends[1], False)
         return self._ends
 
     def hear_signals(self) -> None:
-        """From now on every signal that Python handles is written, by its number; not where the
-        script has them written somewhere already, as an event loop does."""
+        """Makes Python write the number of every signal that it handles to the pipe.
+
+        Nothing changes if the script, for example its event loop, already has signals written
+        elsewhere.
+        """
         write = self.open()[1]
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         if before not in (-1, write):
             signal.set_wakeup_fd(before)
 
     def hear_no_signals(self) -> None:
-        """Undoes `hear_signals`. In a forked child signals would be written to the parent's end."""
+        """Undoes `hear_signals`. A forked child would otherwise write its signals to the parent's
+        end.
+        """
         if self._ends is None:
             return
         before = signal.set_wakeup_fd(-1)
@@ -61,18 +69,18 @@ class SignalPipe:
             signal.set_wakeup_fd(before)
 
     def wake(self) -> None:
-        """Ends a `wait`, without a signal."""
+        """Ends a `wait` without a signal."""
         if self._ends is not None:
-            # A full pipe wakes as well.
+            # A full pipe wakes the reader too.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._ends[1], b"\0")
 
     def wait(self) -> bytes:
-        """Waits for signals, and returns their numbers; 0 for a `wake`."""
+        """Waits for signals and returns their numbers; 0 for a `wake`."""
         return os.read(self.open()[0], 64)
 
     def unread(self) -> bytes:
-        """Those for which nobody waited."""
+        """Returns the signals that no `wait` has returned."""
         found = b""
         while self._ends is not None and select.select([self._ends[0]], [], [], 0.0)[0]:
             found += os.read(self._ends[0], 4096)
@@ -82,7 +90,7 @@ class SignalPipe:
 class Interrupted(SystemExit):
     """Leaves the training loop. `finally` blocks run; `except Exception` does not catch it."""
 
-    # No process learns its own exit code: this is how the last report knows it.
+    # A process cannot read its own exit code, so the last report takes it from here.
     latest: ClassVar["Interrupted | None"] = None
 
     def __init__(self, *, saved: bool) -> None:
@@ -92,28 +100,30 @@ class Interrupted(SystemExit):
 
 
 def is_launchers_stop(error: BaseException | None) -> bool:
-    """Whether the error is how torchrun learns of SIGTERM."""
+    """Returns whether the error is the one that torchrun raises on SIGTERM."""
     signaled = type(error).__name__ == "SignalException"
     return signaled and getattr(error, "sigval", None) == signal.SIGTERM
 
 
 class InterruptedAsFromKeyboard(Interrupted, KeyboardInterrupt):
-    """The script's own `except KeyboardInterrupt` catches it, and saves what it has."""
+    """Raised so that the script's own `except KeyboardInterrupt` catches it and saves."""
 
 
 def leave_unsaved() -> NoReturn:
-    """Leaves the training loop with nothing saved by us."""
+    """Leaves the training loop without a checkpoint of ours."""
     caught = caught_by_script(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
     raise (InterruptedAsFromKeyboard if caught else Interrupted)(saved=False)
 
 
 def _tell_children() -> bool:
-    """Asks the processes that this one started to stop: they are the ones that train. True if there
-    are any."""
+    """Sends SIGTERM to the processes that this one started, because they train.
+
+    Returns whether there are any.
+    """
     library = sys.modules.get("multiprocessing")
     pids = {child.pid for child in library.active_children()} if library is not None else set()
     if "torch" not in sys.modules:
-        # This process does not train itself, whatever it started the others with.
+        # This process does not train, so all its children count, however it started them.
         pids |= children("self")
     for pid in pids - {None}:
         with contextlib.suppress(OSError):
@@ -125,9 +135,9 @@ class Stop:
     """One request to stop. The first deadline may be moved earlier, never later."""
 
     def __init__(self, grace_seconds: float, final_report: Callable[[str], None]) -> None:
-        """`final_report` is called with why the watcher ends the process."""
+        """`final_report` is called with the reason why the watcher ends the process."""
         self.reason = ""
-        # SIGTERM came, whoever handled it. Known at the end of the run.
+        # SIGTERM arrived, whoever handled it. Complete at the end of the run only.
         self.signaled = False
         self._grace_seconds = grace_seconds
         self._final_report = final_report
@@ -136,14 +146,14 @@ class Stop:
         self._watcher: threading.Thread | None = None
         self._over = self._answered = self._forks = False
         self.listens = False
-        # A signal may be meant for this process alone; the operator means the run.
+        # A signal may be meant for this process alone. A request by the operator is for the run.
         self.by_operator = False
-        # When the watcher heard a signal whose handler had not run.
+        # When the watcher received a signal whose handler had not run.
         self._heard_at = float("inf")
         self.interrupt_at_once: Callable[[], bool] = lambda: False
         # Called in the main thread, wherever the script is, once a signal was handled.
         self.heard: Callable[[], None] = lambda: None
-        # Ends what a shell would go on with.
+        # Ends the commands with which a shell would continue.
         self.end_run: Callable[[], None] = lambda: None
 
     @property
@@ -161,7 +171,7 @@ class Stop:
 
     @property
     def watches(self) -> bool:
-        """Whether a thread keeps the deadline."""
+        """Whether a thread enforces the deadline."""
         return self._watcher is not None
 
     @property
@@ -171,9 +181,9 @@ class Stop:
     def listen(self, *, watches: bool = True) -> str | None:
         """Handles SIGTERM from now on. Returns why it cannot, or None.
 
-        `watches`: with a thread, which keeps the deadline from now on, and not from the signal on.
-        Without one the script may still put a handler of its own in place, and the next call says
-        so; later a library may, which calls this one in turn.
+        With `watches`, a thread enforces the deadline from now on, and not only from the signal on.
+        Without it the script may still install its own handler, which the next call then reports. A
+        library that installs one later calls this one in turn.
         """
         if self.listens:
             return None
@@ -190,7 +200,8 @@ class Stop:
             signal.signal(signal.SIGTERM, self._on_signal)
         hears = threading.current_thread() is threading.main_thread()
         if hears:
-            # Also without a thread yet: another thread may import torch, and start it.
+            # The pipe is needed even without a thread, because another thread may import torch and
+            # start one.
             self._pipe.hear_signals()
         if watches:
             self.watch()
@@ -198,19 +209,21 @@ class Stop:
         return None
 
     def leave_to_system(self) -> None:
-        """Undoes `listen`, if no handler of the script took its place."""
+        """Undoes `listen`, unless a handler of the script replaced ours."""
         if threading.current_thread() is threading.main_thread() and self._is_handler:
             self._pipe.hear_no_signals()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self) -> None:
-        """The run is over: neither a late SIGTERM nor the deadline changes its exit code now."""
+        """Ends the run. Neither a late SIGTERM nor the deadline changes its exit code
+        after that.
+        """
         self._over = True
         self._pipe.wake()
         if threading.current_thread() is not threading.main_thread():
             return
         if self._watcher is not None and not self.requested:
-            # It may have read a signal that is not written down yet.
+            # The watcher may have read a signal that it has not recorded yet.
             self._watcher.join(WATCHER_ENDS_SECONDS)
         self.signaled = self.signaled or signal.SIGTERM in self._pipe.unread()
         self._pipe.hear_no_signals()
@@ -229,13 +242,14 @@ class Stop:
         self.request("SIGTERM", self._grace_seconds)
         if self.interrupt_at_once() and not (_tell_children() and "torch" not in sys.modules):
             raise Interrupted(saved=False)
-        # A process that only started others ends after those, which may save what they have: an
-        # exception here would make `subprocess.run` kill them.
+        # A process that only started others ends after them, because they may save. An exception
+        # here would make `subprocess.run` kill them.
         self.watch()
         self.heard()
 
     def _in_child(self) -> None:
-        # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.
+        # Loader processes are ended by SIGTERM. A handler that only sets a flag would keep them
+        # alive.
         self._pipe.hear_no_signals()
         self._pipe = SignalPipe()
         if self._is_handler:
@@ -262,7 +276,9 @@ class Stop:
             self.request("SIGTERM", self._grace_seconds)
 
     def _waits_in_vain(self) -> bool:
-        """Nothing can be saved, and the main thread does not come to leave by itself."""
+        """Returns whether nothing can be saved and the main thread does not get to leave
+        by itself.
+        """
         waited = not self._answered and time.monotonic() - self._heard_at > ANSWER_SECONDS
         return waited and self.interrupt_at_once()
 

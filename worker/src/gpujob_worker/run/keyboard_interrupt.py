@@ -1,4 +1,4 @@
-"""Whether the script catches `KeyboardInterrupt` around a call: there it saves what it has."""
+"""Detects whether the script catches `KeyboardInterrupt` around a call and may save there."""
 
 import ast
 import linecache
@@ -12,9 +12,10 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 
 def caught_by_script(frame: FrameType | None) -> bool:
-    """True if the innermost `except KeyboardInterrupt` around `frame` is the script's own.
+    """Returns whether the innermost `except KeyboardInterrupt` around `frame` is the script's own.
 
-    A library's would end the script in its own way: Lightning leaves with exit code 1.
+    A library's handler would end the script in its own way. Lightning, for example, leaves with
+    exit code 1.
     """
     for _ in range(FRAMES_MAX):
         if frame is None:
@@ -44,7 +45,7 @@ def _catches(frame: FrameType) -> bool:
 
 
 def _handlers_around(tree: ast.AST, line: int) -> list[ast.ExceptHandler]:
-    """Of the function that the line is in."""
+    """Returns the handlers around the line within its function."""
     found: list[ast.ExceptHandler] = []
     node: ast.AST | None = tree
     while node is not None:

@@ -1,10 +1,10 @@
-"""What a process knows of those that it comes from, by a fork or as a program of its own.
+"""Shared facts of a process and its ancestors, which forked it or started it as a program.
 
-A process that trains speaks for its pod in place of all that it forked or started: its end is what
-the pod's end follows. Each process of a run has a few bytes of memory without a name in any folder.
-A forked child has them by its parent's session. Any other descendant finds them among its
-ancestors' open files, whatever is in between (a shell, a fork server) and whatever environment it
-was given. Where that cannot be had, an ancestor is taken for one that does not train.
+A process that trains reports for its pod in place of all processes that it forked or started,
+because the pod's end follows its own. Each process of a run has a few bytes of memory without a
+name in any folder. A forked child gets them from its parent's session. Any other descendant finds
+them among its ancestors' open files, whatever is in between (a shell, a fork server) and whatever
+environment it got. If they cannot be read, an ancestor is assumed not to train.
 """
 
 import contextlib
@@ -28,7 +28,9 @@ class Lineage:
     _BYTES = 2
 
     def __init__(self, path: Path | None, parent: "Lineage | None" = None) -> None:
-        """`path`: where reports are left. `parent`: of the process it was forked from."""
+        """`path` is where reports are left. `parent` is the lineage of the process that forked this
+        one.
+        """
         self._name = _name(path) if path is not None else None
         self._forked_from = (parent._own, *parent._ancestors) if parent is not None else ()
         self._started_by: tuple[mmap.mmap, ...] = ()
@@ -43,7 +45,7 @@ class Lineage:
             return mmap.mmap(-1, self._BYTES)
         try:
             os.truncate(descriptor, self._BYTES)
-            # It keeps a descriptor of its own, by which others find it.
+            # The map has its own descriptor, by which other processes find it.
             return mmap.mmap(descriptor, self._BYTES)
         finally:
             os.close(descriptor)
@@ -53,32 +55,34 @@ class Lineage:
         return (*self._forked_from, *self._started_by)
 
     def meet(self) -> None:
-        """Finds ancestors that live. They may have begun since this process was started."""
+        """Finds ancestors that live. They may have begun after this process was started."""
         if self._name is not None:
             self._started_by = tuple(_found(self._name, self._BYTES))
 
     def trains(self) -> None:
-        """The process trains."""
+        """Marks this process as training."""
         self._own[self._TRAINS] = 1
 
     def speaks(self) -> None:
-        """The process speaks for the pod, as far as it knows."""
+        """Marks in all ancestors that a child reports for the pod."""
         for ancestor in self._ancestors:
             ancestor[self._CHILD_SPEAKS] = 1
 
     @property
     def ancestor_trains(self) -> bool:
-        """Whether a process trains that this one comes from, since before it or not."""
+        """Whether an ancestor trains, no matter since when."""
         return any(ancestor[self._TRAINS] for ancestor in self._ancestors)
 
     @property
     def child_speaks(self) -> bool:
-        """Whether a process that came from this one spoke for the pod."""
+        """Whether a descendant has reported for the pod."""
         return bool(self._own[self._CHILD_SPEAKS])
 
 
 def _name(path: Path) -> str:
-    """The same in all processes of one pod, and in no others on the machine."""
+    """Returns a name that is the same in all processes of one pod, and in no others on
+    the machine.
+    """
     digest = hashlib.blake2b(os.fsencode(path.absolute()), digest_size=12)
     return f"gpujob-lineage-{digest.hexdigest()}"
 
@@ -100,13 +104,13 @@ def _mapped(path: str, size: int) -> mmap.mmap:
 
 
 class Claim:
-    """A claim on one file; without a file everybody may speak."""
+    """A claim on one file. Without a file every process may report."""
 
     def __init__(self, path: Path | None) -> None:
         self._lock = ProcessLock(path) if path is not None else None
 
     def take(self) -> bool:
-        """Whether this process speaks; it does where nothing can be locked."""
+        """Returns whether this process reports. It does if nothing can be locked."""
         try:
             return self._lock is None or self._lock.take()
         except OSError:
@@ -118,7 +122,7 @@ class Claim:
 
 
 def written(path: Path | None) -> Report | None:
-    """The report that another process of the pod left; None where there is none to be read."""
+    """Returns the report that another process of the pod left, or None if none can be read."""
     if path is None:
         return None
     try:

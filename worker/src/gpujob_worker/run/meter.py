@@ -1,8 +1,8 @@
 """Step times, data wait and memory peaks of the training loop, in windows of steps.
 
 A step lasts from the end of one optimizer step to the end of the next. The worker's own work in
-between (probes, checkpoints) is subtracted. If the device has a clock of its own, all times are the
-device's and are known some steps later; nothing waits for them but the end of a window.
+between (probes, checkpoints) is subtracted. If the device has its own clock, all times are the
+device's and are known some steps later. Nothing waits for them except the end of a window.
 """
 
 import statistics
@@ -21,17 +21,21 @@ WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25
 # Steps of a window in which the peaks of its two parts are measured separately.
 APART_STEPS = 5
-# Steps that the device has not completed; the launch queue of CUDA holds 1,024 kernels.
+# Maximum number of steps that the device has not completed. CUDA's launch queue holds 1,024
+# kernels.
 PENDING_STEPS_MAX = 1024
-# Pauses, or waits for data, that are recorded for one step: an evaluation has thousands of them.
+# Pauses, or waits for data, that are recorded for one step. An evaluation has thousands of them.
 SPANS_MAX = 64
-# A step that computed so many times as long as usual was disturbed: an evaluation, a co-tenant.
+# A step that computed this many times longer than usual was disturbed, by an evaluation or another
+# job.
 DISTURBED_TIMES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Steps, their seconds, and the seconds of these in which the loop waited for data."""
+    """A number of steps, their seconds, and those seconds of them in which the loop waited for
+    data.
+    """
 
     steps: int = 0
     seconds: float = 0.0
@@ -45,7 +49,7 @@ class Timed:
         )
 
     def per_step(self) -> tuple[float, float]:
-        """Seconds and seconds of waiting of one step."""
+        """The seconds and the waiting seconds of one step."""
         steps = max(1, self.steps)
         return self.seconds / steps, self.wait_seconds / steps
 
@@ -84,7 +88,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _PendingStep:
-    """One that was launched, with its marks in the device's queue."""
+    """A step that was launched, with its marks in the device's queue."""
 
     window: Window
     begins: Any
@@ -95,7 +99,9 @@ class _PendingStep:
 
 @dataclass(slots=True)
 class _Launched:
-    """Marks of the steps that the device has not come to, and of the one being launched."""
+    """Marks of the steps that the device has not reached, and of the step that is being
+    launched.
+    """
 
     events: DeviceEvents
     pending: deque[_PendingStep] = field(default_factory=deque[_PendingStep])
@@ -118,7 +124,9 @@ class _Launched:
             spans.append((begins, ends))
 
     def next_known(self) -> tuple[Window, float, float] | None:
-        """The oldest step with its seconds and those of waiting, if the device is done with it."""
+        """Returns the oldest step with its seconds and waiting seconds, or None if the device is
+        not done with it.
+        """
         if not self.pending or not self.events.happened(self.pending[0].ends):
             return None
         step = self.pending.popleft()
@@ -130,14 +138,16 @@ class _Launched:
 
 
 class Meter:
-    """Counts and measures optimizer steps. `synchronize` waits for the device if requested."""
+    """Counts and measures optimizer steps. The clock is that of the host unless `use_events` is
+    called.
+    """
 
     def __init__(self, memory: DeviceMemory, clock: Callable[[], float] | None = None) -> None:
         self.memory = memory
         self.steps = 0
-        # Of all steps that were timed, in whatever window.
+        # All steps that were timed, in any window.
         self.timed = Timed()
-        # Seconds, and seconds of waiting, of the latest ones.
+        # Seconds and waiting seconds of the latest steps.
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW_STEPS_MAX)
         self.window = Window()
         self.gpu: GPUMeter | None = None
@@ -145,13 +155,13 @@ class Meter:
         self._last: float | None = None
         self._paused = 0.0
         self._wait = 0.0
-        # What was paused when the wait under way began.
+        # The paused seconds before the current wait began.
         self._paused_before_wait = 0.0
         self._memory_read = 0.0
         self._launched: _Launched | None = None
 
     def use_events(self, events: DeviceEvents) -> None:
-        """From now on step times are the device's, not the host's."""
+        """Measures step times by the device's clock from now on, not by the host's."""
         self._launched = _Launched(events)
         self._last = None
 
@@ -175,7 +185,7 @@ class Meter:
             self._count(*known)
 
     def new_window(self) -> Window:
-        """Starts a window, without the step under way. Returns the one that ended."""
+        """Starts a window after the current step. Returns the window that ended."""
         self.settle()
         self.read_memory()
         ended = self.window
@@ -189,7 +199,7 @@ class Meter:
         return ended
 
     def optimizer_starts(self) -> None:
-        """Forward and backward are over: the peak so far is theirs."""
+        """Called when forward and backward are over, so that the peak so far is theirs."""
         if self.window.apart >= APART_STEPS:
             return
         self.read_memory()
@@ -229,8 +239,10 @@ class Meter:
         self.timed = Timed(before.steps + 1, before.seconds + seconds, before.wait_seconds + wait)
 
     def undisturbed(self, since: Timed) -> tuple[float, float]:
-        """Seconds and seconds of waiting of one step since then, of the latest two hundred at most;
-        without the steps that computed far longer than usual. Nothing is left out for waiting.
+        """Returns the mean seconds and waiting seconds of a step since then, over at most the
+        latest two hundred.
+
+        Steps that computed far longer than usual are left out. No step is left out for waiting.
         """
         number = min(self.timed.steps - since.steps, len(self._latest))
         steps = list(self._latest)[len(self._latest) - number :]
@@ -247,14 +259,15 @@ class Meter:
         self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
 
     def wait_starts(self) -> None:
-        """The loop requests data."""
+        """Called when the loop requests data."""
         self._paused_before_wait = self._paused
         if self._launched is not None:
             self._launched.wait_begins = self._launched.events.mark()
 
     def waited(self, seconds: float) -> None:
-        """The loop waited this long for its data, pauses included, which are subtracted. On a
-        device, the time that the device was idle counts.
+        """Called after the loop waited this many seconds for its data.
+
+        Pauses are included in them and are subtracted. On a device, its idle time counts instead.
         """
         paused = max(0.0, self._paused - self._paused_before_wait)
         self._wait += max(0.0, seconds - paused)
@@ -264,7 +277,7 @@ class Meter:
             launched.wait_begins = None
 
     def paused(self) -> "Pause":
-        """Time inside is the worker's, not the step's."""
+        """Returns a context whose time is the worker's, not the step's."""
         return Pause(self)
 
     def pause_starts(self) -> Any | None:
@@ -286,7 +299,9 @@ class Meter:
 
 
 class Pause:
-    """Entered after every step: a generator's context costs several times as much."""
+    """A context that is entered after every step, as a class because a generator costs several
+    times as much.
+    """
 
     __slots__ = ("_begins", "_meter", "_start")
 

@@ -1,4 +1,4 @@
-"""Who started whom, by Linux's own lists; elsewhere nothing is known."""
+"""Reads which process started which from Linux's lists. On other systems nothing is known."""
 
 import contextlib
 import glob
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ANCESTORS_MAX = 32
-# Positions in /proc/PID/stat behind the program's name, which may hold anything, also brackets.
+# Positions in /proc/PID/stat after the program's name, which may contain anything, even brackets.
 _PARENT, _START = 1, 19
 _SHELLS = ("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh")
 
 
 def ancestors() -> Iterator[int]:
-    """Process ids, the nearest first."""
+    """Yields process ids, the nearest first."""
     pid = os.getppid()
     for _ in range(_ANCESTORS_MAX):
         if pid <= 0:
@@ -23,7 +23,7 @@ def ancestors() -> Iterator[int]:
 
 
 def children(pid: int | str) -> set[int]:
-    """Process ids of those that the process started and that have not been waited for."""
+    """Returns the ids of the processes that the process started and has not waited for."""
     found: set[int] = set()
     paths = glob.glob(f"/proc/{pid}/task/*/children")
     if not paths:
@@ -35,18 +35,20 @@ def children(pid: int | str) -> set[int]:
 
 
 def _with_parent(pid: int) -> set[int]:
-    """For a kernel that was built without lists of children."""
+    """Returns the same for a kernel that was built without lists of children."""
     numbers = [int(os.path.basename(path)) for path in glob.glob("/proc/[0-9]*")]
     return {number for number in numbers if _field(number, _PARENT) == str(pid)}
 
 
 def start_of(pid: int) -> str:
-    """When it started, in ticks since the machine did: with the id it names one process."""
+    """Returns its start in ticks since the machine's start. Together with the id, it identifies a
+    process.
+    """
     return _field(pid, _START)
 
 
 def program_of(pid: int) -> str:
-    """The name of the file that it runs; of a script that is its interpreter's."""
+    """Returns the name of the file that it runs. For a script, that is the interpreter's."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
@@ -54,17 +56,19 @@ def program_of(pid: int) -> str:
 
 
 def input_of(pid: int) -> str:
-    """Names the pipe that is its standard input; empty where it is none."""
+    """Returns a name of the pipe that is its standard input, or an empty string if it is
+    no pipe.
+    """
     return _pipe(pid, 0)
 
 
 def outputs_of(pid: int) -> set[str]:
-    """Names the pipes that are its standard output and error."""
+    """Returns names of the pipes that are its standard output and error."""
     return {_pipe(pid, 1), _pipe(pid, 2)} - {""}
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether it has a handler for the signal."""
+    """Returns whether it has a handler for the signal."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         status = Path(f"/proc/{pid}/status").read_bytes()
         return bool(int(status.split(b"SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
@@ -85,7 +89,7 @@ def _pipe(pid: int, descriptor: int) -> str:
 
 def _field(pid: int, position: int) -> str:
     try:
-        # A name is cut after 15 bytes, which may be in the middle of a character.
+        # A name is cut after 15 bytes, possibly in the middle of a character.
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         return stat.rpartition(b")")[2].split()[position].decode()
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""A profile of some steps on request: torch's profiler for TensorBoard, or a window for nsys."""
+"""Profiles some steps on request, with torch's profiler for TensorBoard or in a window for nsys."""
 
 import contextlib
 import shlex
@@ -8,8 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-# Steps before the profile: warm-up, baseline and tuning, and the first ones with the chosen
-# settings.
+# The profile follows warm-up, baseline, tuning, and the first steps with the chosen settings.
 FIRST_STEP = 10
 
 
@@ -20,7 +19,7 @@ class ProfileWith(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """The number of steps, and the folder."""
+    """The number of steps, the folder, and the tool."""
 
     steps: int
     folder: Path
@@ -28,8 +27,8 @@ class ProfileRequest:
 
 
 class StepProfiler:
-    """Starts and stops between steps. A failure of the profiler is reported and has no other
-    effect.
+    """Starts and stops between steps. An error of the profiler is reported and has no
+    other effect.
     """
 
     def __init__(self, request: ProfileRequest) -> None:
@@ -37,7 +36,7 @@ class StepProfiler:
         self._running: Any = None
 
     def step_done(self, step: int) -> str | None:
-        """Call it after step number `step`. Returns a text to print, if any."""
+        """Call it after step number `step`. Returns a text to print, or None."""
         try:
             if step == FIRST_STEP:
                 self._running = self._start()
@@ -49,7 +48,7 @@ class StepProfiler:
         return None
 
     def close(self) -> str | None:
-        """Ends a profile under way, also if the run ends before its last step."""
+        """Ends a running profile, even if the run ends before its last step."""
         running, self._running = self._running, None
         if running is None:
             return None
@@ -81,7 +80,7 @@ class StepProfiler:
 
 
 def nsys_command(request: ProfileRequest, options: Sequence[str], command: Sequence[str]) -> str:
-    """The line that profiles the same steps with Nsight Systems."""
+    """Returns the command that profiles the same steps with Nsight Systems."""
     nsys = ["nsys", "profile", "--trace=cuda,nvtx,osrt,cudnn,cublas"]
     nsys += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
     nsys += ["--output", str(request.folder / "steps")]

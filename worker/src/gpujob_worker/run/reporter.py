@@ -1,8 +1,8 @@
-"""Sends reports to the operator from a background thread. Training waits for the answer to the
-first one only, and not for long.
+"""Sends reports to the operator from a background thread. Training waits only for the answer to the
+first one, and not for long.
 
-One newest report is kept, not a queue: an old report is of no use once there is a newer one. The
-token is read again for every report, because the kubelet renews it.
+Only the newest report is kept, because an older one is useless then. The token is read again for
+every report, because the kubelet renews it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from gpujob_api.report import Reply, Report
 REQUEST_SECONDS_MAX = 5.0
 INTERVAL_SECONDS_RANGE = (0.2, 60.0)
 RETRY_SECONDS_MAX = 30.0
-# Between two questions whether the attempt may begin.
+# Seconds between two requests whether the attempt may begin.
 ASK_PAUSE_SECONDS = 0.5
 REPLY_BYTES_MAX = 64 * 1024
 
@@ -39,8 +39,10 @@ class Destination:
 
 
 class Reporter:
-    """Posts `snapshot()` at every interval, at once when woken, and passes replies to
-    `on_reply`. Without a snapshot there is nothing more to say.
+    """Posts `snapshot()` at every interval, and at once when woken, and passes replies to
+    `on_reply`.
+
+    If the snapshot is None, there is nothing more to report.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Reporter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._random = random.Random(os.getpid())  # noqa: S311 - jitter; the script's stays untouched
+        # noqa: S311 - jitter; the script's generator is not touched
+        self._random = random.Random(os.getpid())
 
     def start(self) -> None:
         if self._destination is None or self._thread is not None:
@@ -67,8 +70,9 @@ class Reporter:
         self._thread.start()
 
     def ask(self, seconds: float) -> bool:
-        """Sends reports until one is answered, for `seconds` at most. True once one is, and where
-        nobody is to be asked. Call it before `start`.
+        """Sends reports until one is answered, for at most `seconds`.
+
+        Returns True once one is answered, or if there is no operator. Call it before `start`.
         """
         if self._destination is None:
             return True
@@ -89,7 +93,7 @@ class Reporter:
         self._wake.set()
 
     def close(self, seconds: float) -> None:
-        """Sends the last report; returns after at most `seconds`."""
+        """Sends the last report, and returns after at most `seconds`."""
         thread = self._thread
         if thread is None or os.getpid() != self._process:
             return
@@ -117,7 +121,7 @@ class Reporter:
         return backoff * self._random.uniform(0.5, 1.0)
 
     def _send(self, report: Report, seconds: float | None = None) -> bool:
-        """True if it was answered."""
+        """Returns whether the report was answered."""
         assert self._destination is not None
         try:
             reply = post(self._destination, report, seconds)
@@ -131,15 +135,16 @@ class Reporter:
         return True
 
 
-# A proxy from the environment of the image or the job would get the token, and seldom reaches a
+# A proxy from the environment of the image or the job would get the token, and rarely reaches a
 # Service.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def name_is_known(url: str, seconds: float) -> bool:
-    """Whether the search for a host's address ended within so many seconds, with or without one.
+    """Returns whether the lookup of a host's address ended within this many seconds, with or
+    without one.
 
-    The system takes no limit, and tries each domain of its list where no name server answers.
+    The system takes no timeout, and tries each domain of its search list if no name server answers.
     """
     ended = threading.Event()
 
@@ -153,8 +158,8 @@ def name_is_known(url: str, seconds: float) -> bool:
 
 
 def post(destination: Destination, report: Report, seconds: float | None = None) -> Reply:
-    """One POST, given up after `seconds`. Raises `OSError` if it does not arrive, `ValueError` for
-    an invalid reply.
+    """Makes one POST, given up after `seconds`. Raises `OSError` if it does not arrive, and
+    `ValueError` for an invalid reply.
     """
     headers = {"Content-Type": "application/json"}
     if destination.token_file is not None:
@@ -167,7 +172,7 @@ def post(destination: Destination, report: Report, seconds: float | None = None)
         with _DIRECT.open(request, timeout=seconds or REQUEST_SECONDS_MAX) as answer:
             text = answer.read(REPLY_BYTES_MAX).decode()
     except urllib.error.HTTPError as error:
-        # It is the connection, too, and Python 3.14 warns where nobody closes it.
+        # The error is also the connection. Python 3.14 warns if it is not closed.
         error.close()
         raise
     try:
@@ -177,9 +182,9 @@ def post(destination: Destination, report: Report, seconds: float | None = None)
 
 
 def write_termination_message(path: Path | None, report: Report, *, ours: bool = False) -> None:
-    """Leaves the last report where the kubelet reads it; failing to is not the job's failure.
+    """Writes the last report where the kubelet reads it. An error here is not the job's failure.
 
-    `ours`: a failure that stands there already was written by this process.
+    With `ours`, a failure that is already there was written by this process.
     """
     if path is None or (not ours and _another_failed(path, report)):
         return
@@ -188,7 +193,10 @@ def write_termination_message(path: Path | None, report: Report, *, ours: bool =
 
 
 def _another_failed(path: Path, report: Report) -> bool:
-    """If one process fails, the others do too; the first one's reason must not be overwritten."""
+    """Returns whether another process has already reported a failure.
+
+    If one process fails, the others do too, and the first one's reason must not be overwritten.
+    """
     try:
         written = Report.from_text(path.read_text())
     except (OSError, ValueError, FieldError):

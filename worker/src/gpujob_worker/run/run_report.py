@@ -1,7 +1,7 @@
-"""The report of a run as Markdown and JSON: what was measured, and why.
+"""The report of a run as Markdown and JSON: the measurements and their reasons.
 
-The first and the latest steps ran at different times, beside different co-tenants. They are shown,
-but only what was measured in turns is reported as a speed-up.
+The first and the latest steps ran at different times, next to different jobs. Both are shown, but
+only alternating measurements are reported as a speed-up.
 """
 
 import json
@@ -25,14 +25,14 @@ _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts for the report that the worker's report does not have."""
+    """Facts for this report that the worker's report does not have."""
 
     baseline_wait_percent: float | None = None
     plain_float32: bool = False
 
 
 def findings(report: Report, facts: Facts) -> list[str]:
-    """Reasons with numbers, the largest loss first."""
+    """Returns reasons with numbers, the largest loss first."""
     found: list[str] = []
     wait = facts.baseline_wait_percent
     if wait is not None and wait >= WAIT_PERCENT_WORTH_SAYING:
@@ -70,7 +70,7 @@ def _memory(report: Report) -> list[str]:
 
 
 def markdown(report: Report, facts: Facts) -> str:
-    """One page."""
+    """Returns the report as one page of Markdown."""
     lines = [f"# Step {report.step}, attempt {report.attempt}", "", _headline(report), ""]
     lines += ["| | first steps | latest steps |", "|---|---|---|", *_rows(report, facts), ""]
     reasons = findings(report, facts)
@@ -148,7 +148,7 @@ def _joules(value: float | None) -> str:
 
 
 def leave(folder: Path | None, report: Report, facts: Facts) -> None:
-    """Writes both files where they were asked for. What fails does not affect the script's end."""
+    """Writes both files if they were requested. An error does not affect the script's end."""
     try:
         if folder is not None:
             write(folder, report, facts)

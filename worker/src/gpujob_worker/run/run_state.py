@@ -27,7 +27,7 @@ REASON_CHARACTERS_MAX = 500
 
 @dataclass(slots=True)
 class RunState:
-    """The state of one run. None: unknown, or not known yet."""
+    """The state of one run. None means unknown, or not known yet."""
 
     meter: Meter
     # Applied settings.
@@ -42,17 +42,17 @@ class RunState:
     first_step: int = 0
     resumed_from_step: int | None = None
     checkpoint: CheckpointReport | None = None
-    # What an interruption would leave of the run, and why.
+    # What an interruption would preserve of the run, and why.
     protection: Protection | None = None
     protection_reason: str | None = None
     resume_refused: ResumeRefused | None = None
     failure: Failure | None = None
-    # The minimum limit of the job, if it was found not to keep its own.
+    # The minimum limit of the job, if it cannot keep its own.
     needed_bytes: int | None = None
     device: str = ""
     torch_version: str = ""
     loss_tensor: Any = None
-    # The step under way when the last backward pass began, and how many began.
+    # The step during which the last backward pass began, and the number of passes.
     _loss_step: int = -1
     backward_passes: int = 0
     # The sum of the losses since an optimizer of the script made a step.
@@ -61,14 +61,15 @@ class RunState:
     # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
     known_scale: Any = None
-    # Of one call of the model, and how many calls as large as that one a step makes.
+    # FLOP of one call of the model, and how many calls of that size a step makes.
     call_flop: float | None = None
     calls_per_step: float = 1.0
     plain_float32: bool = False
     _phase: WorkerPhase = WorkerPhase.STARTING
     # The measured gain, and its settings.
     _gain: tuple[TunedSettings, Speedup] | None = None
-    # What steps took of the models before; `current` while the present one's tell nothing.
+    # The timing of steps of earlier models. It replaces `current` while the present model's steps
+    # are not comparable.
     _before: Timing | None = None
     _alike: bool = field(default=True)
 
@@ -81,8 +82,8 @@ class RunState:
 
     @contextmanager
     def during(self, phase: WorkerPhase) -> Generator[None]:
-        """The phase while the block runs; then the previous phase, unless another one
-        was entered.
+        """Sets the phase while the block runs, then restores the previous one unless another was
+        entered.
         """
         before, self._phase = self._phase, phase
         try:
@@ -101,20 +102,21 @@ class RunState:
 
     @property
     def baseline_peak_bytes(self) -> int:
-        """The peak of the baseline steps; 0 while they are not over."""
+        """The peak of the baseline steps, or 0 until they are over."""
         return self.baseline.peak_memory_bytes if self.baseline is not None else 0
 
     @property
     def leaves_steps(self) -> bool:
-        """True if, after the tuning, steps run as the script wrote them."""
+        """True if steps run as the script wrote them after the tuning."""
         nothing = TunedSettings()
         return self.tuned is not None and replace(self.tuned, expandable_segments=False) == nothing
 
     @property
     def as_written(self) -> Timing | None:
-        """The timing of steps as written: the baseline's, or that of all steps since, if nothing
-        changed them. The first steps also load kernels, and a script's own graphs are captured in
-        them.
+        """The timing of steps as written.
+
+        It is that of all steps since the baseline if nothing changed them, otherwise the
+        baseline's. The first steps also load kernels, and capture a script's own graphs.
         """
         return self.current or self.baseline if self.leaves_steps else self.baseline
 
@@ -125,7 +127,7 @@ class RunState:
 
     @property
     def speedup(self) -> Speedup | None:
-        """The measured speed-up of the applied settings; None for any others."""
+        """The measured speed-up of the applied settings, or None for any others."""
         if self._gain is None or self.tuned is None:
             return None
         settings, gain = self._gain
@@ -142,7 +144,7 @@ class RunState:
 
     @property
     def loss(self) -> float | None:
-        """The loss last seen by `backward`; None before the first, or when it is not finite."""
+        """The last loss that `backward` got. None before the first, or if it is not finite."""
         if self.loss_tensor is None:
             return None
         try:
@@ -160,8 +162,8 @@ class RunState:
         self.loss_tensor = loss
 
     def saw_pass(self, loss: Any) -> None:
-        """Adds the loss of a backward pass to that of the step: each pass may be of a part of the
-        batch.
+        """Adds the loss of a backward pass to that of the step, because each pass may be of a part
+        of the batch.
         """
         self.backward_passes += 1
         self.since_step = loss if self.since_step is None else self.since_step + loss
@@ -182,12 +184,12 @@ class RunState:
         self.baseline, self.baseline_wait_percent = timing, wait_percent
 
     def tuning_took(self, seconds: float) -> None:
-        """Adds seconds in which training stood still; 0 where the settings are known."""
+        """Adds seconds in which training stood still. They are 0 if the settings are known."""
         self.tuning_seconds = (self.tuning_seconds or 0.0) + seconds
 
     @contextmanager
     def standing_still(self) -> Generator[None]:
-        """Training stands still for a trial between two of its steps."""
+        """Marks that training stands still for a trial between two of its steps."""
         start = time.monotonic()
         with self.during(WorkerPhase.TUNING):
             try:
@@ -204,7 +206,7 @@ class RunState:
         self.calls_per_step = calls
 
     def computes_in_float32(self, plain: bool) -> None:
-        """True if the script's products run in plain float32."""
+        """Sets whether the script's products run in plain float32."""
         self.plain_float32 = plain
 
     def gained(self, settings: TunedSettings, gain: Speedup | None) -> None:
@@ -242,34 +244,34 @@ class RunState:
         self.checkpoint = CheckpointReport(step)
 
     def optimizer_stepped(self) -> Any:
-        """The loss of the step that an optimizer of the script has just made, as a tensor."""
+        """Returns the loss of the step that an optimizer of the script has just made, as
+        a tensor.
+        """
         loss, self.since_step = self.since_step, None
         return loss
 
     def goes_on_in_step(self, loss: Any) -> None:
-        """Sets the loss of the step under way so far, of a run that is resumed in it; or None."""
+        """Sets the loss so far of the current step, in which a run resumes, or None."""
         self.since_step = loss
 
     def stepped_beside(self) -> None:
-        """Counts a step of a model whose steps are not the training's: a later one."""
+        """Counts a step of a later model that is not the training's."""
         self.first_step += 1
 
     def protected(self, protection: Protection, reason: str | None) -> None:
-        """Sets what an interruption would leave of the run, and why."""
+        """Sets what an interruption would preserve of the run, and why."""
         self.protection = protection
         self.protection_reason = reason[:REASON_CHARACTERS_MAX] if reason else None
 
     def refused_resume(self, step: int, reason: str) -> None:
-        """Sets that the checkpoint of `step` did not bring the run back."""
+        """Records that the checkpoint of `step` did not restore the run."""
         self.resume_refused = ResumeRefused(step, reason[:REASON_CHARACTERS_MAX])
 
     def failed(self, failure: Failure) -> None:
         self.failure = failure
 
     def begin_model(self, *, alike: bool) -> None:
-        """Another model trains from now on; its steps are compared with the first model's if both
-        are alike.
-        """
+        """Starts another model. Its steps are compared to the first model's if both are alike."""
         if self._alike:
             self._before = self.meter.window.timing(self.samples_per_step) or self._before
         self._alike = alike
@@ -277,5 +279,7 @@ class RunState:
 
 
 def _of_a_step(tuned: TunedSettings) -> TunedSettings:
-    """Workers of a data loader, and the next process's allocator, are in no measured run."""
+    """Returns the settings without data loader workers and the next process's allocator, which no
+    measured run has.
+    """
     return replace(tuned, data_loader_workers=None, expandable_segments=False)

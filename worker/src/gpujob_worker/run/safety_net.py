@@ -1,7 +1,7 @@
-"""What goes wrong in code of the worker stays there: the script runs on as if it were not hooked.
+"""Keeps errors in the worker's code from the script, which runs on as if it were not hooked.
 
-Everything that torch or the interpreter calls goes through one `SafetyNet` a run. The first error
-cuts it: from then on every guarded call returns at once, and the report says why.
+Everything that torch or the interpreter calls goes through one `SafetyNet` per run. The first error
+cuts it. From then on every guarded call returns at once, and the report has the reason.
 """
 
 import functools
@@ -17,12 +17,12 @@ Result = TypeVar("Result")
 
 
 def kind_and_text(error: BaseException) -> str:
-    """In one line."""
+    """Returns the error's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class SafetyNet:
-    """Guards calls; `cut` after the first one that failed."""
+    """Guards calls. `cut` is True after the first one that failed."""
 
     def __init__(self, log: DecisionLog) -> None:
         self._log = log
@@ -30,15 +30,16 @@ class SafetyNet:
         self.cut = False
 
     def when_cut(self, take_off: Callable[[], None]) -> None:
-        """`take_off` takes out of the script what was put into it."""
+        """Sets `take_off`, which removes all hooks from the script."""
         self._take_off = take_off
 
     def guard(
         self, call: Callable[..., Any], otherwise: Callable[..., Any] = lambda *_, **__: None
     ) -> Callable[..., Any]:
-        """`call`, or what `otherwise` returns for the same arguments once the net is cut.
+        """Returns `call` guarded. Once the net is cut it returns the result of `otherwise` for the
+        same arguments.
 
-        What ends the run by intention passes: a memory limit that cannot be kept, and a stop.
+        Errors that end the run by intention pass: a memory limit that cannot be kept, and a stop.
         """
 
         @functools.wraps(call)
@@ -56,7 +57,7 @@ class SafetyNet:
         return guarded
 
     def tear(self, error: BaseException) -> None:
-        """Something failed: everything is taken off, and it is said once."""
+        """Removes all hooks after an error, and logs it once."""
         if self.cut:
             return
         self.cut = True
@@ -67,7 +68,9 @@ class SafetyNet:
             self._log.note("injection", f"could not be taken off: {kind_and_text(second)}")
 
     def say(self, reason: str) -> None:
-        """Once on standard error, whatever was asked to be explained, and in the report."""
+        """Prints a reason once on standard error, whatever explanations were requested, and reports
+        it.
+        """
         text = f"{reason}; the script runs as written"
         say(f"gpujob: {ITEM} skipped: {text}")
         self._log.skipped(ITEM, text, aloud=False)
@@ -75,8 +78,8 @@ class SafetyNet:
 
 
 def attempted(item: str, call: Callable[[], None], log: DecisionLog) -> None:
-    """Calls it; where it fails, a line about `item` says so. For the end of a run, whose last
-    report depends on none of it.
+    """Calls it, and logs an error about `item`. For the end of a run, whose last report depends on
+    none of these calls.
     """
     try:
         call()
@@ -85,7 +88,7 @@ def attempted(item: str, call: Callable[[], None], log: DecisionLog) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Where in our code, for whoever mends it."""
+    """Returns the place of the error in our code, for debugging."""
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next

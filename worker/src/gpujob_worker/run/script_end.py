@@ -1,7 +1,7 @@
-"""How the script ended, as far as a process learns it of itself, for its last report.
+"""Records how the script ended, for its last report.
 
-The interpreter tells an error that nobody caught. An exit code it tells nobody: one is known where
-the script called `sys.exit`.
+The interpreter exposes an error that was not caught. It does not expose an exit code, which is only
+known if the script called `sys.exit`.
 """
 
 import functools
@@ -14,22 +14,24 @@ from typing import Any, NoReturn
 
 from gpujob_worker.run.tracebacks import clean_traceback, hide_own_frames
 
-# What runs a child of multiprocessing, and prints its error.
+# The code that runs a child of multiprocessing and prints its error.
 _RUNS_CHILD = getattr(getattr(BaseProcess, "_bootstrap", None), "__code__", None)
 
 
 class ScriptEnd:
-    """Watches for the script's end without having a part in it."""
+    """Watches for the script's end without affecting it."""
 
     def __init__(self) -> None:
         self._exit: SystemExit | None = None
         self._of_child: BaseException | None = None
-        # Whether a stop was asked for, now and when the end was seen to come.
+        # Whether a stop was requested, now and when the end began.
         self.stops: Callable[[], bool] = lambda: False
         self._stopped: bool | None = None
 
     def watch(self) -> None:
-        """From now on; what the interpreter prints of an error shows the script's frames alone."""
+        """Watches from now on. Tracebacks that the interpreter prints then show the script's frames
+        only.
+        """
         plain_exit, plain_hook = sys.exit, sys.excepthook
 
         @functools.wraps(plain_exit)
@@ -49,7 +51,9 @@ class ScriptEnd:
         hide_own_frames()
 
     def _watch_child(self) -> None:
-        """From Python 3.13 on a child of multiprocessing has let go of its error at its end."""
+        """Records the error of a child of multiprocessing, which Python 3.13 and later drop before
+        its end.
+        """
         plain_print = traceback.print_exc
 
         @functools.wraps(plain_print)
@@ -63,14 +67,14 @@ class ScriptEnd:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop had been asked for when the end came; what follows may take long."""
+        """Whether a stop was requested when the end began. Later steps may take long."""
         return self.stops() if self._stopped is None else self._stopped
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the script; None for a clean end, or one that left no trace."""
+        """The error that ended the script. None for a clean end, or one that left no trace."""
         found: Any = getattr(sys, "last_value", None)
-        # In a child of multiprocessing, whose errors are printed by its parent's library.
+        # A child of multiprocessing has its error here, and its parent's library prints it.
         found = found or sys.exc_info()[1] or self._of_child
         if isinstance(found, SystemExit) and found.code == 1 and found.__context__ is not None:
             found = found.__context__

@@ -37,7 +37,7 @@ from gpujob_worker.run.safety_net import attempted
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
-# For so long the first step waits for the operator to say that the attempt is not over.
+# Seconds that the first step waits for the operator to confirm that the attempt is not over.
 FENCE_SECONDS_MAX = 30.0
 
 
@@ -56,7 +56,7 @@ class Session:
         is_first: bool = True,
         parent: "Session | None" = None,
     ) -> None:
-        """`parent`: the session of the process that this one was forked from."""
+        """`parent` is the session of the process that forked this one."""
         self.environment = environment
         self.features = features or Features()
         self.log = log or DecisionLog()
@@ -69,24 +69,24 @@ class Session:
         self._ending: Callable[[], None] = lambda: None
         self._before_report: Callable[[], None] = lambda: None
         self._on_end: Callable[[bool], None] = lambda _: None
-        # The script came to its end without having learned: its exit code is not the run's.
+        # The script ended without completing the run, so its exit code is not the run's.
         self.is_unfinished = False
-        # A stop ended the script with an error: neither is that exit code.
+        # A stop ended the script with an error, so that exit code is not the run's either.
         self.broke_off = False
         self._report_directory = report_directory
         # Whether a stop of the pod reaches this very process.
         self.is_first = is_first
-        # Whether it trains: only then anything of it is started, listened to or reported.
+        # Whether the process trains. Otherwise nothing of it is started, handled or reported.
         self.started = False
         # Why nothing is injected at all, and why nothing is tuned.
         self.inert: str | None = None
         self.why_only_measures: str | None = None
-        # Of the processes that train together, as torch's process group has them.
+        # Among the processes that train together, according to torch's process group.
         self.rank, self.world_size = environment.rank, environment.world_size
-        # It only starts those that train.
+        # The process only starts those that train.
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
-        # A forked child trains: makes a session of its own there.
+        # Called when a forked child trains; makes its own session there.
         self.begin_in_child: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
         forked_from = parent._lineage if parent is not None else None
@@ -104,11 +104,12 @@ class Session:
 
     @property
     def _speaks(self) -> bool:
-        """One process speaks for a pod: the first of those that train, or one that failed.
+        """Whether this process reports for its pod: the first of those that train, or one that
+        failed.
 
-        One that does not train speaks where nobody else has, and only if it has something to say
-        or was asked to stop: it does not know its exit code after `raise SystemExit`, and where
-        there is no message a kubelet takes the log's last lines.
+        A process that does not train reports if no other has, and only if it has something to
+        report or was stopped. It does not know its exit code after `raise SystemExit`. A kubelet
+        takes the log's last lines if there is no message.
         """
         if self.is_of_parent or self._is_beside_parent:
             return False
@@ -120,7 +121,7 @@ class Session:
 
     @property
     def _is_beside_parent(self) -> bool:
-        """Whether it comes from a process that trains by itself, and not together with it."""
+        """Whether it descends from a process that trains by itself, and not together with it."""
         return self.world_size == 1 and self._lineage.ancestor_trains
 
     @property
@@ -130,7 +131,7 @@ class Session:
 
     @property
     def optimizes(self) -> bool:
-        """Whether anything is put into the script."""
+        """Whether anything is injected into the script."""
         return self.listens_to_stops and not (self.inert or self.why_only_measures)
 
     @property
@@ -138,31 +139,33 @@ class Session:
         return self.environment.settings.mode is not OptimizeMode.OFF
 
     def inert_because(self, reason: str) -> None:
-        """Nothing is injected, measured or listened to."""
+        """Stops injecting, measuring and handling signals."""
         self.inert = reason
         self.stop.leave_to_system()
 
     def measures_only(self, reason: str | None) -> None:
-        """Nothing is tuned where there is a reason."""
+        """Turns tuning off if there is a reason."""
         self.why_only_measures = reason
 
     def switch_off(self, names: Iterable[str]) -> None:
-        """These settings are not injected."""
+        """Stops injecting these settings."""
         self.features = self.features.less(names)
 
     def joins(self, rank: int, world_size: int) -> None:
-        """The process group that it trains in."""
+        """Sets the process group in which it trains."""
         self.rank, self.world_size = rank, world_size
 
     def takes_samples(self, samples: int | None) -> None:
-        """The samples of a step of this process; None where nobody can count them."""
+        """Sets the samples of this process's step, or None if they cannot be counted."""
         self.state.takes_samples(samples)
         declared = self.environment.settings.batch_total
         compare_with_declared(declared, samples, self.world_size, self.log)
 
     @property
     def tuning_budget_seconds(self) -> float:
-        """The requested budget, else a part of the run if its length is known."""
+        """The requested budget in seconds. Without one, it is a part of the run if its length is
+        known.
+        """
         if self._tuning_seconds_asked is not None:
             return self._tuning_seconds_asked
         state = self.state
@@ -170,7 +173,9 @@ class Session:
         return tuning_budget_seconds(step_seconds, state.steps_total)
 
     def report(self) -> Report:
-        """The newest report, also written as the termination message in case it is the last."""
+        """Returns the newest report. It is also written as the termination message, in case it is
+        the last.
+        """
         self._before_report()
         with self._lock:
             self._sequence += 1
@@ -239,14 +244,18 @@ class Session:
             self.stop.request(reply.stop.reason, seconds, by_operator=True)
 
     def stop_with_others(self, reason: str, seconds: float) -> None:
-        """Another process of the group is asked to stop: so is this one."""
+        """Stops this process because another process of the group was stopped."""
         if not self.stop.requested:
             self.stop.watch()
             self.stop.request(reason, seconds)
 
     def listen_for_stop(self) -> None:
-        """All processes at their first step, which the main thread may well make; the first one
-        when torch is imported too, where it says that a handler of the script takes its place."""
+        """Starts handling stops, in all processes at their first step, which may run in the main
+        thread.
+
+        The first process starts when torch is imported. If a handler of the script replaced ours,
+        that is logged.
+        """
         late = self.meter.steps > 0 and not self.stop.watches
         refusal = self.stop.listen()
         if refusal is not None:
@@ -255,7 +264,7 @@ class Session:
             self.log.applied("graceful stop", "from the first step on")
 
     def leaves_stops_to_script(self, *, leaves: bool = True) -> None:
-        """Whoever saves leaves at safe points of its own, with a checkpoint."""
+        """Leaves stops to a checkpointer, which leaves at its own safe points with a checkpoint."""
         self._owns_safe_points = not leaves
 
     @property
@@ -263,21 +272,23 @@ class Session:
         return not self._owns_safe_points
 
     def at_end(self, ending: Callable[[], None], release: Callable[[], None]) -> None:
-        """`ending` may add to the last report; `release` drops references to the
-        script's objects.
+        """Sets `ending`, which may add to the last report, and `release`, which drops references to
+        the script's objects.
         """
         self._ending, self._release = ending, release
 
     def before_report(self, call: Callable[[], None]) -> None:
-        """`call` may add to each report."""
+        """Sets `call`, which may add to each report."""
         self._before_report = call
 
     def on_end(self, call: Callable[[bool], None]) -> None:
-        """Called when the script ends and was not stopped, with whether it ended well."""
+        """Sets a callback for the end of a script that was not stopped. Its argument is whether the
+        script ended well.
+        """
         self._on_end = call
 
     def leaves_unfinished(self) -> None:
-        """The script ended well, and has to run again."""
+        """Marks that the script ended well but has to run again."""
         self.is_unfinished = True
 
     def _nothing_to_save(self) -> bool:
@@ -298,8 +309,9 @@ class Session:
     def finish(
         self, error: BaseException | None, *, launches: bool = False, stopped: bool | None = None
     ) -> None:
-        """The last report: the phase for a clean end, the failure's class for any other.
-        `stopped`: whether a stop had been asked for when the error appeared; None: as it is now.
+        """Makes the last report: the phase for a clean end, the failure's class for any other.
+
+        `stopped` is whether a stop was requested when the error appeared. None means as it is now.
         """
         if self.is_of_parent:
             return
@@ -325,7 +337,7 @@ class Session:
         last |= {"profile": self._close_profile, "summary": self._ending}
         for what, call in {**last, "explanation": self.log.end}.items():
             attempted(what, call, self.log)
-        # Written here too: the reporting thread may be waiting for a network that is gone.
+        # Written here too, because the reporting thread may wait for a network that is gone.
         report = self.report()
         if self._speaks:
             facts = Facts(self.state.as_written_wait_percent, self.state.plain_float32)
@@ -337,20 +349,24 @@ class Session:
 
     @property
     def leaves_run_unfinished(self) -> bool:
-        """Whether the run is to end with it. A signal says nothing of the run: who sent it to
-        `gpujob-run` needs no word from here, and a script may end one process of several.
+        """Whether the run must end with this process.
+
+        A signal is not enough. The sender may have sent it to `gpujob-run`, and a script may end
+        one process of several.
         """
         left = self.stop.by_operator and self.state.phase is WorkerPhase.DRAINING
         return self.started and (left or self.is_unfinished)
 
     @property
     def _left_early(self) -> bool:
-        """Ended well, and is not known to have made the last step."""
+        """Whether the script ended well but is not known to have made the last step."""
         return self._asked_early or self.is_unfinished
 
     @property
     def _asked_early(self) -> bool:
-        """Asked to end before the last step. A handler of the script's own ends with 0 then."""
+        """Whether the process was stopped before the last step. The script's own handler may end
+        with 0 then.
+        """
         total = self.state.steps_total
         asked = self.stop.requested or self.stop.signaled
         return asked and (total is None or self.state.step < total)
@@ -364,31 +380,34 @@ class Session:
         self._on_start = call
 
     def start(self) -> None:
-        """The process trains: from now on it reports, if it is the one that speaks."""
+        """Marks that the process trains. From now on it reports, if it is the one that reports for
+        the pod.
+        """
         if self.started:
             return
         self._on_start()
         self._lineage.meet()
         self._lineage.trains()
         speaks = self._local_rank == 0 and not self._is_beside_parent
-        # What it forked or started gives the claim way: it is silent from now on.
+        # Processes that it forked or started release the claim and report nothing from now on.
         speaks = speaks and (self._claim.take() or self._lineage.child_speaks)
-        # Together: a stop may end this method anywhere, and has to be reported.
+        # Both are set at once, because a stop may end this method anywhere and has to be reported.
         self.started, self._speaks_for_pod = True, speaks
         if not self._speaks_for_pod:
             return
         self._lineage.speaks()
         before = written(self.environment.termination_file)
         if before is not None and before.attempt == self.environment.attempt:
-            # Reports differ by their number, also those of one process after another.
+            # Reports differ by their number, even those of one process after another.
             self._sequence = before.sequence
         self._pass_fence()
         self.reporter.start()
 
     def _pass_fence(self) -> None:
-        """Before the first step: an attempt that was given up meanwhile must not begin.
+        """Waits before the first step, because an attempt that was given up meanwhile must not
+        begin.
 
-        An operator that is away stops nobody: the checkpoint store has a fence of its own.
+        Without an operator the run starts anyway, because the checkpoint store has its own fence.
         """
         if not self.reporter.ask(FENCE_SECONDS_MAX):
             text = f"the operator did not answer within {FENCE_SECONDS_MAX:.0f} s; not waited for"
@@ -398,7 +417,9 @@ class Session:
 
     @property
     def _local_rank(self) -> int:
-        """As a launcher says; else, where one pod is all there is, as the process group has it."""
+        """The number that a launcher set. Without one, it is the group's rank if the pod is the
+        whole job, else 0.
+        """
         environment = self.environment
         if environment.local_rank is not None:
             return environment.local_rank

@@ -1,6 +1,6 @@
-"""Names in GPUJOB_SETTINGS that no field has.
+"""Finds names in GPUJOB_SETTINGS that no field has.
 
-Reading ignores them, because a newer operator may know more fields. On a command line they are
+Reading ignores them, because a newer operator may have more fields. On a command line they are
 mistakes.
 """
 
@@ -14,15 +14,16 @@ from gpujob_api.codec import FieldError, parse_json
 from gpujob_api.field_types import bare_type, bounded_fields
 from gpujob_api.settings import ENV_SETTINGS, Settings
 
-# How similar two names are, from 0 to 1, for one to be named in place of the other.
+# Minimum similarity of two names, from 0 to 1, for one to be suggested in place of the other.
 SIMILARITY_MIN = 0.6
 NAMED_MAX = 8
 _DEPTH_MAX = 4
 
 
 def unknown_names(text: str) -> tuple[str, ...]:
-    """Their paths, such as `batchSize.perStep`; the first `NAMED_MAX`. Of a text that cannot be
-    read there are none.
+    """Returns the paths of unknown names, such as `batchSize.perStep`, at most `NAMED_MAX`.
+
+    Empty if the text cannot be read.
     """
     try:
         data = parse_json(text, ENV_SETTINGS) if text.strip() else {}
@@ -32,7 +33,7 @@ def unknown_names(text: str) -> tuple[str, ...]:
 
 
 def refuse_unknown_names(text: str) -> None:
-    """Raises `FieldError` with the first unknown name, and the known one that is most like it."""
+    """Raises `FieldError` with the first unknown name and the known one that is most similar."""
     for path in unknown_names(text):
         nearest = nearest_name(path)
         known = ", ".join(bounded_fields(Settings))
@@ -41,7 +42,7 @@ def refuse_unknown_names(text: str) -> None:
 
 
 def nearest_name(path: str) -> str | None:
-    """The path of a known field that is most like this one; None where none is like it."""
+    """Returns the path of the known field that is most similar, or None if none is."""
     known = {_plain(name): name for name in _paths(Settings)}
     found = difflib.get_close_matches(_plain(path), known, n=1, cutoff=SIMILARITY_MIN)
     return known[found[0]] if found else None
@@ -63,7 +64,9 @@ def _unknown(kind: Any, data: object) -> Iterator[str]:
 
 
 def _named(path: str, value: object, depth: int) -> Iterator[str]:
-    """An unknown name with what is in it, by which people say what they mean."""
+    """Yields an unknown name with the names inside it, because users recognize their entry by
+    those.
+    """
     if not (isinstance(value, dict) and value and depth):
         yield path
         return

@@ -1,10 +1,10 @@
-"""Lines on standard error, which a script may have closed: what cannot be said is no failure."""
+"""Lines on standard error. A script may have closed it, so a failed write is no error."""
 
 import contextlib
 import sys
 
 
 def say(line: str) -> None:
-    """One line; nothing where standard error is gone, or nobody reads it any more."""
+    """Prints one line, or nothing if standard error is gone or no longer read."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(f"{line}\n")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 _OWN_DIRECTORY = str(Path(__file__).resolve().parents[1]) + os.sep
-# What lists the frames of a traceback, for those who ask and for those who print.
+# The functions that list a traceback's frames, for callers and for printing.
 _WALKERS = ("walk_tb", "_walk_tb_with_full_positions")
 
 
 def clean_traceback(error: BaseException) -> None:
-    """Takes frames of this package out of an error's tracebacks."""
+    """Removes frames of this package from an error's tracebacks."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -40,10 +40,10 @@ def _without_ours(entries: types.TracebackType | None) -> types.TracebackType | 
 
 
 def hide_own_frames() -> None:
-    """Errors that the script catches and prints itself, or logs, show its own frames too.
+    """Makes errors that the script catches and prints or logs show its own frames only.
 
-    Frames are in a traceback before the script gets it; `traceback`, where `logging` looks too, is
-    where they can be left out.
+    A traceback has all frames before the script gets it. They are left out in `traceback`, which
+    `logging` uses too.
     """
     for name in _WALKERS:
         plain: Any = getattr(traceback, name, None)

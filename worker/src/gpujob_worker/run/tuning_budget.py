@@ -1,5 +1,5 @@
-"""How long a run may be tuned: a small part of it, and enough to measure long steps
-more than once.
+"""How long a run may be tuned: a small part of it, and enough to measure long steps more
+than once.
 """
 
 RUN_FRACTION = 0.02
@@ -9,6 +9,6 @@ STEPS_ASSUMED = 1000
 
 
 def tuning_budget_seconds(step_seconds: float | None, steps_total: int | None) -> float:
-    """About 2 % of the run's expected time, at least 12 s and at most 120 s."""
+    """Returns about 2 % of the run's expected time, at least 12 s and at most 120 s."""
     run_seconds = (step_seconds or 0.0) * (steps_total or STEPS_ASSUMED)
     return min(SECONDS_MAX, max(SECONDS_MIN, RUN_FRACTION * run_seconds))
