@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.cache.jobs import Pods
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
 from gpujob_operator.decide.capacity.job_usage import usage_of, usage_of_gone, usage_of_orphans

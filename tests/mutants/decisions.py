@@ -90,7 +90,7 @@ DECISIONS = (
     ),
     of_decide(
         "everybody shares a GPU with everybody, by the arrays",
-        "packing/filter.py",
+        "packing/select.py",
         "((over <= 0) & _may_join(arrays, rows, request))",
         "(over <= 0)",
         "placement/test_sharing_groups.py",
@@ -345,7 +345,7 @@ DECISIONS = (
     ),
     of_decide(
         "an attempt that another process placed goes on under its number",
-        "lifecycle/begin_again.py",
+        "lifecycle/attempt.py",
         "if perhaps is None or not perhaps.by_another or pods.current:",
         "if True:",
         "model/test_workers.py",

@@ -109,14 +109,14 @@ ACTS = (
     ),
     of_operator(
         "a newer status overtakes one on which it does not rest",
-        "act/urgency.py",
+        "act/targets.py",
         " or newer.job.status != assumed:",
         ":",
         "test_urgency.py",
     ),
     of_operator(
         "a placement is overtaken",
-        "act/urgency.py",
+        "act/targets.py",
         "        and after.attempt == before.attempt\n",
         "",
         "test_urgency.py",
@@ -278,7 +278,7 @@ OBSERVES = (
     ),
     of_operator(
         "pods that ended still use their node",
-        "observe/node_use.py",
+        "observe/cache.py",
         "if pod is None or pod.node is None or pod.finished:",
         "if pod is None or pod.node is None:",
         "test_cache.py",
@@ -310,7 +310,7 @@ OBSERVES = (
     ),
     of_operator(
         "an error that is not told any more counts on",
-        "observe/program_faults.py",
+        "observe/node_readings.py",
         "        self._by_node.pop(node, None)\n        if faults:",
         "        if faults:",
         "test_program_faults.py",

@@ -28,14 +28,14 @@ STATUSES = (
     ),
     of_operator(
         "figures are given up for what comes next",
-        "act/urgency.py",
+        "act/targets.py",
         "isinstance(older, WriteStatus) and older.status.phase is JobPhase.PENDING",
         "isinstance(older, WriteStatus)",
         "test_urgency.py",
     ),
     of_operator(
         "why a job waits is given up for another reason to wait",
-        "act/urgency.py",
+        "act/targets.py",
         "says_why and only_tells(older) and not all(map(only_tells, newer))",
         "says_why and only_tells(older)",
         "test_urgency.py",

@@ -8,8 +8,8 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.packing.filter import free_gpus
 from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.select import free_gpus
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.gpu_filter import why_not

@@ -14,15 +14,15 @@ from enum import Enum
 from functools import cache
 from typing import Any, cast, get_args, get_origin
 
+from gpujob_api.decoding import UTC as UTC
 from gpujob_api.decoding import Dataclass
 from gpujob_api.decoding import DataT as DataT
 from gpujob_api.decoding import decode as decode
+from gpujob_api.decoding import format_time as format_time
+from gpujob_api.decoding import parse_time as parse_time
 from gpujob_api.field_types import bare_and_bounds, bare_type, bounded_fields
 from gpujob_api.json_values import FieldError as FieldError
 from gpujob_api.json_values import parse_json as parse_json
-from gpujob_api.times import UTC as UTC
-from gpujob_api.times import format_time as format_time
-from gpujob_api.times import parse_time as parse_time
 
 # From a value to its JSON; None is left out.
 _Writer = Callable[[Any], Any]

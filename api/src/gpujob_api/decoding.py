@@ -7,19 +7,52 @@ bounds, and get through after one look. The path of a field is put together for 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
 
 from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound, Range, Text, shown
 from gpujob_api.field_types import bare_and_bounds, bounded_fields, camel_case
 from gpujob_api.json_values import ANY_INTEGER, FieldError, clean_text, is_text, read_plain
-from gpujob_api.shared_texts import shared_text
-from gpujob_api.times import parse_time
 
 # Larger ones are beyond what any field may hold; so is what is not a number.
 _FRACTION_MAX = 1e300
+
+
+UTC = timezone.utc  # noqa: UP017 - the worker reads nouns under Python 3.9 too
+
+
+TEXTS_MAX = 4096
+# Longer ones seldom repeat, and would be held for others.
+CHARACTERS_MAX = 128
+
+
+def shared_text(text: str) -> str:
+    """The text; the same object for equal ones that were seen lately."""
+    return _shared(text) if len(text) <= CHARACTERS_MAX else text
+
+
+@lru_cache(maxsize=TEXTS_MAX)
+def _shared(text: str) -> str:
+    return text
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC with microseconds only where there are any, as Kubernetes writes it."""
+    in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return in_utc.isoformat().replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime:
+    """Reads an ISO 8601 time, in UTC where it names no zone. Raises `ValueError`."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is UTC:
+        return moment
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError(f"{text} is beyond the calendar in UTC") from None
 
 
 class Dataclass(Protocol):

@@ -1,8 +1,8 @@
 """Equal texts are one object."""
 
 from gpujob_api.codec import decode
+from gpujob_api.decoding import CHARACTERS_MAX, shared_text
 from gpujob_api.meta import Metadata
-from gpujob_api.shared_texts import CHARACTERS_MAX, shared_text
 
 
 def equal_text(text: str) -> str:

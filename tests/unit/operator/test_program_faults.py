@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpujob_api.gpunode import GPUNode, XIDEvent
 from gpujob_operator.decide.model.snapshot import PodView, ProgramFault
-from gpujob_operator.observe.program_faults import PODS_REMEMBERED_MAX, ProgramFaults
+from gpujob_operator.observe.node_readings import PODS_REMEMBERED_MAX, ProgramFaults
 from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, running
 
 POD = make_pod(running(make_job("a")))

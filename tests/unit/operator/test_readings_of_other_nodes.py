@@ -5,7 +5,7 @@ from dataclasses import replace
 from gpujob_api.gpunode import XIDEvent
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.observe.program_faults import ProgramFaults
+from gpujob_operator.observe.node_readings import ProgramFaults
 from gpujob_operator.observe.usage import MeasuredUsage
 from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, running
 

@@ -10,7 +10,7 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
-from gpujob_operator.act.urgency import in_place_of, is_outdated_by, only_tells
+from gpujob_operator.act.targets import in_place_of, is_outdated_by, only_tells
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,

@@ -21,8 +21,7 @@ from math import ceil
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, Sending, needs_service
-from gpujob_operator.act.targets import namespace_of
-from gpujob_operator.act.urgency import in_place_of, is_outdated_by, only_tells
+from gpujob_operator.act.targets import in_place_of, is_outdated_by, namespace_of, only_tells
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.lanes import Lanes, LanesLeft

@@ -16,9 +16,8 @@ from gpujob_operator.act.backoff import Backoff, Target
 from gpujob_operator.act.own_attempts import OwnAttempts, places_attempt
 from gpujob_operator.act.quota_figures import with_quota_figures
 from gpujob_operator.act.slots import Deferral, WithdrawnError, WriteSlots
-from gpujob_operator.act.targets import namespace_of, service_target, target_of
+from gpujob_operator.act.targets import namespace_of, only_tells, service_target, target_of
 from gpujob_operator.act.trials import Answer, Refusals, Trials, UnfitClaim
-from gpujob_operator.act.urgency import only_tells
 from gpujob_operator.act.writer import (
     NotLeader,
     Writer,

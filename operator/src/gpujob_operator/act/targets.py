@@ -1,8 +1,15 @@
-"""What an item of a plan writes: the object, as the key of its back-off, and its namespace."""
+"""The object that an item of a plan writes, as the key of its back-off, and whether it can wait.
 
-from gpujob_api.gpujob import GPUJob
+A placement, a stop, an end, and every creation or deletion goes first, because GPUs or people wait
+for it. A write that only reports what is so already can wait a little if slots are short.
+"""
+
+from collections.abc import Sequence
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_operator.act.backoff import Target
 from gpujob_operator.client.kube import JOBS, PODS, PROFILES, QUEUES, SERVICES
+from gpujob_operator.decide.model.assumption import places
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
@@ -56,3 +63,49 @@ def pod_name(item: CreatePod) -> str:
 
 def service_target(job: GPUJob) -> Target:
     return "create", SERVICES.plural, job.metadata.namespace, job.metadata.name
+
+
+_BEGAN_TO_RUN = (JobPhase.STARTING, JobPhase.RUNNING)
+
+
+def only_tells(item: PlanItem) -> bool:
+    """True for a write that takes nothing, frees nothing and stops nothing."""
+    match item:
+        case WriteStatus():
+            return _only_tells(item.job.status, item.status)
+        case WriteQueueStatus() | SaveProfile():
+            return True
+        case _:
+            return False
+
+
+def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> WriteStatus | None:
+    """One write in place of two, from the state before `older` to the state after `newer`.
+
+    None if `older` has to be written by itself: something waits for it, or `newer` was not decided
+    on the `assumed` status of `older`, or on another state of the job, or for another attempt.
+    """
+    if not isinstance(newer, WriteStatus) or not only_tells(older):
+        return None
+    if newer.job.metadata != older.job.metadata or newer.job.status != assumed:
+        return None
+    if newer.status.attempt != older.status.attempt:
+        return None
+    return WriteStatus(older.job, newer.status, older.events + newer.events)
+
+
+def is_outdated_by(older: PlanItem, newer: Sequence[PlanItem]) -> bool:
+    """True for the status that says why a job waits, where the job does not wait any longer."""
+    says_why = isinstance(older, WriteStatus) and older.status.phase is JobPhase.PENDING
+    return says_why and only_tells(older) and not all(map(only_tells, newer))
+
+
+def _only_tells(before: GPUJobStatus, after: GPUJobStatus) -> bool:
+    phases = before.phase, after.phase
+    return (
+        (before.phase is after.phase or phases == _BEGAN_TO_RUN)
+        and after.attempt == before.attempt
+        and places(after) == places(before)
+        and after.reservation == before.reservation
+        and after.stop == before.stop
+    )

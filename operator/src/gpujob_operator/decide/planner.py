@@ -1,8 +1,8 @@
 """`plan(snapshot, now)`: all decisions of one cycle, as a pure function.
 
-It is total and deterministic: the same snapshot and time always give the same plan, whatever the
-order of the snapshot's tuples. Where nothing else happens, applying plans and planning again comes
-to an empty plan; in one queue none of these plans stops what another of them placed.
+It is total and deterministic. The same snapshot and time always give the same plan, in whatever
+order the snapshot's tuples are. Applying plans and planning again converges to an empty plan if
+nothing else happens. Within one queue, none of these plans stops a job that another of them placed.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
 from gpujob_operator.decide.lifecycle.recorded import is_overdue, seconds_to_record, until_recorded
+from gpujob_operator.decide.lifecycle.settings import permitted
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
-from gpujob_operator.decide.measurement.permitted import permitted
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
@@ -45,8 +45,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.preemption.use import with_others_stopped
-from gpujob_operator.decide.queue.queue_status import queue_statuses
-from gpujob_operator.decide.queue.quota import QuotaState
+from gpujob_operator.decide.queue.quota import QuotaState, queue_statuses
 
 # Jobs that start, or are being written, are looked at again after this, whatever happens.
 REST_MAX, WRITTEN_REST_MAX = timedelta(seconds=5), timedelta(seconds=30)

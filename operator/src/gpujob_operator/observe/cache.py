@@ -6,7 +6,7 @@ the existing tuple.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
@@ -19,12 +19,17 @@ from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.snapshot import InvalidJob, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.model.snapshot import (
+    InvalidJob,
+    NodeView,
+    PodView,
+    ReceivedReport,
+    Snapshot,
+)
 from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GonePods
 from gpujob_operator.observe.node_readings import NodeReadings
-from gpujob_operator.observe.node_use import NodeUse
 from gpujob_operator.observe.placement_records import PlacementRecords, allocatable_bytes
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
@@ -32,12 +37,53 @@ from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unreadable import UnknownFields, Unreadable
 from gpujob_operator.read.job_specs import JobSpecs
-from gpujob_operator.read.nodes import CachedNode, cached_node
+from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import Identity, identity, identity_or_none
 from gpujob_operator.read.volumes import bound_volume, limits_nodes
 from gpujob_operator.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True)
+class _Use:
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+class NodeUse:
+    """The requests of the pods on each node, and the nodes with what is left of them.
+
+    A node's view is the same object until the node or the pods on it change.
+    """
+
+    def __init__(self) -> None:
+        # By the node's name.
+        self._use: dict[str, _Use] = {}
+        self._views: dict[str, NodeView] = {}
+
+    def view(self, node: CachedNode) -> NodeView:
+        name = node.empty.name
+        view = self._views.get(name)
+        if view is None:
+            use = self._use.get(name, _Use())
+            view = self._views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
+        return view
+
+    def pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
+        for pod, sign in ((before, -1), (after, 1)):
+            if pod is None or pod.node is None or pod.finished:
+                continue
+            use = self._use.setdefault(pod.node, _Use())
+            use.cpu_milli += sign * pod.requests.cpu_milli
+            use.memory_bytes += sign * pod.requests.memory_bytes
+            self._views.pop(pod.node, None)
+
+    def node_changed(self, *nodes: CachedNode | None) -> None:
+        """The node before and after the change; None: it is not there."""
+        for node in nodes:
+            if node is not None:
+                self._views.pop(node.empty.name, None)
 
 
 class Kind(Enum):

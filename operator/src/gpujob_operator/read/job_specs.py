@@ -10,9 +10,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import cast
 
+from gpujob_api.decoding import shared_text
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
-from gpujob_api.shared_texts import shared_text
 
 # Of the JSON of what is kept, also of jobs that are gone: about 3,000 specs. In memory a spec takes
 # some four times its JSON, and twenty times at worst.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_operator.decide.cache.deadlines import Deadlines
-from gpujob_operator.decide.cache.diff import ListDiff
+from gpujob_operator.decide.cache.groups import ListDiff
 from tests.harness.builders import after
 
 

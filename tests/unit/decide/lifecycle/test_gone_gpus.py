@@ -9,7 +9,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide.lifecycle.gone_gpus import SILENT_SECONDS
+from gpujob_operator.decide.lifecycle.faults import SILENT_SECONDS
 from gpujob_operator.decide.model.plan import DeletePod, Plan
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (

@@ -9,7 +9,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
+from gpujob_operator.decide.cache.groups import SharingGroups
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.party import ANYBODY

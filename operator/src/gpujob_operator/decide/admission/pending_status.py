@@ -11,7 +11,6 @@ from gpujob_operator.decide.measurement.profile import profile_name, with_own_me
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.current_refusals import is_edited_since_refused
 from gpujob_operator.decide.model.grace import past_grace
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import (
@@ -21,6 +20,7 @@ from gpujob_operator.decide.model.placement_record import (
 )
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.spec_refusals import is_edited_since_refused
 from gpujob_operator.decide.model.waiting_time import HELD_BACK, held_back, let_go
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -28,11 +28,11 @@ from gpujob_operator.decide.preemption.use import barred_text
 from gpujob_operator.decide.queue.pending import Pending, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# The reason of this many classes is renewed in one cycle; the next cycle, this much later,
-# continues.
+# The reason of this many classes is renewed in one cycle. The next cycle follows after
+# `LATER_SECONDS` and continues.
 EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
-# The job has no pod yet by which an autoscaler would see it.
+# An autoscaler reacts to pods, and the job has none yet.
 NEW_NODE = "only a new node could hold the job, and no autoscaler is asked for one: "
 
 
@@ -41,10 +41,10 @@ class Wait:
     """Why a job is not admitted now."""
 
     reason: PendingReason
-    # A diagnosis is only put in words where the job does not show its reason already.
+    # A diagnosis is formatted only if the job does not show its reason already.
     text: str | Diagnosis
     next_seconds: float | None = None
-    # Position among the jobs that wait for GPUs; 0 if the job waits for something else.
+    # Position among the jobs that wait for GPUs. 0 if the job waits for something else.
     position: int = 0
     # The earliest start, if it was computed.
     nomination: Nomination | None = None
@@ -89,8 +89,11 @@ def _old_attempt(pods: list[PodView], now: datetime) -> Wait:
 
 
 def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextStep:
-    """The status with the placement. It, or the record on the attempt's only pod, is durable before
-    any process of the attempt exists."""
+    """Returns the step with the placement.
+
+    The status, or the record on the attempt's only pod, is durable before any process of the
+    attempt exists.
+    """
     job = with_own_measurement(job)
     record = PlacementRecord(
         job.metadata.uid, found.placement, found.reservation, profile_name(job), now, job.spec.queue
@@ -100,35 +103,37 @@ def placed(job: GPUJob, found: Assignment, now: datetime, attempt: int) -> NextS
 
 
 class PendingJobs(Protocol):
-    """What is asked of a job whose wait is put in words.
+    """What the writer needs about a job whose wait is put into words.
 
-    It is given with each job and not kept: who keeps the writer would otherwise be kept by it, and
-    all that a cycle has made would stay until garbage is collected.
+    It is passed with each job and not stored. A stored reference would be a cycle, which would keep
+    all of a cycle's objects alive until garbage collection.
     """
 
     def signature_of(self, job: GPUJob) -> Hashable:
-        """Jobs of one signature wait for the same reason."""
+        """Returns the signature. Jobs of one signature wait for the same reason."""
         ...
 
     def nominate(self, job: GPUJob) -> Nomination | None:
-        """The earliest start of a job, if it is known or may still be computed."""
+        """Returns the earliest start of a job, if it is known or may still be computed."""
         ...
 
 
 @dataclass(slots=True)
 class PendingStatusWriter:
-    """Writes the status of pending jobs, in one cycle."""
+    """Writes the status of pending jobs in one cycle."""
 
     configuration: Configuration
     now: datetime
     _explained: set[Hashable] = field(default_factory=set[Hashable])
 
     def step(self, job: GPUJob, wait: Wait, jobs: PendingJobs) -> NextStep:
-        """The job's step: its condition says why it waits, written at a bounded rate."""
+        """Returns the job's step. Its condition gives the reason for the wait, written at a bounded
+        rate.
+        """
         before = conditions.find(job.status, conditions.SCHEDULED)
         is_new = before is None or before.reason != wait.reason
         if not is_new and written_recently(job, self.configuration, self.now):
-            # Thousands of pending jobs with an unchanged reason cost next to nothing.
+            # This keeps thousands of pending jobs with an unchanged reason cheap.
             return NextStep(job.status, next_seconds=wait.next_seconds)
         if not is_new and not self._may_explain(jobs.signature_of(job)):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
@@ -148,13 +153,13 @@ class PendingStatusWriter:
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, signature: Hashable) -> bool:
-        """True if the reason of the class is renewed in this cycle."""
+        """Returns whether the reason of the class is renewed in this cycle."""
         if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
             self._explained.add(signature)
         return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait, jobs: PendingJobs) -> str:
-        """The estimated start of a job that waits for GPUs."""
+        """Returns the estimated start of a job that waits for GPUs, or ""."""
         if wait.reason is not PendingReason.INSUFFICIENT_CAPACITY:
             return ""
         nomination = wait.nomination or jobs.nominate(job)

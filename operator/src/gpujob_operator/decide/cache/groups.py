@@ -1,11 +1,45 @@
-"""Jobs in groups: who is on a node, who is of a workload."""
+"""Jobs by node, by workload and by sharing group, and the difference of two lists of objects."""
 
-from collections.abc import Hashable, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import compress
+from operator import is_not
 from typing import Generic, TypeVar
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
+from gpujob_operator.decide.model.held_gpus import queue_of
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 K = TypeVar("K", bound=Hashable)
 _NOBODY: frozenset[str] = frozenset()
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ListDiff(Generic[T]):
+    """The objects of one kind that were there last time."""
+
+    # Kept here, so that no identity is given to another object.
+    _items: tuple[T, ...] = ()
+
+    def take(self, items: tuple[T, ...]) -> tuple[list[T], list[T]]:
+        """(new, gone) since the last time, each in its list's order."""
+        before, self._items = self._items, items
+        if items is before:
+            return [], []
+        # Most objects stay where they are. What is elsewhere may only have moved.
+        differs = list(map(is_not, before, items))
+        gone = [*compress(before, differs), *before[len(items) :]]
+        new = [*compress(items, differs), *items[len(before) :]]
+        moved = set(map(id, new)).intersection(map(id, gone))
+        if not moved:
+            return new, gone
+        return [x for x in new if id(x) not in moved], [x for x in gone if id(x) not in moved]
 
 
 @dataclass(slots=True)
@@ -35,3 +69,43 @@ class Groups(Generic[K]):
     def of(self, key: K) -> Set[str]:
         members = self._members.get(key, _NOBODY)
         return frozenset((members,)) if isinstance(members, str) else members
+
+
+@dataclass(frozen=True, slots=True)
+class SharingGroups:
+    """The queues that let their jobs share GPUs with each other (`spec.sharingGroup`).
+
+    The group of each queue, by name. A queue that names none is a group of its own.
+
+    Empty where there is only one group: everybody shares then, and jobs need not be distinguished.
+    """
+
+    by_queue: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, queues: Iterable[GPUQueue]) -> "SharingGroups":
+        # Jobs may be in this queue also where there is no object of the name.
+        groups = {DEFAULT_QUEUE: _alone(DEFAULT_QUEUE)}
+        for queue in queues:
+            name, group = queue.metadata.name, queue.spec.sharing_group
+            groups[name] = _alone(name) if group is None else f"group {group}"
+        return cls(groups) if len(set(groups.values())) > 1 else cls()
+
+    def party(self, job: GPUJob) -> Party:
+        if not self.by_queue:
+            return ANYBODY
+        queue = queue_of(job)
+        # The queue of a running job may have been deleted.
+        group = self.by_queue.get(queue, _alone(queue))
+        return Party(_number(job.metadata.namespace), _number(group))
+
+
+def _alone(queue: str) -> str:
+    return f"queue {queue}"
+
+
+@lru_cache(maxsize=4096)
+def _number(name: str) -> int:
+    """A number for the name, so that arrays can compare names. A hash of 63 bits: that two of a
+    million names have the same number is less likely than one in ten million."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -1,16 +1,20 @@
 """Jobs as they were observed, by UID, with their pods, profiles and reports; and which changed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.cache.diff import ListDiff
-from gpujob_operator.decide.cache.groups import Groups
-from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
-from gpujob_operator.decide.cache.pods import Pods
-from gpujob_operator.decide.cache.volumes import ClaimKey, Volumes
+from gpujob_operator.decide.cache.groups import Groups, ListDiff
+from gpujob_operator.decide.cache.job_entry import (
+    ClaimKey,
+    JobEntry,
+    ProfileKey,
+    Volumes,
+    spec_version,
+)
 from gpujob_operator.decide.lifecycle.inputs import RefusedPods, refused_by_job
 from gpujob_operator.decide.measurement.profile import (
     attempt_keys,
@@ -29,11 +33,77 @@ from gpujob_operator.decide.model.snapshot import (
     RefusedPod,
     Snapshot,
 )
-from gpujob_operator.decide.model.workers import JobName, job_pods_of
+from gpujob_operator.decide.model.workers import JobName, job_name_of, job_pods_of
 
 UsageByAttempt = Mapping[tuple[str, int], GPUUsage]
 # A job before and after a change; None: it was not there, or is gone.
 Replacement = tuple[JobEntry | None, JobEntry | None]
+
+
+@dataclass(slots=True)
+class Pods:
+    """All pods that could be workers, by the job whose name they have and by their controller
+    owner. Kept from snapshot to snapshot."""
+
+    _diff: ListDiff[PodView] = field(default_factory=lambda: ListDiff[PodView]())
+    _by_uid: dict[str, PodView] = field(default_factory=dict[str, PodView])
+    _namesakes: dict[JobName, dict[str, PodView]] = field(
+        default_factory=dict[JobName, dict[str, PodView]]
+    )
+    _owned: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
+
+    def take(self, pods: tuple[PodView, ...]) -> tuple[set[JobName], set[str]]:
+        """Brings it up to date; returns the names of jobs and the UIDs of owners of which a pod
+        came, went or is not the same."""
+        new, gone = self._diff.take(pods)
+        names, owners = set[JobName](), set[str]()
+        for pod in new:
+            self._drop(self._by_uid.get(pod.uid), names, owners)
+            self._put(pod, names, owners)
+        for pod in gone:
+            if self._by_uid.get(pod.uid) is pod:
+                self._drop(pod, names, owners)
+        return names, owners
+
+    def namesakes(self, job: GPUJob) -> Iterable[PodView]:
+        name = (job.metadata.namespace, job.metadata.name)
+        return self._namesakes.get(name, {}).values()
+
+    def owned(self, job_uid: str) -> tuple[PodView, ...]:
+        """Pods that have this GPUJob for their controller owner, wherever and whatever they are."""
+        pods = self._owned.get(job_uid, {}).values()
+        return tuple(sorted(pods, key=lambda p: (p.attempt, p.rank, p.uid)))
+
+    def _put(self, pod: PodView, names: set[JobName], owners: set[str]) -> None:
+        self._by_uid[pod.uid] = pod
+        name = job_name_of(pod)
+        if name is not None:
+            self._namesakes.setdefault(name, {})[pod.uid] = pod
+            names.add(name)
+            if pod.job_uid:
+                self._owned.setdefault(pod.job_uid, {})[pod.uid] = pod
+                owners.add(pod.job_uid)
+
+    def _drop(self, pod: PodView | None, names: set[JobName], owners: set[str]) -> None:
+        if pod is None:
+            return
+        del self._by_uid[pod.uid]
+        name = job_name_of(pod)
+        if name is None:
+            return
+        _take_out(self._namesakes, name, pod.uid)
+        names.add(name)
+        if pod.job_uid:
+            _take_out(self._owned, pod.job_uid, pod.uid)
+            owners.add(pod.job_uid)
+
+
+def _take_out(groups: dict[Any, dict[str, PodView]], key: object, uid: str) -> None:
+    """A group of nobody does not stay: keys come and go."""
+    group = groups[key]
+    del group[uid]
+    if not group:
+        del groups[key]
 
 
 @dataclass(slots=True)

@@ -9,8 +9,7 @@ from itertools import zip_longest
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
-from gpujob_operator.decide.cache.diff import ListDiff
-from gpujob_operator.decide.cache.groups import Groups
+from gpujob_operator.decide.cache.groups import Groups, ListDiff
 from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (

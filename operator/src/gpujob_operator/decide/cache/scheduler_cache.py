@@ -14,6 +14,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.deadlines import Expiries
+from gpujob_operator.decide.cache.groups import SharingGroups
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.jobs import Jobs, Starts, delete_at
@@ -26,7 +27,6 @@ from gpujob_operator.decide.cache.step_queue import StepQueue
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.job_usage import NOTHING, usage_of, usage_of_orphans
-from gpujob_operator.decide.capacity.sharing_groups import SharingGroups
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import unused_until, with_own_measurement

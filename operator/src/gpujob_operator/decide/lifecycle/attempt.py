@@ -21,24 +21,23 @@ from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_by_place, has_all_gpus
 from gpujob_operator.decide.lifecycle import untuned
-from gpujob_operator.decide.lifecycle.begin_again import again, begins_again
 from gpujob_operator.decide.lifecycle.done import (
     circumstances_of,
     known_done,
     with_done_ranks,
 )
 from gpujob_operator.decide.lifecycle.ending import end_attempt
-from gpujob_operator.decide.lifecycle.gone_gpus import gone_gpus, seconds_until_silent
+from gpujob_operator.decide.lifecycle.faults import gone_gpus, seconds_until_silent
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import failure_so_far
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
-from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
 from gpujob_operator.decide.lifecycle.start_refusals import (
     once_it_runs,
     refusal_of,
     seconds_until_used,
+    start_seconds_left,
     with_refusal,
 )
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop
@@ -161,7 +160,7 @@ def _starting(
     now: datetime,
 ) -> NextStep:
     if begins_again(job, inputs):
-        return again(job, now)
+        return begin_again(job, now)
     present = {pod.rank for pod in pods} | done_ranks(job.status)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     kept = {*taken, *perhaps_created_ranks(job, inputs.perhaps_created)}
@@ -333,3 +332,32 @@ def _stopping(
 def _ranks(pods: tuple[PodView, ...]) -> str:
     where = sorted({pod.node or "?" for pod in pods})
     return f"{format_count(len(pods), 'worker')} on {', '.join(where)}"
+
+
+def begins_again(job: GPUJob, inputs: JobInputs) -> bool:
+    """True if a starting attempt needs another number before its pods are created.
+
+    Another process placed it, and it has no pod. Whether a pod of it was ever created is not known:
+    that process may have ended before, or somebody may have removed the pod by force while its node
+    ran it. The next number fences off whatever there was (I3).
+    """
+    perhaps, pods = inputs.perhaps_created, inputs.job_pods
+    if perhaps is None or not perhaps.by_another or pods.current:
+        return False
+    doubtful = perhaps_created_ranks(job, perhaps)
+    return bool(doubtful) and not perhaps_workers(job, pods.in_the_way)
+
+
+def begin_again(job: GPUJob, now: datetime) -> NextStep:
+    """The same placement and the same time to start, for the next attempt."""
+    before = job.status.attempt
+    text = (
+        f"attempt {before + 1} in place of attempt {before}, which another process of the operator "
+        "placed: pods of it may have been created and removed"
+    )
+    writer = ConditionWriter(job, job.status, now)
+    writer.set(conditions.SCHEDULED, True, "Placed", text)
+    writer.set(conditions.RUNNING, False, "Starting", STARTING_MESSAGE)
+    status = writer.status(attempt=before + 1)
+    # The change of the status causes the next cycle.
+    return NextStep(status, events=(EventNote("Placed", text),))

@@ -12,14 +12,13 @@ from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.cost import cost_so_far
 from gpujob_operator.decide.lifecycle.done import circumstances_of
-from gpujob_operator.decide.lifecycle.gone_gpus import without_gone_gpus_faults
+from gpujob_operator.decide.lifecycle.faults import without_gone_gpus_faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.lifecycle.repeated import with_last_error
 from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
-from gpujob_operator.decide.lifecycle.start_limits import age_seconds
-from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
+from gpujob_operator.decide.lifecycle.start_refusals import age_seconds, with_refusal
 from gpujob_operator.decide.measurement.milestones import after_an_interruption, refusal
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions

@@ -18,11 +18,10 @@ from gpujob_api.report import Report
 from gpujob_api.start_refusal import BESIDE_MAX, START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
-from gpujob_operator.decide.lifecycle.start_limits import pull_limit_seconds, start_seconds_left
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.current_refusals import current_refusals
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.spec_refusals import current_refusals
 from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REJECTED, UNSCHEDULABLE
 from gpujob_operator.decide.model.workers import place_of
 
@@ -289,3 +288,32 @@ def seconds_until_used(status: GPUJobStatus, report: Report | None, now: datetim
 
 def _count(refusals: Iterable[StartRefusal]) -> int:
     return sum(one.count for one in refusals)
+
+
+def age_seconds(job: GPUJob, now: datetime) -> float:
+    """Age of the attempt in seconds."""
+    started = job.status.attempt_started_at or now
+    return (now - started).total_seconds()
+
+
+def start_seconds_left(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
+) -> float:
+    """How long the attempt may still take to start. What pulling images takes is not counted: the
+    time begins again whenever one of its containers has started or ended."""
+    present = {pod.rank for pod in pods}
+    pending = any(pod.phase is PodPhase.PENDING for pod in pods)
+    if len(present) == job.spec.workers and not pending:
+        # It has started.
+        return configuration.start_timeout_seconds
+    if any(pod.pulls_images for pod in pods):
+        return pull_limit_seconds(configuration) - age_seconds(job, now)
+    # A kubelet's clock may be ahead, and the attempt would then never be too late.
+    moments = [at for pod in pods if (at := pod.last_change_at) is not None and at <= now]
+    since = max([job.status.attempt_started_at or now, *moments])
+    return configuration.start_timeout_seconds - (now - since).total_seconds()
+
+
+def pull_limit_seconds(configuration: Configuration) -> float:
+    """For an attempt whose images are being pulled."""
+    return max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)

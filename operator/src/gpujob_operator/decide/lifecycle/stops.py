@@ -5,10 +5,9 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
-from gpujob_operator.decide.lifecycle.gone_gpus import gone_gpus, stop_for_gone_gpus
+from gpujob_operator.decide.lifecycle.faults import gone_gpus, stop_for_gone_gpus
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.start_limits import start_seconds_left
-from gpujob_operator.decide.lifecycle.start_refusals import refusal_of
+from gpujob_operator.decide.lifecycle.start_refusals import refusal_of, start_seconds_left
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from gpujob_api.gpujob import GPUJob, SpotPolicy
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_api.visible import visible
 from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration
@@ -83,3 +84,16 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 
 def _object(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def current_refusals(job: GPUJob) -> tuple[StartRefusal, ...]:
+    """Returns the refusals of the current spec. An edit may have fixed the others."""
+    refusals, generation = job.status.start_refusals, job.metadata.generation
+    if not refusals:
+        return ()
+    return tuple([one for one in refusals if one.generation in (None, generation)])
+
+
+def is_edited_since_refused(job: GPUJob) -> bool:
+    """Returns whether every refusal of the job belongs to an earlier spec."""
+    return bool(job.status.start_refusals) and not current_refusals(job)

@@ -20,7 +20,6 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.current_refusals import current_refusals
 from gpujob_operator.decide.model.gang_spread import SpreadRule, one_on_a_node, spread_rules
 from gpujob_operator.decide.model.held_gpus import known_context_bytes
 from gpujob_operator.decide.model.node_affinity import (
@@ -38,6 +37,7 @@ from gpujob_operator.decide.model.pod_template import (
 )
 from gpujob_operator.decide.model.protection import Unprotected, kept_off_spot
 from gpujob_operator.decide.model.snapshot import BoundVolume
+from gpujob_operator.decide.model.spec_refusals import current_refusals
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 from gpujob_operator.decide.placement.step_cost import step_of

@@ -12,7 +12,7 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import format_count
 from gpujob_api.start_refusal import OthersStopped
-from gpujob_operator.decide.model.current_refusals import current_refusals
+from gpujob_operator.decide.model.spec_refusals import current_refusals
 
 PAUSE_SECONDS = 3600.0
 PAUSE_SECONDS_MAX = 86_400.0
