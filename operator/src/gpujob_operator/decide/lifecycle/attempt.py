@@ -1,4 +1,4 @@
-"""One job's life: from what is seen of its attempt to its next status and pod actions.
+"""One job's life: from the observed state of its attempt to its next status and pod actions.
 
     Pending --placed--> Starting --all run--> Running --all 0--> Succeeded
        ^                   |                     |
@@ -6,10 +6,10 @@
        +--- retried or interrupted, proven finished ---+      |
                                                        +------+--> Failed
 
-The placement is durable before any process exists: in `status` before a pod is created, or on the
-pod itself (`model.placement_record`). An attempt's GPUs stay held until every one of its pods is
-finished or gone. The end of the container `worker` is the end of a worker,
-whatever other containers of its pod do.
+The placement is durable before any process exists, either in `status` before a pod is created or on
+the pod itself (`model.placement_record`). An attempt holds its GPUs until every one of its pods is
+finished or gone. A worker ends with its container `worker`, whatever other containers of its pod
+do.
 """
 
 from dataclasses import replace
@@ -76,7 +76,7 @@ from gpujob_operator.decide.model.workers import (
 def advance(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    """The next step of a job that is not pending."""
+    """Returns the next step of a job that is not pending."""
     if job.metadata.deletion_timestamp is not None:
         return NextStep(
             job.status, deletes=abandoned_pods(job, inputs.job_pods.pods, configuration)
@@ -89,9 +89,9 @@ def advance(
 
 
 def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) -> NextStep:
-    """The step of a running job when its attempt is stopped for another job.
+    """Returns the step of a running job whose attempt is stopped for another job.
 
-    Pods that the step would have created are dropped; what it learned stays.
+    Pods that `step` would have created are dropped. Its changes to the status are kept.
     """
     running = replace(job, status=step.status)
     stopping = _stop(running, stop, job.spec.workers, now)
@@ -106,7 +106,7 @@ def _advance_placed(
     known = with_done_ranks(job.status, done)
     if known is not job.status:
         job = replace(job, status=known)
-    # The end of the worker counts: other containers of its pod may run until the pod is deleted.
+    # The end of the worker counts. Other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
     maybe_ours = perhaps_workers(job, inputs.job_pods.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, inputs):
@@ -134,7 +134,7 @@ def _refused(
     configuration: Configuration,
     now: datetime,
 ) -> GPUJobStatus:
-    """The status that knows what refuses to start the attempt."""
+    """Returns the status that records why the attempt cannot start."""
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is None:
         return job.status
@@ -142,8 +142,9 @@ def _refused(
 
 
 def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:
-    """True while the attempt is starting and no pod has failed or is gone: missing pods are still
-    to be created.
+    """Returns whether missing pods are still to be created.
+
+    This holds while the attempt is starting and no pod has failed or is gone.
     """
     pods = inputs.job_pods.current
     starting = job.status.phase is JobPhase.STARTING
@@ -167,7 +168,7 @@ def _starting(
     if not present and not kept:
         job = with_profile_of_spec(job)
     placement = job.status.placement
-    # A rank without a placement (the status was edited by hand) never gets a pod; the attempt then
+    # A rank without a placement (the status was edited by hand) never gets a pod. The attempt then
     # ends for lack of workers.
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
@@ -176,8 +177,8 @@ def _starting(
     creates = tuple(
         CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in kept
     )
-    # Written with what is written anyhow: until then the process that placed the attempt creates
-    # each of its pods once, and every other one gives it another number.
+    # UIDs are only written together with other changes. Until then, the process that placed the
+    # attempt creates each pod once, and any other process gives the attempt another number.
     known = with_pod_uids(job.status, pods)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
         writer = ConditionWriter(job, once_it_runs(known), now)
@@ -197,14 +198,14 @@ def _starting(
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
         left = max(refusal.seconds_left, 0.0)
-    # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
-    # cycle.
+    # After the limit, only a pod of another owner delays the attempt, and a change of that pod
+    # causes a cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
     return NextStep(status, creates=creates, next_seconds=next_seconds)
 
 
 def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
-    """By rank, as far as the nodes are known."""
+    """Returns the workers' host names by rank, for nodes that are known."""
     placement = job.status.placement
     workers = placement.workers if placement is not None else ()
     sites = zip(workers, inputs.sites, strict=False)
@@ -220,8 +221,9 @@ def _waiting(pods: tuple[PodView, ...]) -> tuple[str, str]:
 
 
 def _name_taken(pods: list[PodView]) -> tuple[str, str]:
-    """Reports pods of other owners that have the names of the job's workers. The operator does not
-    delete them.
+    """Reports pods of other owners that have the names of the job's workers.
+
+    The operator does not delete them.
     """
     names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:3])
     message = (
@@ -232,9 +234,7 @@ def _name_taken(pods: list[PodView]) -> tuple[str, str]:
 
 
 def _waits_for(job: GPUJob, step: NextStep, pods: list[PodView], now: datetime) -> NextStep:
-    """Reports a stop that cannot end yet, because it is unknown whether these pods belong to the
-    attempt.
-    """
+    """Reports a stop that cannot end yet, because these pods may belong to the attempt."""
     reason, message = _name_taken(pods)
     writer = ConditionWriter(job, step.status, now)
     writer.set(conditions.RUNNING, False, reason, message)
@@ -278,7 +278,7 @@ def _running(
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
-    """Makes the decision durable first. The next cycle stops the pods."""
+    """Makes the decision durable. The next cycle stops the pods."""
     writer = ConditionWriter(job, job.status, now)
     writer.set(conditions.RUNNING, False, stop.reason, stop.message)
     status = writer.status(phase=JobPhase.STOPPING, stop=stop)
@@ -300,8 +300,8 @@ def _stopping(
     """Stops every live pod with SIGTERM and its grace.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step. After half of their grace, or without reports, their pods are deleted. Only a node
-    that is about to go shortens the grace.
+    a step. Their pods are deleted after half of their grace, or without reports. Only a node that
+    is about to go shortens the grace.
     """
     stop = job.status.stop
     left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
@@ -335,11 +335,11 @@ def _ranks(pods: tuple[PodView, ...]) -> str:
 
 
 def begins_again(job: GPUJob, inputs: JobInputs) -> bool:
-    """True if a starting attempt needs another number before its pods are created.
+    """Returns whether a starting attempt needs another number before its pods are created.
 
-    Another process placed it, and it has no pod. Whether a pod of it was ever created is not known:
-    that process may have ended before, or somebody may have removed the pod by force while its node
-    ran it. The next number fences off whatever there was (I3).
+    Another process placed it, and it has no pod. It is unknown whether a pod of it was ever
+    created. That process may have ended before, or somebody may have force-deleted the pod while
+    its node ran it. The next number fences off whatever existed (I3).
     """
     perhaps, pods = inputs.perhaps_created, inputs.job_pods
     if perhaps is None or not perhaps.by_another or pods.current:
@@ -349,7 +349,7 @@ def begins_again(job: GPUJob, inputs: JobInputs) -> bool:
 
 
 def begin_again(job: GPUJob, now: datetime) -> NextStep:
-    """The same placement and the same time to start, for the next attempt."""
+    """Returns the step to the next attempt number, with the same placement and start time."""
     before = job.status.attempt
     text = (
         f"attempt {before + 1} in place of attempt {before}, which another process of the operator "

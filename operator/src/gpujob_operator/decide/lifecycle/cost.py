@@ -1,4 +1,7 @@
-"""What the GPUs of a job cost, by the hour and so far. Who shares a GPU pays by reserved memory."""
+"""What the GPUs of a job cost, by the hour and so far.
+
+Jobs that share a GPU split its price by reserved memory.
+"""
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
@@ -12,8 +15,10 @@ _SECONDS_PER_HOUR = 3600
 def hourly_rate(
     job: GPUJob, status: GPUJobStatus, sites: Sites, configuration: Configuration | None = None
 ) -> float | None:
-    """None if the price of a node is not known. With a configuration a node that is gone costs what
-    its model costs."""
+    """Returns the price of the job's GPUs per hour, or None if the price of a node is unknown.
+
+    With a configuration, a node that is gone costs the price of its GPU model.
+    """
     placement = status.placement
     if placement is None:
         return None
@@ -34,7 +39,7 @@ def hourly_rate(
 def cost_so_far(
     job: GPUJob, sites: Sites, configuration: Configuration, held_seconds: float
 ) -> float | None:
-    """Of the attempts that have ended, with this one, at the rate of its end."""
+    """Returns the cost of all attempts up to the end of this one, at the rate of its end."""
     rate, before = hourly_rate(job, job.status, sites, configuration), job.status.cost
     if rate is None:
         return before
@@ -42,7 +47,7 @@ def cost_so_far(
 
 
 def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
-    """Price of the job's GPUs per hour, and what earlier attempts cost."""
+    """Returns the price of the job's GPUs per hour, and what earlier attempts cost."""
     spent = f"${status.cost:.2f}" if status.cost is not None else ""
     rate = hourly_rate(job, status, sites) if not status.finished else None
     if rate is None:

@@ -1,11 +1,13 @@
-"""Whether a worker that ended with 0 was done with its work.
+"""Decides whether a worker that ended with 0 had finished its work.
 
-Scripts that save on SIGTERM, and trainers too, end with 0 wherever they are. So the exit code is
-asked last. What ended a worker from outside is known by its pod, by the stop of its attempt, by its
-node, and by the last report of the worker. Against any of them only the report of the last step
-proves an end; without them, a report that breaks off before that step disproves it. A worker of
-which none of them was known when it was first seen to have ended was done, and stays so: see
-`with_done_ranks`. Times prove nothing here: they come from several clocks.
+Scripts that save on SIGTERM end with 0 wherever they are, and so do trainers. The exit code is
+therefore the last evidence. Evidence of an end from outside comes from the worker's pod, the stop
+of its attempt, its node, and its last report. Against any of these, only the report of the last
+step proves that the work is done. Without them, a report that breaks off before that step disproves
+it.
+
+A worker without such evidence when its end was first seen was done, and stays so (see
+`with_done_ranks`). Times prove nothing here, because they come from several clocks.
 """
 
 from collections.abc import Iterable, Set
@@ -23,10 +25,11 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import done_ranks
 
 OOM_KILLED = "OOMKilled"
-# Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
-# Kubernetes' garbage collector lets the pods of a node that is gone fail right before they go.
+# Pod reasons in Kubernetes for a node that was lost, or that restarted and found its containers
+# dead. Kubernetes' garbage collector fails the pods of a node that is gone right before it deletes
+# them.
 NODE_LOSSES = ("ContainerStatusUnknown", "DeletionByPodGC", "NodeLost")
-# Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
+# Pod reasons of the kubelet for a node that could not run the pod, which is not the job's fault.
 _NODE_REFUSALS = (
     "Evicted",
     "NodeAffinity",
@@ -38,22 +41,22 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *NODE_LOSSES,
 )
-# So much may a script do after the last report, which is written every few seconds.
+# How long a script may run after its last report, which is written every few seconds.
 UNREPORTED_SECONDS = 60.0
-# The kubelet's reasons for a pod that it ends because of the pod's own limits.
+# The kubelet's reasons for ending a pod because of the pod's own limits.
 OWN_LIMITS = ("DeadlineExceeded",)
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Facts of an attempt beside its pods."""
+    """Facts of an attempt that its pods do not show."""
 
     stop: StopReason | None = None
-    # Its nodes that are about to go: they end pods that nobody deletes.
+    # The attempt's nodes that are about to go. They end pods without a deletion.
     leaving_nodes: frozenset[str] = frozenset()
-    # The newest one that came, of one of its workers.
+    # The newest report of any of its workers.
     report: Report | None = None
-    # For how long it is known; the script may have gone on for so long without another one.
+    # Age of the report. The script may have run this long without sending another one.
     report_age_seconds: float = inf
 
 
@@ -73,10 +76,10 @@ def circumstances_of(job: GPUJob, inputs: JobInputs, now: datetime) -> Circumsta
 
 
 def outside_reason(pod: PodView) -> str:
-    """What Kubernetes or a person ended the pod for, as its object says; "" if nothing did.
+    """Returns why Kubernetes or a person ended the pod, by its object, or "".
 
-    The reason counts in any phase: since Kubernetes 1.27 a pod that the kubelet ended, and whose
-    containers ended with 0, has Succeeded.
+    The reason counts in any phase. Since Kubernetes 1.27, a pod that the kubelet ended and whose
+    containers ended with 0 has Succeeded.
     """
     if pod.reason.startswith((*_NODE_REFUSALS, *OWN_LIMITS)):
         return pod.reason
@@ -86,12 +89,12 @@ def outside_reason(pod: PodView) -> str:
 
 
 def node_refused(pod: PodView) -> bool:
-    """Whether the pod's reason is one of its node, whatever else is known."""
+    """Returns whether the pod's reason belongs to its node, whatever else is known."""
     return pod.reason.startswith(_NODE_REFUSALS)
 
 
 def is_done(pod: PodView, around: Circumstances) -> bool:
-    """Whether the worker's end is that of its work."""
+    """Returns whether the worker ended because its work was done."""
     if pod.exit_code != EXIT_DONE:
         return False
     words = _last_report(pod, around)
@@ -100,7 +103,8 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
     if words is not None and words.phase is WorkerPhase.DRAINING:
         return False
     if pod.reason == OOM_KILLED and (words is None or words.phase is not WorkerPhase.FINISHED):
-        # Of its processes not the first, which went on, as a shell does.
+        # One of its processes other than the first was killed, and the first went on, as a shell
+        # does.
         return False
     age_seconds = 0.0 if pod.termination is not None else around.report_age_seconds
     if words is not None and _broke_off(words, age_seconds):
@@ -109,7 +113,11 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
 
 
 def _last_report(pod: PodView, around: Circumstances) -> Report | None:
-    """The termination message is the last report; a script may have written another one over it."""
+    """Returns the worker's last report.
+
+    It is the termination message. A script may have overwritten that, and then the newest report of
+    this worker counts.
+    """
     if pod.termination is not None or around.report is None:
         return pod.termination
     report = around.report
@@ -121,9 +129,12 @@ def _made_last_step(words: Report) -> bool:
 
 
 def _broke_off(words: Report, age_seconds: float) -> bool:
-    """Whether the script left long before the steps that it announced, and by no end that the
-    worker sees: `os._exit(0)` in a signal handler of its own, or in a shell that ends with 0 after
-    it. One that stops early says that it finished."""
+    """Returns whether the script left long before its announced steps, in a way unseen by the
+    worker.
+
+    Examples are `os._exit(0)` in its own signal handler, and a shell that ends with 0 after it. A
+    script that stops early on purpose reports that it finished.
+    """
     says_how = words.phase is WorkerPhase.FINISHED or words.failure is not None
     if says_how or words.steps_total is None or words.current is None:
         return False
@@ -132,10 +143,13 @@ def _broke_off(words: Report, age_seconds: float) -> bool:
 
 
 def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:
-    """A node that goes sends SIGTERM to all processes, and its kubelet may have had no time to say
-    so. The stop of an attempt comes with the reply to a report too, before any pod is deleted: a
-    worker that does not say that it finished may have heard of it. A pod that has failed although
-    its worker ended with 0 was ended by its kubelet."""
+    """Returns whether a stop or a leaving node may have ended the worker.
+
+    A node that goes sends SIGTERM to all processes, and its kubelet may have had no time to report
+    it. The reply to a report announces the stop of an attempt before any pod is deleted, so a
+    worker that does not report that it finished may have received it. A pod that failed although
+    its worker ended with 0 was ended by its kubelet.
+    """
     rule = rule_of(around.stop)
     if rule.bounds_grace or pod.node in around.leaving_nodes:
         return True
@@ -146,13 +160,15 @@ def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances)
 
 
 def known_done(job: GPUJob, pods: Iterable[PodView], around: Circumstances) -> Set[int]:
-    """The ranks that are done: of which it was seen before, and whose pods show it now."""
+    """Returns the ranks that are done, as recorded earlier or as their pods show now."""
     return done_ranks(job.status) | {pod.rank for pod in pods if is_done(pod, around)}
 
 
 def with_done_ranks(status: GPUJobStatus, ranks: Set[int]) -> GPUJobStatus:
-    """The status that remembers which workers of a gang are done, while others go on: whatever
-    becomes of their pods, and of this process. The same object if it knew."""
+    """Returns the status that records which workers of a gang are done while others continue.
+
+    The record outlives their pods and this process. Returns the same object if nothing changes.
+    """
     placement = status.placement
     if placement is None or len(placement.workers) == 1 or ranks <= done_ranks(status):
         return status

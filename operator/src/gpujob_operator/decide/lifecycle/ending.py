@@ -1,5 +1,7 @@
-"""The step of an attempt whose workers have all ended or are gone: it succeeded, is tried again, or
-failed."""
+"""The step of an attempt whose workers have all ended or are gone.
+
+It succeeded, is tried again, or failed.
+"""
 
 from dataclasses import replace
 from datetime import datetime
@@ -37,8 +39,10 @@ def end_attempt(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
-    """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
-    pods in which other containers still run (see `capacity.usage`).
+    """Ends the attempt, because all workers have ended or are gone.
+
+    Its reservation ends, except on GPUs of pods in which other containers still run (see
+    `capacity.usage`).
     """
     seconds = max(age_seconds(job, now), 0.0)
     held = (job.status.held_seconds or 0.0) + seconds
@@ -70,8 +74,9 @@ def end_attempt(
 def _final_report(
     job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
 ) -> ReceivedReport | None:
-    """The termination message is the last report, so that the end does not depend on the
-    network.
+    """Returns the last report.
+
+    It is the termination message if there is one, so that the end does not depend on the network.
     """
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
     if words and words[0].termination is not None:
@@ -98,7 +103,8 @@ def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> N
         f"{format_count(job.status.counters.interruptions, 'interruption')}"
     )
     writer = ConditionWriter(job, job.status, now)
-    # The text is said once: ten thousand finished jobs are stored and listed with it.
+    # The text is stored only once, because ten thousand finished jobs are stored and listed with
+    # it.
     writer.set(conditions.RUNNING, False, "Finished")
     writer.set(conditions.SUCCEEDED, True, "Completed", text)
     writer.set(conditions.FINISHED, True, "Succeeded")
@@ -162,9 +168,12 @@ def _retry_or_fail(
 
 
 def _requeued_at(job: GPUJob, outcome: Outcome, now: datetime) -> datetime | None:
-    """The time from which the job waits: behind the jobs that were already pending, if it was
-    preempted, as otherwise it would regain what it gave up; and an attempt whose pods were refused
-    was no waiting."""
+    """Returns the time from which the job waits.
+
+    A preempted job waits behind the jobs that were already pending, because otherwise it would
+    regain what it gave up. The time of an attempt whose pods were refused does not count as
+    waiting.
+    """
     status, rule = job.status, rule_of(job.status.stop)
     if rule.for_others:
         return now
@@ -176,7 +185,7 @@ def _requeued_at(job: GPUJob, outcome: Outcome, now: datetime) -> datetime | Non
 
 
 def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
-    """The furthest step at which an attempt ran out of GPU memory, this one included."""
+    """Returns the furthest step at which an attempt ran out of GPU memory, including this one."""
     failure, before = outcome.failure, status.out_of_memory_step
     if failure is None or failure.failure_class is not FailureClass.OUT_OF_MEMORY:
         return before
@@ -185,7 +194,7 @@ def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
 
 
 def _interrupted_at_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
-    """From now on only a durable step beyond this one is progress."""
+    """Returns the step beyond which a durable step counts as progress from now on."""
     if outcome.end is not AttemptEnd.INTERRUPTED or status.checkpoint is None:
         return status.interrupted_at_step
     return max(status.checkpoint.step, status.interrupted_at_step or 0)
@@ -217,8 +226,11 @@ def _why_interrupted(
 
 
 def _others_stopped(job: GPUJob, outcome: Outcome) -> OthersStopped | None:
-    """Forgotten where something else than its pods kept the attempt from starting, and where it
-    made a step. A first failure at its start may be chance."""
+    """Returns the record of jobs that were stopped for this one, or None to clear it.
+
+    It is kept if the attempt's pods were refused, or if the attempt failed at its start. A first
+    failure at its start may be chance and clears it.
+    """
     refused = outcome.refusal is not None or rule_of(job.status.stop).is_refusal
     failed_at_start = outcome.failure is not None and not outcome.step
     counters = job.status.counters

@@ -1,5 +1,6 @@
-"""Decides why a running attempt must leave its GPUs: its node is about to go, or a GPU is
-unhealthy or over-full.
+"""Decides why a running attempt must leave its GPUs.
+
+Its node is about to go, or a GPU is unhealthy or over-full.
 """
 
 from collections.abc import Iterable
@@ -46,8 +47,10 @@ def of(
     device_access: DeviceAccess,
     usage: GPUUsage | None = None,
 ) -> StopReason | None:
-    """The first fault of any of the job's nodes and GPUs, in a fixed order. `deadline` is that of a
-    stop that begins now."""
+    """Returns the first fault of any of the job's nodes and GPUs, in a fixed order.
+
+    `deadline` is the deadline of a stop that begins now.
+    """
     fresh: list[GPUCapacity] = []
     for site in sites:
         if site.facts is None:
@@ -65,7 +68,8 @@ def of(
                 return StopReason(GPU_UNHEALTHY, message, deadline)
         fresh += site.gpus
     if device_access is DeviceAccess.DEVICE_PLUGIN:
-        # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
+        # The kubelet assigns each GPU once. Two jobs on one GPU only mean that a reading is still
+        # missing.
         return None
     return (
         _beyond_cap(job, fresh, deadline)
@@ -93,11 +97,11 @@ def _noticed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> 
 
 
 def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:
-    """The tenant of an over-full GPU that must leave: the one with the most use above its
-    reservation, else the largest.
+    """Returns the stop if this job must leave an over-full GPU.
 
-    A GPU is over-full if its free memory is negative. Unmanaged processes alone never make a job
-    move: the job keeps its reservation, and a condition reports it.
+    The tenant with the most use above its reservation leaves, or else the largest. A GPU is
+    over-full if its free memory is negative. Unmanaged processes alone never make a job move. The
+    job then keeps its reservation, and a condition reports it.
     """
     for gpu in gpus_at(sites):
         if gpu.free_bytes >= 0 or len(gpu.tenants) < 2:
@@ -110,10 +114,11 @@ def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
 
 
 def _beyond_cap(job: GPUJob, gpus: Iterable[GPUCapacity], deadline: datetime) -> StopReason | None:
-    """Of a job that takes memory beyond the cap that it was placed with, on a full GPU or not: its
-    own failure, as if the worker had kept the cap and run out of memory.
+    """Returns the stop of a job that uses more memory than the cap that it was placed with.
 
-    Nobody is blamed by what the agent estimates, until there is not enough for all.
+    It does not matter whether the GPU is full. The stop is the job's own failure, as if the worker
+    had kept the cap and run out of memory. The agent's estimates do not count against a job until
+    there is not enough memory for all.
     """
     cap_bytes = memory_cap_bytes(job)
     if cap_bytes is None:
@@ -136,8 +141,10 @@ def _beyond_cap(job: GPUJob, gpus: Iterable[GPUCapacity], deadline: datetime) ->
 def _outgrown(
     job: GPUJob, sites: Sites, usage: GPUUsage | None, deadline: datetime
 ) -> StopReason | None:
-    """A job that was seen to use more than it can reserve beside its co-tenants. It leaves before
-    it needs as much again: the co-tenants have what they were promised."""
+    """Returns the stop of a job that uses more than it can reserve next to its co-tenants.
+
+    It leaves before it needs as much again, because the co-tenants keep what they were promised.
+    """
     held = job.status.reservation
     if usage is None or held is None or held.source is not ReservationSource.MEASURED:
         return None
@@ -155,8 +162,7 @@ def _outgrown(
 
 
 def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> str:
-    """The message that a node of the attempt has not answered for too long, with the numbers; or
-    "".
+    """Returns a message if a node of the attempt has not responded for too long, or "".
 
     Silence proves nothing, since the pods may still run. The job waits until the node is back or
     gone (I3).
@@ -173,7 +179,7 @@ def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> st
 
 
 def gone(sites: Sites) -> str:
-    """Which node of the attempt is there no more; "" where all are."""
+    """Returns a message about a node of the attempt that no longer exists, or ""."""
     node = next((site.node for site in sites if site.facts is None), None)
     if node is None:
         return ""
@@ -191,21 +197,23 @@ def pressure_message(gpu: GPUCapacity) -> str:
 
 
 def pressure(status: GPUJobStatus, sites: Sites) -> GPUCapacity | None:
-    """The first over-full GPU of the job's placement, or None."""
+    """Returns the first over-full GPU of the job's placement, or None."""
     if status.placement is None or status.finished:
         return None
     return next((gpu for gpu in gpus_at(sites) if gpu.free_bytes < 0), None)
 
 
-# An attempt that has reported within this time works, whatever a reading leaves out.
+# An attempt that has reported within this time is alive, whatever a reading leaves out.
 SILENT_SECONDS = 30.0
-# A node that is closed for one of these does not say what it has now.
+# A node that is closed for one of these reasons does not show its present GPUs.
 _TELLS_NOTHING = (ClosedReason.STALE, ClosedReason.UNMEASURED, ClosedReason.NOT_READY)
 
 
 def gone_gpus(job: GPUJob, sites: Sites) -> str:
-    """Which GPUs of the attempt its nodes do not show, for people; "" if they show all. A reading
-    without any GPU says nothing."""
+    """Returns a message about GPUs of the attempt that its nodes no longer show, or "".
+
+    A reading without any GPU proves nothing.
+    """
     placement = job.status.placement
     workers = placement.workers if placement is not None else ()
     for worker, site in zip(workers, sites, strict=False):
@@ -220,7 +228,7 @@ def gone_gpus(job: GPUJob, sites: Sites) -> str:
 def stop_for_gone_gpus(
     job: GPUJob, inputs: JobInputs, now: datetime, deadline: datetime
 ) -> StopReason | None:
-    """Why the attempt cannot go on: a GPU is gone, and nothing is heard of the attempt."""
+    """Returns the stop of an attempt that lost a GPU and no longer reports, or None."""
     gone = gone_gpus(job, inputs.sites)
     if not gone or seconds_until_silent(job, inputs, now) > 0:
         return None
@@ -228,8 +236,10 @@ def stop_for_gone_gpus(
 
 
 def seconds_until_silent(job: GPUJob, inputs: JobInputs, now: datetime) -> float:
-    """For how long what was last heard of the attempt still counts. A process that has just begun
-    to listen may not have heard of it yet."""
+    """Returns for how long the last report of the attempt still counts as a sign of life.
+
+    A process that has just begun to receive reports may not have received one yet.
+    """
     report = inputs.report
     speaks = report is not None and report.report.attempt == job.status.attempt
     heard = report.received_at if report is not None and speaks else None
@@ -240,8 +250,10 @@ def seconds_until_silent(job: GPUJob, inputs: JobInputs, now: datetime) -> float
 
 
 def without_gone_gpus_faults(job: GPUJob, outcome: Outcome, sites: Sites) -> Outcome:
-    """The outcome; an interruption where a worker failed for no reason of its own that anybody
-    knows, and a GPU of the attempt is gone."""
+    """Returns the outcome, changed to an interruption if a lost GPU may explain the failure.
+
+    That is so if a GPU of the attempt is gone and a worker failed for no known reason of its own.
+    """
     failure = outcome.failure
     unexplained = failure is not None and failure.failure_class is FailureClass.UNKNOWN
     if outcome.end is not AttemptEnd.FAILED or failure is None or not unexplained:

@@ -15,7 +15,7 @@ from gpujob_operator.decide.model.snapshot import (
 )
 from gpujob_operator.decide.model.workers import NO_PODS, JobPods
 
-# By the job's UID.
+# Refused pods by the job's UID.
 RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
 
@@ -23,7 +23,7 @@ RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 class JobInputs:
     """Everything that a step, a status rule and a profile rule read besides the job and the time.
 
-    While the inputs are equal, nothing new can be decided before the step's deadline.
+    Nothing new can be decided before the step's deadline while the inputs are equal.
     """
 
     job_pods: JobPods = NO_PODS
@@ -38,10 +38,10 @@ class JobInputs:
     # Pods of its attempt that may have been created.
     perhaps_created: PerhapsCreated | None = None
     listening_since: datetime | None = None
-    # What other jobs of this cycle grew by on the GPUs of its workers. Not compared: a job that
-    # sees any is decided again in the next cycle.
+    # Growth of other jobs in this cycle, on the GPUs of the job's workers. Not compared, because a
+    # job that sees any is decided about again in the next cycle.
     promised_bytes: Mapping[Place, int] = field(default_factory=dict[Place, int], compare=False)
-    # Not compared: a pace measured by another job of the workload does not affect this job, and the
+    # Not compared. A pace measured by another job of the workload does not affect this job, and the
     # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)
 

@@ -1,4 +1,4 @@
-"""Whose fault it is that a job ran out of GPU memory."""
+"""Decides whose fault it is that a job ran out of GPU memory."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,12 +19,11 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 def without_others_faults(
     job: GPUJob, outcome: Outcome, pods: Iterable[PodView], sites: Sites, access: DeviceAccess
 ) -> Outcome:
-    """The outcome; an interruption where the job ran out of memory that it had been given, because
-    somebody else on the GPU took it. `job` has the measurement of its last report.
+    """Returns the outcome, changed to an interruption if others took memory that the job was given.
 
-    The next attempt begins on a whole GPU all the same (`ran_out_of_memory`): whoever runs out of
-    memory there has nobody else to blame. Where a device plugin picks the GPUs, readings come too
-    late to tell.
+    `job` has the measurement of its last report. The next attempt nevertheless begins on a whole
+    GPU (`ran_out_of_memory`), where a job that runs out of memory has only itself to blame.
+    Readings come too late for this decision if a device plugin picks the GPUs.
     """
     failure = outcome.failure
     ran_out = failure is not None and failure.failure_class is FailureClass.OUT_OF_MEMORY
@@ -48,8 +47,10 @@ def _is_stale(site: WorkerSite) -> bool:
 
 
 def _lacks_memory(gpu: GPUCapacity) -> bool:
-    """True where there is clearly less than what was given. The last reading may still show the
-    job's own pod, which has ended."""
+    """Returns whether there is clearly less memory than was given.
+
+    The last reading may still show the job's own pod, which has ended.
+    """
     left_bytes = gpu.free_bytes + gpu.terminating_bytes
     return left_bytes < -EXTERNAL_NOISE_BYTES
 
@@ -61,7 +62,9 @@ def _reports_it(pod: PodView) -> bool:
 
 
 def _kept_to_its_own(job: GPUJob, failed: Iterable[PodView]) -> bool:
-    """By what was measured, and by what the workers say that they needed."""
+    """Returns whether the job stayed within its memory, by measurement and by the
+    workers' reports.
+    """
     held, measured = job.status.reservation, job.status.measurement
     if held is None:
         return False

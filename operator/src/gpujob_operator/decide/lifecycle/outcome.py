@@ -35,7 +35,8 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
-# What a shell says of SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV: nobody asks for these.
+# The exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV. No stop sends
+# these signals.
 _CRASHES = (132, 133, 134, 135, 136, 139)
 
 
@@ -52,16 +53,16 @@ class Outcome:
     """The outcome of an attempt. `step` is the last step in any worker's termination message."""
 
     end: AttemptEnd
-    # Of an interruption: what somebody else brought about (see `out_of_memory`), or None.
+    # After an interruption: a failure that was caused from outside (see `out_of_memory`), or None.
     failure: JobFailure | None = None
     step: int = 0
-    # Of a failure: its error as the worker or the log's last line says it; "" if nobody does.
+    # After a failure: the error as reported by the worker or the log's last line, or "".
     error: str = ""
-    # After an interruption: the node that was lost without notice; or "".
+    # After an interruption: the node that was lost without notice, or "".
     lost_node: str = ""
-    # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
+    # After an interruption: what kept the attempt from starting, if a pod ended before it ran.
     refusal: Refusal | None = None
-    # Of an interruption: who ended a worker from outside, for people; "" if nobody is known.
+    # After an interruption: what ended a worker from outside, in words, or "".
     ended_by: str = ""
 
 
@@ -71,11 +72,11 @@ def judge(
     lost_nodes: frozenset[str] = frozenset(),
     around: Circumstances | None = None,
 ) -> Outcome:
-    """The outcome of an attempt whose workers have all ended or are gone.
+    """Returns the outcome of an attempt whose workers have all ended or are gone.
 
-    A pod that is gone without an exit code was removed with its node or by someone, so the attempt
-    was interrupted. `lost_nodes` are nodes of the attempt that no longer exist. `around`: None
-    where only the stop is known.
+    A pod that is gone without an exit code was removed with its node or by a person, so the attempt
+    was interrupted. `lost_nodes` are nodes of the attempt that no longer exist. `around` is None if
+    only the stop is known.
     """
     stop = job.status.stop
     rule = rule_of(stop)
@@ -104,14 +105,16 @@ def judge(
 
 
 def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
-    """What a worker failed with while others run: its pod may be gone when they have ended."""
+    """Returns the failure of a worker while others run. Its pod may be gone when these
+    have ended.
+    """
     ended = sorted((pod for pod in pods if pod.ended), key=_cause_first)
     causes = (_pod_failure(job, pod, ours=False) for pod in ended)
     return next((cause.failure for cause in causes if cause is not None), None)
 
 
 def _ended_by(pods: tuple[PodView, ...]) -> str:
-    """Who ended the first of the workers from outside, for people; "" if nobody is known."""
+    """Returns what ended the first of the workers from outside, in words, or ""."""
     for pod in sorted(pods, key=_cause_first):
         reason = outside_reason(pod)
         if reason:
@@ -124,22 +127,27 @@ def _ended_by(pods: tuple[PodView, ...]) -> str:
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
-    """The worker that failed first is the cause; workers that were killed because of it are not."""
+    """Orders the worker that failed first to the front, because others were killed
+    because of it.
+    """
     at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
     return _is_kill(pod), at, pod.rank
 
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """The failure of one worker, and the error in it, as `Outcome` has it."""
+    """The failure of one worker, and its error as in `Outcome`."""
 
     failure: JobFailure
     error: str = ""
 
 
 def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
-    """Of a worker that is not done. What ended it from outside is asked before its exit code, which
-    a script that was asked to end chooses as it likes; only its own words are asked before that."""
+    """Returns the failure of a worker that is not done, or None.
+
+    Signs of an end from outside come before the exit code, because a script that was asked to end
+    chooses its own. Only the worker's own report comes before these signs.
+    """
     limit = "" if ours else exceeded(pod)
     if limit:
         return _Cause(JobFailure(FailureClass.UNKNOWN, limit))
@@ -158,7 +166,7 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
 
 
 def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
-    """By what Kubernetes and the log's last lines say."""
+    """Returns the failure by Kubernetes' reasons and the log's last lines, or None."""
     if pod.reason in START_ERRORS:
         message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
         return _Cause(JobFailure(FailureClass.USER_ERROR, message))
@@ -174,14 +182,14 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
     if pod.termination is not None:
-        # A worker's own last report stands where the log's last lines would.
+        # The worker's last report takes the place of the log's last lines.
         detail += f"; kubectl logs {pod.name} has the rest"
     failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
     return _Cause(failure, last_line(pod.termination_text))
 
 
 def _launcher_was_stopped(pod: PodView) -> bool:
-    """Whether a launcher ended with its own code after its workers left as they were asked to.
+    """Returns whether a launcher ended with its own code after its workers left as requested.
 
     torchrun without the worker in it ends with 1 when its processes end with 143.
     """
@@ -192,8 +200,11 @@ def _launcher_was_stopped(pod: PodView) -> bool:
 
 
 def _host_memory(job: GPUJob, pod: PodView) -> str:
-    """A kubelet kills a container nearly always for its own limit, which a LimitRange may set too;
-    only without any for the node's memory."""
+    """Returns a message about host memory.
+
+    A kubelet nearly always kills a container for its own limit, which may come from a LimitRange.
+    Only without a limit does it kill the container for the node's memory.
+    """
     limit = _memory_limit(job)
     if limit:
         limit_text = f"its memory limit of {limit} (resources.limits.memory)"
@@ -230,8 +241,11 @@ def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str
 
 
 def _class_of(failure: Failure) -> FailureClass:
-    """A file that is not there is data to the worker. Where the script runs decides what a relative
-    path means, which is the same on every node."""
+    """Returns the failure's class.
+
+    The worker reports a missing file as a data error. A missing relative path depends on the
+    script's working directory, which is the same on every node, so it is a user error.
+    """
     missing = failure.failure_class is FailureClass.DATA and lacks_relative_file(failure.message)
     return FailureClass.USER_ERROR if missing else failure.failure_class
 
@@ -242,7 +256,9 @@ def _with_need(failure: Failure) -> str:
 
 
 def _failed_start(pod: PodView) -> bool:
-    """A pod that failed without ever running. The node causes `OutOfcpu` and similar reasons."""
+    """Returns whether the pod failed without ever running. The node causes `OutOfcpu` and
+    the like.
+    """
     failed = pod.phase is PodPhase.FAILED and pod.exit_code is None
     return failed and not node_refused(pod)
 
@@ -252,5 +268,7 @@ def _failed(pod: PodView) -> bool:
 
 
 def _is_kill(pod: PodView) -> bool:
-    """True for SIGKILL at the end of the grace, whatever stopped the attempt."""
+    """Returns whether the exit was SIGKILL at the end of the grace, whatever stopped the
+    attempt.
+    """
     return pod.exit_code == EXIT_KILLED and pod.termination is None

@@ -1,12 +1,14 @@
-"""Ends that a pod brings upon itself: it ran, or stored, more than its own template allows. They
-follow the job to every node, so they count as its failures."""
+"""Ends that a pod causes itself, by running longer or storing more than its template allows.
+
+They follow the job to every node, so they count as its failures.
+"""
 
 from gpujob_operator.decide.model.snapshot import PodView
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 EVICTED = "Evicted"
-# The kubelet's words for a limit of the pod itself. Of a node that ran short it says "The node was
-# low on resource".
+# The kubelet's messages for a limit of the pod itself. For a node that ran short the message is
+# "The node was low on resource".
 _OWN_STORAGE = (
     "Usage of EmptyDir volume",
     "Pod ephemeral local storage usage exceeds",
@@ -15,8 +17,10 @@ _OWN_STORAGE = (
 
 
 def exceeded(pod: PodView) -> str:
-    """Which of its own limits ended the pod, for people; "" if none did. A pod whose containers
-    then ended with 0 may have Succeeded."""
+    """Returns which of its own limits ended the pod, in words, or "".
+
+    Such a pod may have Succeeded if its containers then ended with 0.
+    """
     if not pod.finished:
         return ""
     if pod.reason == DEADLINE_EXCEEDED:

@@ -1,4 +1,6 @@
-"""Pods to delete: of jobs that are gone or being deleted, and of no attempt of their job."""
+"""Pods to delete: pods of jobs that are gone or being deleted, and pods of no attempt of
+their job.
+"""
 
 from collections.abc import Iterable, Set
 from dataclasses import replace
@@ -15,7 +17,7 @@ from gpujob_operator.decide.model.workers import JobPods
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
-# How old a pod is that is an orphan: by then its job would have been seen, if there were one. A
+# The age from which a pod can be an orphan. By then its job would have been seen if it existed. A
 # watch that fell silent is noticed after 70 s, and lists again.
 ORPHAN_SECONDS = 120.0
 
@@ -23,8 +25,10 @@ ORPHAN_SECONDS = 120.0
 def abandoned_pods(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """The live pods of a job that is being deleted, even while a finalizer keeps the object. None
-    if the user orphans the pods.
+    """Returns the live pods of a job that is being deleted, even while a finalizer keeps the
+    object.
+
+    Returns no pods if the user orphans them.
     """
     if FINALIZER_ORPHAN in job.metadata.finalizers:
         return ()
@@ -38,9 +42,11 @@ def abandoned_pods(
 def stray_pods(
     job: GPUJob, job_pods: JobPods, configuration: Configuration, now: datetime
 ) -> tuple[DeletePod, ...]:
-    """Live pods of ended attempts and of attempts that no status knows, and finished pods whose
-    logs are no longer kept. Of pods that came late all: the next leader would take one over that is
-    still there.
+    """Returns pods that are not part of the current attempt, and pods whose logs are no longer
+    kept.
+
+    These are live pods of ended attempts and of attempts that no status has. Pods that came late
+    are deleted in any state, because the next leader would take over any that remains.
     """
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
@@ -48,7 +54,7 @@ def stray_pods(
         late = came_late(job, pod)
         may_be_young = pod.created_at is None or _is_young(pod, now)
         if pod.attempt > job.status.attempt and not late and may_be_young:
-            # This view of the job may be old. If it is not, the status was lost with restored data.
+            # This view of the job may be old. If it is not, restoring data lost the status.
             continue
         stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
@@ -60,8 +66,10 @@ def stray_pods(
 
 
 def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
-    """With the pod's own grace, or the job's. A pod whose owner reference was taken away is still
-    the job's: it is deleted only after what the plan writes of the job.
+    """Returns the deletion, with the pod's own grace or the job's.
+
+    A pod whose owner reference was removed still belongs to the job. It is deleted only after the
+    plan's other writes of the job.
     """
     grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
     own = pod if pod.job_uid == job.metadata.uid else replace(pod, job_uid=job.metadata.uid)
@@ -71,10 +79,12 @@ def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configurat
 def orphaned_pods(
     pods: Iterable[PodView], invalid: Set[str], configuration: Configuration, now: datetime
 ) -> list[DeletePod]:
-    """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
-    user who orphans the pods removes the owner reference. Jobs of the `invalid` UIDs exist, but
-    cannot be read. A young pod may name a job that was not seen yet, because pods and jobs are
-    watched apart.
+    """Returns pods whose owner is a job that is gone, in case the garbage collector missed them
+    (I7).
+
+    A user who orphans pods removes their owner references. Jobs of the `invalid` UIDs exist but
+    cannot be read. A young pod may name a job that was not seen yet, because pods and jobs have
+    separate watches.
     """
     grace = configuration.termination_grace_seconds
     orphans = [

@@ -15,9 +15,9 @@ from gpujob_operator.decide.model.conditions import HasConditions
 from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 REASON_CHARACTERS_MAX = 200
-# Of a job whose pods start: nothing to be said.
+# The reason while pods start normally, which is not shown.
 _ORDINARY = "Starting"
-# The condition whose reason is shown, in phases in which that is not `Running`.
+# The condition whose reason is shown, for phases in which it is not `Running`.
 _SHOWN_CONDITION = {
     JobPhase.PENDING: conditions.SCHEDULED,
     JobPhase.SUCCEEDED: conditions.SUCCEEDED,
@@ -32,7 +32,10 @@ def summarize(
     sites: Sites,
     received: ReceivedReport | None = None,
 ) -> Summary:
-    """The columns of a job with this status and these conditions. `received`: the newest report."""
+    """Returns the columns of a job with this status and these conditions.
+
+    `received` is the newest report.
+    """
     return Summary(
         where=_where(status),
         progress=", ".join(filter(None, _progress_parts(status, stated, received))),
@@ -63,8 +66,9 @@ def _progress_parts(
 
 
 def _hindrance(phase: JobPhase, stated: HasConditions) -> str:
-    """Why the job does not run, in one word, or that it runs untuned: the table that is seen first
-    has no other column for it.
+    """Returns one word why the job does not run, or that it runs untuned.
+
+    The default table has no other column for it.
     """
     found = conditions.find(stated, _SHOWN_CONDITION.get(phase, conditions.RUNNING))
     holds = found is None or found.status is ConditionStatus.TRUE
@@ -79,8 +83,10 @@ def _is_true(stated: HasConditions, kind: str) -> bool:
 
 
 def _progress(status: GPUJobStatus, stated: HasConditions, *, with_total: bool) -> str:
-    """Of the newest attempt, as rank 0 reported it: 12300/100000 12%. Not with the total where the
-    line has to have room for why the job does not run."""
+    """Returns the progress of the newest attempt, as reported by rank 0: 12300/100000 12%.
+
+    The total is left out if the column needs the room for why the job does not run.
+    """
     measured = status.measurement
     if measured is None or not measured.step:
         return ""
@@ -92,7 +98,9 @@ def _progress(status: GPUJobStatus, stated: HasConditions, *, with_total: bool) 
 
 
 def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
-    """Training stands still for trials, which may take a minute: nobody shall take it for hung."""
+    """Returns that training pauses for trials, so that a pause of a minute is not taken
+    for a hang.
+    """
     if received is None or received.report.attempt != status.attempt:
         return ""
     tuning = received.report.phase is WorkerPhase.TUNING and received.report.step > 0
@@ -100,8 +108,9 @@ def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:
-    """The step time, with a factor only if it was measured in turns for settings that may be
-    applied.
+    """Returns the step time.
+
+    A factor is added only if it was measured in alternation, for settings that may be applied.
     """
     measured = status.measurement
     if measured is None or measured.current is None:

@@ -1,8 +1,8 @@
-"""Whether a failure is the one before once more: the same error at the same step.
+"""Decides whether a failure repeats the one before: the same error at the same step.
 
-Then a third attempt would end alike. What may pass by itself is tried as often as the user allows:
-a network, a disk that was full, memory that others took. An interruption between two failures says
-nothing of the error.
+A third attempt would end alike. Errors that may pass by themselves, such as a network error, a full
+disk, or memory that others took, are retried as often as the user allows. An interruption between
+two failures does not matter.
 """
 
 import re
@@ -14,14 +14,14 @@ from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 
 _MAY_REPEAT = frozenset({FailureClass.USER_ERROR, FailureClass.DATA, FailureClass.UNKNOWN})
 TEXT_CHARACTERS_MAX = 512
-# Errors of the world outside, which may be over at the next attempt.
+# Errors with causes outside the script, which may be gone at the next attempt.
 _MAY_PASS = re.compile(
     r"connection|connect\b|timed? ?out|timeout|unreachable|name resolution|socket|NCCL|network"
     r"|temporar|try again|unavailable|stale file|input/output|no space left|quota|too many"
     r"|\b(?:429|50[0234])\b|HTTPError|SSLError|broken pipe|\block(?:ed)?\b",
     re.IGNORECASE,
 )
-# What differs between two times of one error: moments and addresses.
+# The parts that differ between two occurrences of one error: moments and addresses.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]?|\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|0x[0-9a-fA-F]+")
 
 
@@ -31,14 +31,14 @@ def is_repeated(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def with_last_error(status: GPUJobStatus, outcome: Outcome) -> GPUJobStatus:
-    """The status that remembers the failure. An interruption changes nothing."""
+    """Returns the status that records the failure. An interruption changes nothing."""
     if outcome.end is not AttemptEnd.FAILED:
         return status
     return changed(status, last_error=error_of(outcome))
 
 
 def error_of(outcome: Outcome) -> LastError | None:
-    """The error that an attempt failed with; None where nothing names it, or where it may pass."""
+    """Returns the error that an attempt failed with, or None if it is unknown or may pass."""
     failure = outcome.failure
     if failure is None or failure.failure_class not in _MAY_REPEAT or not outcome.error:
         return None

@@ -13,13 +13,13 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
-# After more interruptions than this in a row, during which the durable step did not grow, the job
-# fails: whatever interrupts it follows it.
+# A job fails after more consecutive interruptions than this without growth of the durable step,
+# because the cause follows the job.
 FRUITLESS_INTERRUPTIONS_MAX = 50
-# After this many of them it waits longer each time.
+# After this many of them, each wait is longer.
 FRUITLESS_AT_ONCE_MAX = 3
-# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
-# and would take one GPU after the other. It had the last one for itself.
+# The limit of consecutive attempts under which a GPU soon became unhealthy. A program can cause
+# this, and would break one GPU after the other. In the last attempt the job had the GPU for itself.
 UNHEALTHY_GPUS_MAX = UNHEALTHY_GPUS_SHARED_MAX + 1
 SOON_SECONDS = 3600.0
 
@@ -37,7 +37,7 @@ class RetryDecision:
 def retry_decision(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> RetryDecision:
-    """Whether a failed attempt is retried. User errors before the first step are not."""
+    """Decides whether a failed attempt is retried. User errors before the first step are not."""
     failure = outcome.failure
     assert failure is not None, "only a failed attempt has a decision on its retry"
     counters = _count(job.status.counters, failure.failure_class)
@@ -69,8 +69,9 @@ def retry_decision(
 def interrupted(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> RetryDecision:
-    """The decision after an interruption, which is not the job's fault: retry at once, but never in
-    a tight loop.
+    """Decides after an interruption, which is not the job's fault.
+
+    The job is retried at once, but never in a tight loop.
     """
     if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
         pause = pause_seconds(job.status.start_refusals, configuration)
@@ -121,9 +122,10 @@ def _delay_seconds(
 
 
 def _fruitless(job: GPUJob, configuration: Configuration) -> int:
-    """How many interruptions in a row, this one included, came before the durable step grew.
+    """Returns the number of consecutive interruptions since the durable step grew, including this
+    one.
 
-    What other jobs or the user interrupt does not count: that says nothing of the job.
+    Interruptions for other jobs or by the user do not count, because the job does not cause them.
     """
     if made_progress(job, configuration):
         return 0
@@ -133,15 +135,20 @@ def _fruitless(job: GPUJob, configuration: Configuration) -> int:
 
 
 def made_progress(job: GPUJob, configuration: Configuration) -> bool:
-    """Whether the durable step grew since an attempt was last interrupted. That there is a
-    checkpoint is none: a job may come back to the same one for ever."""
+    """Returns whether the durable step grew since an attempt was last interrupted.
+
+    A checkpoint alone is no progress, because a job may return to the same one forever.
+    """
     saved, before = durable_checkpoint(job, configuration), job.status.interrupted_at_step
     return saved is not None and (before is None or saved.step > before)
 
 
 def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
-    """How many attempts in a row ended because a GPU became unhealthy soon after the start. One
-    that ran for longer ends the row, whatever ended it; one that ended sooner tells nothing."""
+    """Returns how many consecutive attempts ended because a GPU soon became unhealthy.
+
+    An attempt that ran for longer ends the row for any reason. A shorter attempt that ended
+    otherwise does not change the number.
+    """
     stop, started = job.status.stop, job.status.attempt_started_at
     if started is not None and (now - started).total_seconds() > SOON_SECONDS:
         return 0
@@ -155,7 +162,7 @@ def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def _count(counters: Counters, failure_class: FailureClass) -> Counters:
-    """Counts the failure. A worker that itself reports a lost node counts as failed."""
+    """Counts the failure. A lost node that a worker itself reports counts as an error."""
     if failure_class is FailureClass.OUT_OF_MEMORY:
         return replace(counters, out_of_memory=counters.out_of_memory + 1)
     if failure_class is FailureClass.HUNG:

@@ -1,5 +1,5 @@
-"""Decides the settings with which an attempt starts: the user's spec and what was
-measured before.
+"""Decides the settings with which an attempt starts, from the user's spec and earlier
+measurements.
 """
 
 from gpujob_api.gpujob import GPUJob
@@ -10,11 +10,11 @@ from gpujob_operator.decide.measurement.reservation import profile_entry
 
 
 def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
-    """The settings of the job's next pod.
+    """Returns the settings of the job's next pod.
 
-    The choice of an earlier attempt comes first, so that a resumed run continues unchanged. Then
-    comes the workload's profile on this GPU model, so that a second run does not tune again. What
-    the spec does not allow any more is not continued with.
+    The choice of an earlier attempt comes first, so that a resumed run continues unchanged. The
+    workload's profile on this GPU model comes next, so that a second run does not tune again.
+    Settings that the spec no longer allows are dropped.
     """
     optimize = job.spec.optimize
     per_step = optimize.batch_size.per_step
@@ -41,9 +41,11 @@ def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
 
 
 def permitted(tuned: TunedSettings | None, optimize: Optimize) -> TunedSettings | None:
-    """The settings if the spec allows each of them, else None: they were found together.
+    """Returns the settings if the spec allows each of them, else None, because they were found
+    together.
 
-    One that is asked for and missing is no reason: the worker says why it did not take it.
+    A missing setting that the spec requests is no obstacle. The worker reports why it was not
+    adopted.
     """
     if tuned is None or tuned == TunedSettings():
         return tuned
@@ -54,7 +56,7 @@ def permitted(tuned: TunedSettings | None, optimize: Optimize) -> TunedSettings 
 
 
 def _exceeds(tuned: TunedSettings, optimize: Optimize) -> bool:
-    """It computes in another type than asked for, or with more samples at once."""
+    """Returns whether the settings use another precision or larger batches than requested."""
     if optimize.precision is not Precision.AUTO and tuned.precision not in (
         optimize.precision,
         Precision.FLOAT32,

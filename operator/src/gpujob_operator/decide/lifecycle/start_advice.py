@@ -1,4 +1,4 @@
-"""What people can do where Kubernetes does not let a pod start, by Kubernetes' own words."""
+"""Advice for users whose pods Kubernetes does not let start, found by Kubernetes' messages."""
 
 _RIGHT = (
     "the operator's own account lacks this right: compare its roles with those of the chart "
@@ -13,7 +13,7 @@ _USER = (
     "set runAsUser to a number other than 0 in the template's securityContext (1000, say), or name "
     "the user by such a number in the image"
 )
-# The first row of which all words are there counts.
+# The first row whose words all occur is used.
 _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("cannot create resource",), _RIGHT),
     (("cannot get resource",), _RIGHT),
@@ -77,9 +77,9 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def with_advice(text: str, reason: str = "") -> str:
-    """The text, and behind it what to do where that is known.
+    """Returns the text, followed by advice if there is any.
 
-    `reason` is a pod's reason that the text does not name.
+    `reason` is a pod's reason that the text does not contain.
     """
     words = f"{reason} {text}".lower()
     for wanted, advice in _ADVICE:

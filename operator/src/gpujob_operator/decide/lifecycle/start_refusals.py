@@ -1,10 +1,10 @@
-"""Attempts that cannot start: who refused them, for how long that is waited for, what follows.
+"""Attempts that cannot start: what refused them, how long to wait for it, and what follows.
 
-Three refuse a pod: the API server its creation, kube-scheduler its node, a kubelet its start. Each
-ends the attempt within a minute, so that its GPUs are free. Who says nothing at all (a
-kube-scheduler that is down, a registry that is too slow) refuses the attempt when its time to start
-is over. None is the job's error. The job avoids the node for a while and is tried again after a
-pause; both grow while it does not run.
+Three components refuse a pod: the API server its creation, kube-scheduler its node, and a kubelet
+its start. Each refusal ends the attempt within a minute, so that its GPUs become free. A component
+that gives no answer, such as a kube-scheduler that is down or a slow registry, refuses the attempt
+when its time to start is over. No refusal is the job's error. The job avoids the node for a while
+and is tried again after a pause. Both times grow while the job does not run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,24 +27,25 @@ from gpujob_operator.decide.model.workers import place_of
 
 # kube-scheduler may not have seen yet what has just ended on the node.
 UNSCHEDULABLE_SECONDS = 5.0
-# By kube-scheduler's reason. After an error of its own it tries again by itself.
+# Wait by kube-scheduler's reason. kube-scheduler retries by itself after an internal error.
 SCHEDULER_ERROR_SECONDS = 30.0
 _SCHEDULER_SECONDS = {
     UNSCHEDULABLE: UNSCHEDULABLE_SECONDS,
     "SchedulerError": SCHEDULER_ERROR_SECONDS,
 }
-# A claim may have been made right before the pod, and its volume takes the storage class a while.
+# A claim may have been created right before the pod, and the storage class needs time to create its
+# volume.
 UNBOUND_CLAIM_SECONDS = 60.0
 _UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"
-# A registry or a secret may be there a moment later.
+# A registry or a secret may become available a moment later.
 CANNOT_START_SECONDS = 30.0
-# Volumes take their time to be attached: each wait is twice as long as the one before.
+# Volumes need time to be attached. Each wait is twice as long as the one before.
 SANDBOX_SECONDS = 45.0
 NODE_AVOIDED_SECONDS = 60.0
-# Who runs for so long has not failed at its start.
+# An attempt that ran this long has not failed at its start.
 USED_SECONDS = 60.0
 NODE_AVOIDED_SECONDS_MAX = 3600.0
-# The kubelet's words for a container that it cannot start as it is.
+# The kubelet's reasons for a container that it cannot start as it is.
 _CANNOT_START = frozenset(
     {
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
@@ -52,11 +53,12 @@ _CANNOT_START = frozenset(
         *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
     }
 )
-# The kubelet's words for a pod that it does not take at all.
+# The kubelet's reasons for a pod that it does not accept at all.
 _NOT_TAKEN = ("OutOf", "NodeAffinity", "UnexpectedAdmissionError")
-# Its words for a container whose first process could not be started.
+# The kubelet's reasons for a container whose first process could not be started.
 START_ERRORS = ("StartError", "ContainerCannotRun")
-# Of these, what says that the image has no such command; else the node's runtime is to blame.
+# Messages with these reasons that mean that the image has no such command. Otherwise the node's
+# runtime is to blame.
 _NO_COMMAND = (
     *("executable file not found", "no such file or directory", "permission denied"),
     *("is a directory", "exec format error"),
@@ -70,10 +72,10 @@ _NO_SANDBOX = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What keeps one worker from starting. `seconds_left` is for how long that is still waited for.
+    """What keeps one worker from starting. `seconds_left` is how long it is still waited for.
 
-    `node` is None where it would be refused wherever it is. `beside`: the nodes on which other
-    workers of its gang were taken.
+    `node` is None if the worker would be refused on any node. `beside` are the nodes on which other
+    workers of its gang were accepted.
     """
 
     reason: str
@@ -90,7 +92,9 @@ def refusal_of(
     configuration: Configuration,
     now: datetime,
 ) -> Refusal | None:
-    """The first refusal that ends the attempt, or will. None while its workers may start."""
+    """Returns the first refusal that ends the attempt now or later, or None if its workers may
+    start.
+    """
     present = {pod.rank for pod in pods}
     for one in sorted(inputs.refused_pods, key=lambda one: one.rank):
         if one.attempt == job.status.attempt and one.rank not in present:
@@ -105,7 +109,7 @@ def refusal_of(
 
 
 def _beside(pod: PodView, pods: tuple[PodView, ...]) -> tuple[str, ...]:
-    """The nodes on which kube-scheduler has taken other workers of the attempt."""
+    """Returns the nodes on which kube-scheduler has accepted other workers of the attempt."""
     taken = {other.node for other in pods if other is not pod and other.node is not None}
     return tuple(sorted(taken))[:BESIDE_MAX]
 
@@ -126,10 +130,11 @@ def _of_pod(
         if limit is None:
             return None
         if pod.preempts:
-            # They have their grace. To give up before would end them for nothing, node by node.
+            # The preempted pods have their grace. Giving up earlier would end them for nothing,
+            # node by node.
             limit = max(limit, configuration.start_timeout_seconds)
         text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
-        # The volume would be made no sooner for another node.
+        # Another node would not get the volume any sooner.
         is_of_node = _UNBOUND_CLAIM not in pod.message
         left = (limit if is_of_node else UNBOUND_CLAIM_SECONDS) - waited_seconds
         node = place.node if is_of_node else None
@@ -138,13 +143,13 @@ def _of_pod(
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
         if pod.reason_since is not None:
-            # Its images may have been pulled for an hour before.
+            # Pulling its images may have taken an hour before.
             waited_seconds = (now - pod.reason_since).total_seconds()
         left = CANNOT_START_SECONDS - waited_seconds
         return Refusal(CANNOT_START, with_advice(text), place.node, left)
     if pod.sandbox_ready:
         return None
-    # Of pods that could not start: a refusal by kube-scheduler says nothing of volumes.
+    # Only pods that could not start count. A refusal by kube-scheduler is no sign about volumes.
     waits = _count(one for one in job.status.start_refusals if one.reason == CANNOT_START)
     limit = min(SANDBOX_SECONDS * 2 ** min(waits, 16), configuration.start_timeout_seconds)
     text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
@@ -154,9 +159,10 @@ def _of_pod(
 def _out_of_time(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
 ) -> Refusal | None:
-    """What has kept an attempt from starting for too long, and nobody gives a reason. None where it
-    is the job's own: a container that takes its time, such as an init container, or a scheduler or
-    a gate that its template names.
+    """Returns what has kept an attempt from starting for too long without a stated reason.
+
+    Returns None if the cause is the job's own: a slow container, such as an init container, or a
+    scheduler or a gate that its template names.
     """
     left = start_seconds_left(job, pods, configuration, now)
     if left > 0:
@@ -193,14 +199,14 @@ def _out_of_time(
 
 
 def _schedules_itself(job: GPUJob) -> bool:
-    """Whether the template names who is to schedule its pods, or what they wait for."""
+    """Returns whether the template names its own scheduler or scheduling gates."""
     spec = job.spec.template.get("spec")
     own = cast("Mapping[str, Any]", spec) if isinstance(spec, Mapping) else {}
     return bool(own.get("schedulerName") or own.get("schedulingGates"))
 
 
 def is_refused_start(pod: PodView) -> bool:
-    """Whether the pod ended before it ran, for something of its node."""
+    """Returns whether the pod ended before it ran, because of its node."""
     if pod.phase is not PodPhase.FAILED:
         return False
     if pod.reason in START_ERRORS:
@@ -209,7 +215,7 @@ def is_refused_start(pod: PodView) -> bool:
 
 
 def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
-    """The first of the ended pods that was not let run."""
+    """Returns the refusal of the first of the ended pods that was not started, or None."""
     for pod in pods:
         place = place_of(pod, job)
         if place is not None and is_refused_start(pod):
@@ -222,10 +228,10 @@ def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
 def with_refusal(
     job: GPUJob, refusal: Refusal, configuration: Configuration, now: datetime
 ) -> GPUJobStatus:
-    """The status that knows of the refusal, among the newest ones of this spec.
+    """Returns the status with the refusal, among the newest refusals of this spec.
 
-    Every node that refused the job is avoided for longer than the job pauses now. Else the job
-    would come back to the cheapest of these nodes each time, and never try another one.
+    Every node that refused the job is avoided for longer than the job now pauses. Otherwise the job
+    would return to the cheapest of these nodes each time and never try another one.
     """
     place, held = (refusal.node, refusal.beside), current_refusals(job)
     before = next((one for one in held if (one.node, one.beside) == place), None)
@@ -241,8 +247,9 @@ def with_refusal(
         replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
         for one in newest
     ]
-    # That two workers must lie apart is known until the other nodes may be tried again. Else both
-    # come to one node meanwhile, and that refusal would put the other nodes off, without end.
+    # The rule that two workers must be on different nodes is kept until the other nodes may be
+    # tried again. Otherwise both workers would come to one node meanwhile, and that refusal would
+    # put the other nodes off without end.
     apart_until = max(one.until for one in avoided) + timedelta(seconds=NODE_AVOIDED_SECONDS)
     return changed(
         job.status,
@@ -253,8 +260,9 @@ def with_refusal(
 
 
 def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
-    """How long a job with these refusals waits before its next attempt: not after the first node
-    that refused it, longer each time.
+    """Returns how long a job with these refusals waits before its next attempt.
+
+    It does not wait after the first node that refused it. Later waits are longer each time.
     """
     anywhere = any(one.node is None for one in refusals)
     tries = _count(refusals) - (1 if anywhere else 2)
@@ -265,8 +273,11 @@ def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configurati
 
 
 def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
-    """Its pods can start: what kept them everywhere is over, and pauses are short again. Nodes that
-    refused them are avoided for a while still."""
+    """Returns the status of a job whose pods can start.
+
+    Refusals on all nodes are over, and pauses are short again. Nodes that refused its pods are
+    still avoided for a while.
+    """
     if not status.start_refusals:
         return status
     kept = tuple(replace(one, count=1) for one in status.start_refusals if one.node is not None)
@@ -274,8 +285,11 @@ def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
 
 
 def seconds_until_used(status: GPUJobStatus, report: Report | None, now: datetime) -> float:
-    """For how long an attempt that runs has not shown yet that it uses what others were stopped
-    for: by a step, or by not failing for a while; 0 where it has, or where nobody was stopped."""
+    """Returns how long a running attempt still has to show that it uses its victims' capacity.
+
+    It shows this by a step, or by not failing for a while. Returns 0 if it has, or if no job was
+    stopped for it.
+    """
     if status.others_stopped is None:
         return 0.0
     running = conditions.find(status, conditions.RUNNING)
@@ -291,7 +305,7 @@ def _count(refusals: Iterable[StartRefusal]) -> int:
 
 
 def age_seconds(job: GPUJob, now: datetime) -> float:
-    """Age of the attempt in seconds."""
+    """Returns the age of the attempt in seconds."""
     started = job.status.attempt_started_at or now
     return (now - started).total_seconds()
 
@@ -299,21 +313,24 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
 def start_seconds_left(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
 ) -> float:
-    """How long the attempt may still take to start. What pulling images takes is not counted: the
-    time begins again whenever one of its containers has started or ended."""
+    """Returns how long the attempt may still take to start.
+
+    The time for pulling images does not count: the time begins again whenever a container of the
+    attempt has started or ended.
+    """
     present = {pod.rank for pod in pods}
     pending = any(pod.phase is PodPhase.PENDING for pod in pods)
     if len(present) == job.spec.workers and not pending:
-        # It has started.
+        # The attempt has started.
         return configuration.start_timeout_seconds
     if any(pod.pulls_images for pod in pods):
         return pull_limit_seconds(configuration) - age_seconds(job, now)
-    # A kubelet's clock may be ahead, and the attempt would then never be too late.
+    # A kubelet's clock may be ahead, and the attempt would then never be late.
     moments = [at for pod in pods if (at := pod.last_change_at) is not None and at <= now]
     since = max([job.status.attempt_started_at or now, *moments])
     return configuration.start_timeout_seconds - (now - since).total_seconds()
 
 
 def pull_limit_seconds(configuration: Configuration) -> float:
-    """For an attempt whose images are being pulled."""
+    """Returns the limit for an attempt whose images are being pulled, in seconds."""
     return max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)

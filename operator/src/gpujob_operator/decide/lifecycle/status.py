@@ -1,5 +1,6 @@
-"""Decides which part of a job's next status is written, and when: the conditions that every status
-has, and the rate at which figures are updated.
+"""Decides which part of a job's next status is written, and when.
+
+It sets the conditions that every status has, and limits how often figures are updated.
 """
 
 from dataclasses import fields
@@ -48,8 +49,9 @@ def finish_status(
     configuration: Configuration,
     now: datetime,
 ) -> GPUJobStatus:
-    """The status with the parts that every status has, whatever the phase. `inputs` must have the
-    sites of this status.
+    """Returns the status with the parts that every status has, in any phase.
+
+    `inputs` must have the sites of this status.
     """
     writer, sites = ConditionWriter(job, status, now), inputs.sites
     writer.set(conditions.ACCEPTED, True, "Valid", "the spec is valid")
@@ -95,8 +97,10 @@ def _set_protection(
     inputs: JobInputs,
     configuration: Configuration,
 ) -> None:
-    """From the first attempt to the end: a pending job has nothing to lose, and there may be ten
-    thousand of them."""
+    """Sets the condition from the first attempt to the end.
+
+    A pending job has nothing to lose, and there may be ten thousand pending jobs.
+    """
     why = None
     if status.attempt and not status.finished:
         why = why_unprotected(job, configuration, status.protection)
@@ -115,7 +119,7 @@ def _set_protection(
 
 
 def _set_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> None:
-    """The job is suspended once all of its pods have ended, because its GPUs are free then."""
+    """Sets the condition once all of the job's pods have ended, because its GPUs are free then."""
     if job.spec.suspend and status.placement is None and not status.finished:
         writer.set(conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
     elif conditions.find(writer, conditions.SUSPENDED) is not None and not job.spec.suspend:
@@ -125,7 +129,9 @@ def _set_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) 
 def _set_reachability(
     status: GPUJobStatus, writer: ConditionWriter, message: str, gone: str
 ) -> None:
-    """`message` names the node that does not answer, `gone` the one that is removed; "" if none."""
+    """Sets the condition. `message` is about a silent node, `gone` about a removed one,
+    "" if none.
+    """
     if status.phase is not JobPhase.RUNNING or status.placement is None:
         return
     running = conditions.find(writer, conditions.RUNNING)
@@ -142,7 +148,7 @@ def _set_reachability(
 def needs_write(
     job: GPUJob, status: GPUJobStatus, configuration: Configuration, now: datetime
 ) -> bool:
-    """True at once after an event; at a bounded rate if only figures changed."""
+    """Returns True at once after an event, and at a bounded rate if only figures changed."""
     before = job.status
     if status is before or status == before:
         return False
@@ -160,9 +166,11 @@ def needs_write(
 
 
 def _essence(status: GPUJobStatus) -> tuple[object, ...]:
-    """The status without the figures that change all the time. The first measurement is one of
-    them: what follows from it, the reservation, is not."""
+    """Returns the status without the figures that change all the time.
+
+    The first measurement is such a figure. The reservation that follows from it is not.
+    """
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    # A worker that has not tuned anything says so with its first report.
+    # A worker that has not tuned anything reports this in its first report.
     tuned = None if status.tuned == _NOTHING_TUNED else status.tuned
     return _UNCHANGED_FIELDS(status), findings, tuned, status.checkpoint is not None

@@ -36,7 +36,7 @@ def reason_to_stop(
     configuration: Configuration,
     now: datetime,
 ) -> StopReason | None:
-    """The first reason to stop the attempt of these pods, or None."""
+    """Returns the first reason to stop the attempt of these pods, or None."""
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.spec.suspend:
         return StopReason(SUSPENDED, "spec.suspend is true", deadline)
@@ -67,9 +67,11 @@ def reason_to_stop(
 
 
 def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None:
-    """Somebody else deletes a pod of the attempt: its worker has got its signal, and the others
-    stop with it instead of waiting for it. They have their own grace (I13). The operator's own
-    deletions follow a stop."""
+    """Returns the stop if a pod of the attempt is being deleted from outside.
+
+    Its worker has received its signal, and the other workers stop with it instead of waiting for
+    it. They have their own grace (I13). The operator's own deletions follow a stop.
+    """
     for pod in pods:
         if pod.deletion_at is not None and not pod.ended:
             by = pod.disruption or pod.reason or "not by the operator"
@@ -85,7 +87,10 @@ def _cannot_start(
     now: datetime,
     deadline: datetime,
 ) -> StopReason | None:
-    """Of an attempt that starts: its node is gone, its pods are refused, or its time is up."""
+    """Returns the stop of a starting attempt.
+
+    Its node is gone, its pods are refused, or its time is up.
+    """
     if inputs.lost_nodes:
         names = ", ".join(sorted(inputs.lost_nodes))
         return StopReason(NODE_GONE, f"node {names} went away before its pods ran", deadline)
@@ -94,7 +99,8 @@ def _cannot_start(
         return None
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
-        # Its time may not be over when that of the attempt is: a long pull has just failed.
+        # A refusal may have time left when the attempt has none, because a long pull has just
+        # failed.
         over = refusal.seconds_left <= 0
         return StopReason(refusal.reason, refusal.message, deadline) if over else None
     left = start_seconds_left(job, pods, configuration, now)
@@ -119,14 +125,16 @@ def _hung(
         return None
     gone = gone_gpus(job, inputs.sites)
     if gone:
-        # Some threads report on although the GPU is gone.
+        # Some threads continue to report although the GPU is gone.
         return StopReason(GPU_GONE, f"no progress for {idle_seconds:.0f} s, and {gone}", deadline)
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
     return StopReason(HUNG, message, deadline)
 
 
 def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
-    """True for a worker of another framework that reports nothing and keeps its GPU busy."""
+    """Returns True for a worker of another framework that reports nothing and keeps its
+    GPU busy.
+    """
     measurement = job.status.measurement
     spoke = measurement is not None and measurement.current is not None
     speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt

@@ -1,4 +1,4 @@
-"""The condition `Untuned`: why nothing of a job is tuned, which is placed and measured anyway."""
+"""The condition `Untuned`: why nothing of a job is tuned, although it is placed and measured."""
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.quantities import format_memory
@@ -12,7 +12,7 @@ from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 NO_REPORTS = "NoReports"
 NO_STEPS = "NoSteps"
 SKIPPED = "Skipped"
-# The worker's words for a run in which it does nothing.
+# The prefix of the worker's message for a run in which it does nothing.
 _EVERYTHING = "everything skipped: "
 _CAUSES = (
     "no process of it trains with torch 2.4 or newer (there is none for musl, Alpine's C library) "
@@ -29,8 +29,10 @@ def while_it_runs(
     configuration: Configuration,
     writer: ConditionWriter,
 ) -> None:
-    """Says so once as many readings without a report are there as a measurement from outside
-    needs. `writer` is of this status."""
+    """Sets the condition once there are enough readings without a report.
+
+    The number is that of a measurement from outside. `writer` belongs to this status.
+    """
     if (report := _report_of(status, received)) is not None:
         _heed(job, report, writer)
         return
@@ -44,7 +46,7 @@ def while_it_runs(
 def at_the_end(
     job: GPUJob, status: GPUJobStatus, received: ReceivedReport | None, writer: ConditionWriter
 ) -> None:
-    """The same of a job that has succeeded."""
+    """Sets the condition of a job that has succeeded."""
     if not _asked(job) or _trained(status):
         writer.remove(conditions.UNTUNED)
     elif (report := _report_of(status, received)) is None:
@@ -58,7 +60,7 @@ def at_the_end(
 
 
 def _report_of(status: GPUJobStatus, received: ReceivedReport | None) -> Report | None:
-    """Of this attempt."""
+    """Returns the report if it belongs to this attempt."""
     if received is None or received.report.attempt != status.attempt:
         return None
     return received.report
@@ -69,12 +71,12 @@ def _heed(job: GPUJob, report: Report, writer: ConditionWriter) -> None:
     if words and _asked(job):
         writer.set(conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
     else:
-        # A job whose reports came late ends as one whose reports came in time.
+        # A job whose first report came late ends like a job whose report came in time.
         writer.remove(conditions.UNTUNED)
 
 
 def _why_skipped(report: Report) -> str:
-    """Of an image in which the worker cannot work: too old a torch, a broken package."""
+    """Returns why the worker cannot work in this image: too old a torch, a broken package."""
     lines = (line for line in report.explain if line.startswith(_EVERYTHING))
     return next(lines, "").removeprefix(_EVERYTHING)
 
@@ -84,7 +86,7 @@ def _asked(job: GPUJob) -> bool:
 
 
 def _trained(status: GPUJobStatus) -> bool:
-    """It was measured from inside, in this attempt or an earlier one."""
+    """Returns whether the job was measured from inside, in this attempt or an earlier one."""
     return status.measurement is not None and status.measurement.current is not None
 
 

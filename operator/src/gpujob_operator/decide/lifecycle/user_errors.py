@@ -1,9 +1,9 @@
-"""Errors that would come again at once: of a command that cannot run, and of a script that does not
+"""Errors that would recur at once: of a command that cannot run, and of a script that fails to
 begin.
 
-A worker names the class of the errors that it sees. It sees none of a script that ends before it
-imports a training library, nor of a command that is no Python. Of these the container's exit code
-and the last lines of its log tell.
+A worker reports the class of the errors that it sees. It cannot see a script that ends before it
+imports a training library, nor a command that is not Python. The container's exit code and the last
+lines of its log show these errors.
 """
 
 import re
@@ -13,14 +13,15 @@ from itertools import islice
 from gpujob_operator.decide.model.snapshot import PodView
 
 LINE_CHARACTERS_MAX = 300
-# The error is the log's last line, but for what shells and libraries say at their end.
+# The error is the log's last line, except for what shells and libraries print at their end.
 LINES_MAX = 4
-# What a shell says of a command, and `gpujob-run` of its own.
+# Exit codes of a shell, and of `gpujob-run`, for a command.
 _NO_COMMAND = {
     126: "a command cannot be executed (is it a program, and may the container's user run it?)",
     127: "a command was not found (is it in the image, and in its PATH?)",
 }
-# The last line of a traceback: of a mistake in the script, or of a file that is not where it runs.
+# The last line of a traceback for a mistake in the script, or for a file that is missing where it
+# runs.
 _EXCEPTION = re.compile(
     r"^(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError"
     r"|UnboundLocalError|AttributeError|TypeError|PermissionError|NotADirectoryError)\b"
@@ -33,7 +34,7 @@ _COMMAND_LINE = re.compile(
     r"|^Error: (?:No such option|Missing |Invalid value|Got unexpected|Unrecognized )"
     r"|(?:unrecognized|unknown|invalid) option\b|FATAL Flags parsing error"
 )
-# The image, its torch or the cluster's runtime class: the next node would say the same.
+# The image, its torch or the cluster's runtime class is wrong. The next node would fail alike.
 _NO_CUDA = re.compile(
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
     r"|no CUDA-capable device is detected|torch\.cuda\.is_available\(\) is False"
@@ -43,9 +44,9 @@ _NO_CUDA = re.compile(
 
 
 def user_error_in(pod: PodView) -> str:
-    """The line that names the error, or the exit code in words; "" where it is none of these.
+    """Returns the line with the error, or the exit code in words, or "" if it is none of these.
 
-    A report tells more than the log; only of a command that did not run it does not.
+    A report has more detail than the log, except about a command that did not run.
     """
     if pod.exit_code in _NO_COMMAND:
         said = next(_lines_from_the_end(pod.termination_text), "")
@@ -54,18 +55,18 @@ def user_error_in(pod: PodView) -> str:
         if _names_error(line):
             return line
         if _ANY_EXCEPTION.match(line):
-            # What stands before it was caught.
+            # Errors before this one were caught.
             return ""
     return ""
 
 
 def lacks_relative_file(message: str) -> bool:
-    """Whether a file is missing whose path depends on the directory in which the script runs."""
+    """Returns whether a file is missing whose path depends on the script's working directory."""
     return _NO_FILE.search(message) is not None
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Returns the last line that is not empty."""
     return next(_lines_from_the_end(text), "")
 
 
