@@ -8,7 +8,7 @@ it is used.
 from __future__ import annotations
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # not even `typing` is imported where nothing trains
+if TYPE_CHECKING:  # even `typing` is imported only if something trains
     from typing import Any
 
     from gpujob_worker.resume.training_job import Job, prepare

@@ -1,7 +1,7 @@
-"""`gpujob-run [options] -- COMMAND`: starts a command in which everything that trains is hooked.
+"""`gpujob-run [options] -- COMMAND`: starts a command in which every process that trains is hooked.
 
-What stands first on PYTHONPATH does the rest, in each Python process. A command that is Python it
-becomes; of any other it stays the parent, and passes a stop on.
+The first folder on PYTHONPATH does the rest, in each Python process. This process becomes the
+command if that is Python. Otherwise it stays the parent and forwards a stop.
 """
 
 import os
@@ -23,7 +23,7 @@ EXIT_NOT_FOUND = 127
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns an exit code where there is nothing to start; else does not return."""
+    """Returns an exit code if there is nothing to start. Otherwise, it does not return."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     words, command = _split(given)
     options = read_options(words)
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not runs_python(program) and adopts_orphans():
         run_as_child(program, environment, grace_seconds)
     os.execve(program[0], program, environment)  # noqa: S606 - by design
-    return 0  # where a test runs on in this process
+    return 0  # reached only if a test continues in this process
 
 
 def _without(words: list[str], flags: tuple[str, ...], valued: tuple[str, ...]) -> list[str]:
-    """The options without some: `flags`, and those that have a value."""
+    """Returns the words without some options: `flags`, and `valued` ones with their values."""
     kept: list[str] = []
     skip = False
     for word in words:

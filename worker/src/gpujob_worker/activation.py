@@ -1,8 +1,9 @@
-"""The worker in one process: nothing until a training library is imported, then passive hooks.
+"""The worker in one process: it does nothing until a training library is imported, and then adds
+passive hooks.
 
-Started by `python_path` in every Python process of a run. Launchers, loader processes and programs
-that only import torch never step an optimizer, and so nothing is started, said or reported in them.
-What trains announces itself by its first step (`hooks`).
+`python_path` starts it in every Python process of a run. Launchers, loader processes and programs
+that only import torch never step an optimizer, so nothing is started, logged or reported in them. A
+process that trains is recognized by its first step (`hooks`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from gpujob_worker.launch.first_process import is_first_process
 from gpujob_worker.launch.import_hooks import when_imported
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` itself is left to those who train
+if TYPE_CHECKING:  # even `typing` is imported only in processes that train
     from collections.abc import Callable
 
     from gpujob_worker.process import Process
 
 LIBRARIES = ("accelerate", "jax", "lightning", "pytorch_lightning", "tensorflow", "transformers")
-# Settings that a script gets by flags of its own.
+# Settings that a script gets through its own flags.
 _ARGUMENTS = ("batchPerStep", "scriptCheckpoint")
 
 _process: Process | None = None
@@ -29,8 +30,9 @@ _watches = _is_broken = False
 
 
 def start() -> None:
-    """Watches for the imports of training libraries. Called again, it does nothing: the folder may
-    stand on the path twice, under two names."""
+    """Watches for the imports of training libraries. Idempotent, because the folder may be on the
+    path twice, under two names.
+    """
     global _watches
     if _watches:
         return
@@ -47,9 +49,9 @@ def start() -> None:
     for name in LIBRARIES:
         when_imported(name, before=_prepare)
     if is_first_process():
-        # How it ends is reported even where it ends before it trains.
+        # Its end is reported even if it ends before it trains.
         _prepare()
-    # Before the script reads its arguments, which may well be before it imports anything.
+    # The script reads its arguments later, possibly before it imports anything.
     asked = " ".join(os.environ.get(name, "") for name in ("GPUJOB_SETTINGS", "GPUJOB_OPTIONS"))
     if any(name in asked for name in _ARGUMENTS) and _is_script(sys.argv[0]):
         _prepare()
@@ -57,22 +59,26 @@ def start() -> None:
 
 
 def _is_off(settings: str) -> bool:
-    """Whether the job asks for nothing to be put into its script."""
+    """Returns whether the job wants nothing injected into its script."""
     import json
 
     try:
         return json.loads(settings or "{}").get("mode") == "Off"
     except (ValueError, AttributeError):
-        return False  # the worker reports what is wrong with them
+        return False  # the worker reports the error in the settings
 
 
 def _is_script(program: str) -> bool:
-    """A script, or a module that runs as one, rather than a child or an interactive session."""
+    """Returns whether the program is a script or a module run as one, and no child or interactive
+    session.
+    """
     return program.endswith(".py") or program == "-m"
 
 
 def this_process() -> Process:
-    """Made once in a process. Raises what the worker's modules raise where they are broken."""
+    """Returns this process's worker, made once. Raises the errors of the worker's modules if they
+    are broken.
+    """
     global _process
     if _process is None:
         from gpujob_worker.process import Process
@@ -90,14 +96,14 @@ def _torch_is_there() -> None:
 
 
 def _end() -> None:
-    """Where a training library came past the watch, nobody has said anything yet."""
+    """Prepares late if a training library bypassed the watch, because nothing was logged then."""
     if _process is None and "torch.optim" in sys.modules:
         _prepare()
         _guarded(lambda process: process.end())
 
 
 def _guarded(call: Callable[[Process], None]) -> None:
-    """The script's import goes on whatever happens here; a process that trains has its own net."""
+    """Keeps errors from the script's import. A process that trains has its own net."""
     global _is_broken
     if _is_broken:
         return
@@ -110,7 +116,7 @@ def _guarded(call: Callable[[Process], None]) -> None:
 
 
 def _say(line: str) -> None:
-    """Without a module that may be what is broken."""
+    """Prints without a module, because a module may be what is broken."""
     try:
         sys.stderr.write(line)
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The options of `gpujob-run`: on its command line, and in one variable for every process."""
+"""The options of `gpujob-run`, from its command line or from one variable for every process."""
 
 import argparse
 import shlex
@@ -15,14 +15,14 @@ from gpujob_worker.run.profiling import FIRST_STEP, ProfileRequest, ProfileWith
 from gpujob_worker.run.settings_names import refuse_unknown_names
 from gpujob_worker.tune.settings import FEATURES
 
-# The options of the command line, for processes that are started without it.
+# The options of the command line, for processes that were started without it.
 ENV_OPTIONS = "GPUJOB_OPTIONS"
 PROFILE_STEPS_DEFAULT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As they were read; the defaults are those of a run without any."""
+    """The options as they were read. The defaults are those of a run without any."""
 
     explain: bool = False
     settings: str | None = None
@@ -35,12 +35,16 @@ class Options:
 
 
 def read_options(arguments: Sequence[str]) -> Options:
-    """Ends the program with 2 and the reason where they cannot be read, as argparse does."""
+    """Returns the options. If they cannot be read, ends the program with 2 and the reason, as
+    argparse does.
+    """
     return _options(parser().parse_args(list(arguments)))
 
 
 def options_of_run(environ: Mapping[str, str]) -> Options:
-    """Of a process that was started in a run. Raises `ValueError` with the reason."""
+    """Returns the options of a process that was started in a run. Raises `ValueError` with the
+    reason.
+    """
     try:
         arguments = shlex.split(environ.get(ENV_OPTIONS, ""))
         return _options(_Quiet(add_help=False, parents=[parser()]).parse_args(arguments))
@@ -49,7 +53,7 @@ def options_of_run(environ: Mapping[str, str]) -> Options:
 
 
 class _Quiet(argparse.ArgumentParser):
-    """Raises where a command line would end the program."""
+    """Raises an error where a command line would end the program."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -141,7 +145,7 @@ def _add_measuring(made: argparse.ArgumentParser) -> None:
 
 
 def _settings(text: str) -> str:
-    """A name that no setting has is a mistake here; the values are read later."""
+    """Rejects names that no setting has. The values are read later."""
     try:
         refuse_unknown_names(text)
     except FieldError as error:

@@ -35,10 +35,10 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.run.settings_names import unknown_names
 
 TORCH_OLDEST = (2, 4)
-# Below these it is measured and not tuned: no test runs there.
+# Older versions only measure and do not tune, because they are not tested.
 TORCH_TESTED = (2, 8)
 PYTHON_TESTED = (3, 11)
-# Programs that start others, which train; they may well import torch themselves.
+# Programs that start others, which train. They may import torch themselves.
 _LAUNCHERS = (
     "torch.distributed.run",
     "accelerate.commands.launch",
@@ -49,7 +49,9 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class Process:
-    """Its methods raise nothing: the script is to run as written where something is wrong."""
+    """The worker in this process. Its methods raise nothing, so that the script runs as written
+    after an error.
+    """
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -60,7 +62,7 @@ class Process:
         self._net = SafetyNet(DecisionLog())
 
     def prepare(self) -> None:
-        """Before the first training library is executed."""
+        """Called before the first training library is executed."""
         if self._prepared:
             return
         self._prepared = True
@@ -75,7 +77,7 @@ class Process:
         try:
             self._options = options_of_run(os.environ)
             if self._options.settings is not None:
-                # Children of this process too, as under `gpujob-run`.
+                # Set for children of this process too, as under `gpujob-run`.
                 os.environ[ENV_SETTINGS] = self._options.settings
             environment = read_environment(os.environ)
         except (FieldError, ValueError) as error:
@@ -87,7 +89,7 @@ class Process:
             session.inert_because(reason)
             return
         if session.is_first and session.listens_to_stops:
-            # A thread would be in the way of a script that forks.
+            # A thread would get in the way of a script that forks.
             session.stop.listen(watches=False)
         if session.optimizes:
             _begin_allocator(session)
@@ -114,7 +116,9 @@ class Process:
         return session
 
     def _started(self) -> None:
-        """The process trains: launchers and loader processes read the same settings."""
+        """Called when the process trains. Launchers and loader processes read the same settings but
+        do not log.
+        """
         names = unknown_names(os.environ.get(ENV_SETTINGS, ""))
         if names and self._session is not None:
             text = f"{', '.join(names)} ignored: not known to this worker"
@@ -122,12 +126,12 @@ class Process:
         self._end_with_library()
 
     def _end_with_library(self) -> None:
-        """A child of multiprocessing leaves in a way of its own; errors are known there too."""
+        """A child of multiprocessing leaves in its own way, and its errors are known there too."""
         if multiprocessing.parent_process() is not None:
             util.Finalize(None, self.end, exitpriority=0)
 
     def adapt_arguments(self) -> None:
-        """Splits a batch and resumes by the script's own flags, where it has them."""
+        """Splits a batch and resumes by the script's own flags, if it has them."""
         self._net.guard(self._adapt_arguments)()
 
     def _adapt_arguments(self) -> None:
@@ -143,7 +147,7 @@ class Process:
         sys.argv[1:] = adapt_resume(script, arguments, settings, directory, log)
 
     def torch_is_there(self) -> None:
-        """torch was executed: hooks are put into it."""
+        """Called when torch was executed; puts the hooks into it."""
         self._net.guard(self._torch_is_there)()
 
     def _torch_is_there(self) -> None:
@@ -159,7 +163,7 @@ class Process:
         try:
             self._hook(session)
         except Exception as error:
-            # Of a torch that has changed: said when an optimizer is made.
+            # An error of a changed torch, which is logged when an optimizer is made.
             self._net.cut = True
             self._say_when_it_trains(torch, f"the worker cannot be put in: {kind_and_text(error)}")
 
@@ -174,11 +178,13 @@ class Process:
             adapt_agent = self._net.guard(lambda: elastic_agent.adapt(session))
             when_imported(elastic_agent.MODULE, adapt_agent)
         if session.is_first or is_started_by_first_process():
-            # Others would write into the same folder.
+            # Other processes would write into the same folder.
             self._net.guard(lambda: _watch_for_resume(session))()
 
     def _again_in_child(self) -> Any:
-        """A forked child trains: a run of its own, in which the parent's hooks are dead."""
+        """Called when a forked child trains. It gets its own run, in which the parent's hooks are
+        off.
+        """
         from gpujob_worker.hooks import Hooks
 
         parent = self._session
@@ -194,7 +200,9 @@ class Process:
         return hooks
 
     def _say_when_it_trains(self, torch: Any, reason: str) -> None:
-        """Launchers and loader processes import torch as well, and are not to say it."""
+        """Logs the reason once an optimizer is made, because launchers and loader processes import
+        torch too.
+        """
         if self._session is not None:
             self._session.inert_because(reason)
         optimizer = getattr(getattr(torch, "optim", None), "Optimizer", None)
@@ -214,7 +222,9 @@ class Process:
         optimizer.__init__ = __init__
 
     def end(self) -> None:
-        """The script is over. Called at the interpreter's exit, and by a child's own library."""
+        """Called at the end of the script, by the interpreter's exit or by a child's own
+        library.
+        """
         session = self._session
         if session is None or os.getpid() != self._process or self._ended:
             return
@@ -235,7 +245,7 @@ class Process:
 
     def _say_if_past_the_hook(self, session: Session) -> None:
         hooked = session.state.torch_version or session.inert or self._net.cut
-        # Its optimizers are there as soon as torch was executed; a lazy torch is listed without.
+        # Optimizers exist once torch was executed. A lazily loaded torch is listed without them.
         if not hooked and "torch.optim" in sys.modules:
             session.log.skipped("everything", "torch was imported past the import hook")
 
@@ -259,7 +269,7 @@ def _adapt_trainers(session: Session) -> None:
 
 
 def _watch_for_resume(session: Session) -> None:
-    """Checkpoints take packages that not every image has; all the rest goes without them."""
+    """Checkpoints need packages that not every image has. Everything else works without them."""
     if session.environment.checkpoint_directory is None or not session.optimizes:
         return
     try:
@@ -273,7 +283,9 @@ def _watch_for_resume(session: Session) -> None:
 
 
 def _leave_unfinished() -> None:
-    """At the interpreter's exit nothing but this changes its code."""
+    """Exits with the code of an unfinished run. Nothing else changes the code at the interpreter's
+    exit.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -281,7 +293,7 @@ def _leave_unfinished() -> None:
 
 
 def _is_launcher() -> bool:
-    # What runs by `python -m` has its name nowhere else.
+    # A program run by `python -m` has its name nowhere else.
     run = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
     return run in _LAUNCHERS or any(name in sys.modules for name in _LAUNCHERS)
 

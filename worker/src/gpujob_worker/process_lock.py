@@ -1,4 +1,4 @@
-"""A lock on a file that a process holds for as long as it lives; its forked children do not."""
+"""A lock on a file that a process holds while it lives. Its forked children do not hold it."""
 
 import contextlib
 import fcntl
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ProcessLock:
-    """A lock on one file. One that is killed leaves it to the next."""
+    """A lock on one file. A process that is killed releases it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,12 +19,13 @@ class ProcessLock:
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Whether this process holds it, from now on. Raises `OSError` where nothing can be locked,
-        as on a file system without locks.
+        """Returns whether this process now holds the lock.
+
+        Raises `OSError` if nothing can be locked, as on a file system without locks.
         """
         if self.held:
             return True
-        # Over NFS only what is open for writing can be locked for one process alone.
+        # Over NFS, a file must be open for writing to be locked exclusively.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,7 +37,7 @@ class ProcessLock:
             raise
         self._descriptor = descriptor
         if not self._let_go_in_children:
-            # A child has the same open file, and may live longer: a loader's process does.
+            # A child has the same open file, and may live longer, as a loader's process does.
             os.register_at_fork(after_in_child=self.release)
             self._let_go_in_children = True
         return True
@@ -44,6 +45,6 @@ class ProcessLock:
     def release(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            # The script may have closed whatever was open.
+            # The script may have closed it.
             with contextlib.suppress(OSError):
                 os.close(descriptor)

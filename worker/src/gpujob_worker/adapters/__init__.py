@@ -1,3 +1,1 @@
-"""Adapters that pass settings to trainers and frameworks through their own arguments, one module
-each.
-"""
+"""Passes settings to trainers and frameworks through their own arguments, one module each."""

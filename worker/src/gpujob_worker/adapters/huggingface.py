@@ -1,8 +1,8 @@
 """Sets arguments of Hugging Face's Trainer and of Accelerate that the script left at their
 defaults.
 
-The trainer knows how to weight tokens over accumulated batches, which code outside it cannot know.
-So a batch is split by the trainer's own arguments, and the product of both stays as in the script.
+The trainer can weight tokens over accumulated batches, which code outside it cannot. So a batch is
+split by the trainer's own arguments, and the product of both stays as in the script.
 """
 
 import dataclasses
@@ -50,8 +50,7 @@ def _adapt_arguments(wishes: RequestedSettings, log: DecisionLog) -> None:
     plain_init: Any = kind.__post_init__
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # Only here is it visible, for subclasses too, which arguments were passed and which are
-        # defaults.
+        # Only here are explicit arguments distinguishable from defaults, even for subclasses.
         made = object.__new__(cls)
         if args or kwargs:
             vars(made)[_GIVEN] = (len(args), kwargs)
@@ -80,8 +79,9 @@ def _adapt_arguments(wishes: RequestedSettings, log: DecisionLog) -> None:
 
 
 def _given(arguments: Any, positional: int, keywords: Mapping[str, Any]) -> set[str]:
-    """Names of the arguments that the script chose. A command line parser passes all of them,
-    chosen or not.
+    """Returns the names of the arguments that the script chose.
+
+    A command line parser passes all of them, chosen or not.
     """
     fields = [field for field in dataclasses.fields(arguments) if field.init]
     names = {field.name for field in fields[:positional]} | set(keywords)
@@ -99,8 +99,8 @@ def _is_plain(field: "dataclasses.Field[Any]") -> bool:
 def changed_arguments(
     arguments: Any, given: set[str], wishes: RequestedSettings, log: DecisionLog
 ) -> dict[str, Any]:
-    """New values by name. Nothing that the script chose is changed, except for the two factors of
-    the batch.
+    """Returns new values by name. The script's choices stay, except for the two factors of the
+    batch.
     """
     changes = _split(arguments, wishes, log)
     if wishes.mixed_precision is not None:

@@ -1,7 +1,7 @@
 """Sets the precision of Lightning's Trainer as requested, if the script does not.
 
-Batches are split inside the step, where the loss sees the whole batch, and not by
-`accumulate_grad_batches`, which would weight masked losses wrongly.
+Batches are split inside the step, where the loss sees the whole batch. `accumulate_grad_batches`
+would weight masked losses wrongly.
 """
 
 import functools
@@ -49,9 +49,10 @@ def _adapt(module: str, wishes: RequestedSettings, log: DecisionLog) -> None:
 
 
 def launch_refusal(trainer: Any, environ: Mapping[str, str]) -> str | None:
-    """Why a process must not choose by itself: it is one of several whose group is not made yet.
+    """Returns why a process must not choose alone: its group with other processes does not exist
+    yet.
 
-    Where a launcher made all of them, its variables say so, and each follows the same settings.
+    If a launcher made all processes, it set their variables, and each follows the same settings.
     """
     processes = getattr(trainer, "num_devices", 1) * getattr(trainer, "num_nodes", 1)
     if processes == 1 or {"RANK", "WORLD_SIZE"} <= set(environ):
@@ -62,7 +63,7 @@ def launch_refusal(trainer: Any, environ: Mapping[str, str]) -> str | None:
 def chosen_precision(
     keywords: dict[str, Any], wishes: RequestedSettings, log: DecisionLog
 ) -> str | None:
-    """The value for `precision`, or None to leave it unchanged."""
+    """Returns the value for `precision`, or None to leave it unchanged."""
     if wishes.mixed_precision is None:
         return None
     if keywords.get("precision") is not None or keywords.get("plugins"):

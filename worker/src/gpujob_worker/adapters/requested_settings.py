@@ -13,7 +13,7 @@ _MIXED = {Precision.BFLOAT16: "bf16", Precision.FLOAT16: "fp16"}
 
 @dataclass(frozen=True, slots=True)
 class RequestedSettings:
-    """Requested settings. None and False: not requested, or switched off."""
+    """Settings that were requested. None and False mean not requested, or switched off."""
 
     mixed_precision: str | None = None
     batch_per_step: int | None = None

@@ -1,6 +1,6 @@
 """Sets environment variables of TensorFlow and JAX just before they are imported.
 
-Their steps are not visible to the worker; the agent measures their GPUs from outside.
+Their steps are not visible to the worker. The agent measures their GPUs from outside.
 """
 
 import os
@@ -15,7 +15,7 @@ _JAX_PRECISION = {Precision.TF32: "tensorfloat32", Precision.BFLOAT16: "bfloat16
 
 
 def tensorflow_variables(settings: Settings) -> dict[str, str]:
-    """Memory grows on demand, so that the GPU can be shared; XLA if compilation is requested."""
+    """Makes memory grow on demand, so that the GPU can be shared, and enables XLA if requested."""
     variables = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if settings.compile is Toggle.ON:
         variables["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2"
@@ -25,7 +25,9 @@ def tensorflow_variables(settings: Settings) -> dict[str, str]:
 
 
 def jax_variables(settings: Settings) -> dict[str, str]:
-    """JAX does not preallocate three quarters of the GPU; precision of matrix products."""
+    """Stops JAX from preallocating three quarters of the GPU, and sets the precision of matrix
+    products.
+    """
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if settings.precision in _JAX_PRECISION:
         variables["JAX_DEFAULT_MATMUL_PRECISION"] = _JAX_PRECISION[settings.precision]

@@ -1,7 +1,7 @@
-"""`accelerate launch` of one process: the launcher becomes the script, instead of waiting for it.
+"""Makes `accelerate launch` of one process become the script instead of waiting for it.
 
-By itself it starts the script as a child, and dies of SIGTERM without a word to it. Such a script
-would not be saved either: what stands first in a container is what a stop reaches.
+Accelerate starts the script as a child and dies of SIGTERM without passing it on. Such a script
+could not save either, because a stop only reaches a container's first process.
 """
 
 import functools
@@ -13,7 +13,7 @@ MODULE = "accelerate.commands.launch"
 
 
 def adapt() -> None:
-    """In the container's first process, once `MODULE` was imported."""
+    """Patches the launcher in the container's first process, once `MODULE` was imported."""
     module: Any = sys.modules[MODULE]
     plain = module.simple_launcher
 

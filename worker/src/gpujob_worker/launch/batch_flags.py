@@ -1,5 +1,4 @@
-"""Argument adapters: scripts with their own flags for splitting a batch get the split through these
-flags.
+"""Splits batches of scripts through their own flags for splitting a batch.
 
 A row of the table has a flag for the samples of one step and one for the number of steps in a
 batch. A row is used only if the script's source declares both flags, and their product stays
@@ -37,7 +36,7 @@ def adapt(
     log: DecisionLog,
     table: Path | None,
 ) -> Sequence[str]:
-    """The arguments with the batch split by the script's own flags, where it has them."""
+    """Returns the arguments with the batch split by the script's own flags, if it has them."""
     if per_step is None:
         return given
     declared = declared_flags(Path(script))
@@ -60,7 +59,7 @@ def adapt(
 
 
 def declared_flags(script: Path) -> dict[str, Any]:
-    """Flags that the source passes to `add_argument`, with their constant defaults."""
+    """Returns the flags that the source passes to `add_argument`, with their constant defaults."""
     try:
         if script.stat().st_size > SOURCE_BYTES_MAX:
             return {}
@@ -112,7 +111,7 @@ def _set(arguments: Sequence[str], flag: str, value: int) -> tuple[str, ...]:
 
 
 def _user_table(path: Path | None) -> list[tuple[str, str]]:
-    """Rows from a user's file. Raises `SystemExit` with the reason if it cannot be read."""
+    """Returns rows from a user's file. Raises `SystemExit` with the reason if it cannot be read."""
     if path is None:
         return []
     try:

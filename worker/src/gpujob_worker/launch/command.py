@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
 
-# Stands first on PYTHONPATH of everything that is started in a run.
+# The first folder on PYTHONPATH of every process in a run.
 HOOK_FOLDER = Path(__file__).resolve().parents[1] / "python_path"
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 _INTERPRETERS = ("python", "pypy")
@@ -16,7 +16,9 @@ _LINE_BYTES_MAX = 4096
 
 
 def hooked(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which every Python process of a run is watched, from this one on."""
+    """Returns the environment in which every Python process of a run is watched, from
+    this one on.
+    """
     folder = str(HOOK_FOLDER)
     there = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
     path = os.pathsep.join([folder, *(path for path in there if path)])
@@ -24,7 +26,7 @@ def hooked(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def resolved(command: Sequence[str]) -> list[str] | None:
-    """With the program's path first; None where there is no such program.
+    """Returns the command with the program's path first, or None if there is no such program.
 
     `python` without a path, and a script as the program, mean the interpreter that runs this.
     """
@@ -39,7 +41,9 @@ def resolved(command: Sequence[str]) -> list[str] | None:
 
 
 def runs_python(command: Sequence[str]) -> bool:
-    """Whether the program is an interpreter, or a script of one such as a console script."""
+    """Returns whether the program is an interpreter, or a script of one such as a console
+    script.
+    """
     if Path(command[0]).name.startswith(_INTERPRETERS):
         return True
     try:
@@ -47,12 +51,14 @@ def runs_python(command: Sequence[str]) -> bool:
             first, second = file.readline(_LINE_BYTES_MAX), file.readline(_LINE_BYTES_MAX)
     except OSError:
         return False
-    # pip writes a path that is too long for the first line into the second one, for a shell.
+    # If a path is too long for the first line, pip writes it into the second one, for a shell.
     return first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec'"))
 
 
 def ignores_path(command: Sequence[str]) -> str | None:
-    """The option of a Python command line by which PYTHONPATH is not read; None without one."""
+    """Returns the option of a Python command line because of which PYTHONPATH is not
+    read, or None.
+    """
     if not Path(command[0]).name.startswith("python"):
         return None
     skip = False

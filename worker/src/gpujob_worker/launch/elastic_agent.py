@@ -1,7 +1,7 @@
-"""The agent of torchrun and of what is built on it (`accelerate launch`), when its ranks stop.
+"""Adapts the agent of torchrun and launchers built on it (`accelerate launch`) to ranks that stop.
 
-By itself the agent gives its ranks 30 s whatever the grace period is, starts ranks anew that left
-as they were asked to, and ends with 1 and a traceback. With this it ends as its ranks did.
+By itself the agent gives its ranks 30 s whatever the grace period is. It restarts ranks that left
+after a stop, and ends with 1 and a traceback. With this it ends as its ranks did.
 """
 
 import functools
@@ -15,14 +15,16 @@ from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUP
 from gpujob_worker.run.graceful_stop import Interrupted, is_launchers_stop
 from gpujob_worker.run.session import Session
 
-# Whoever launches ranks imports it; what it joins is imported by then.
+# Every launcher of ranks imports it. The modules that it joins are imported before.
 MODULE = "torch.distributed.launcher.api"
 _PROCESSES = "torch.distributed.elastic.multiprocessing.api"
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 
 
 def adapt(session: Session) -> None:
-    """Once `MODULE` was imported. A process that only imports it is not changed."""
+    """Patches the agent once `MODULE` was imported. A process that only imports it is not
+    changed.
+    """
     _Ranks(session).install(sys.modules[MODULE], sys.modules[_PROCESSES])
 
 
@@ -43,7 +45,7 @@ class _Ranks:
 
         @functools.wraps(plain)
         def close(context: Any, death_sig: Any = None, timeout: int = 30) -> None:
-            # Without a signal a rank has failed: its siblings are not worth a longer wait.
+            # Without a signal a rank has failed, so its siblings are not worth a longer wait.
             if death_sig == signal.SIGTERM:
                 timeout = max(timeout, math.ceil(self._session.environment.grace_seconds))
             plain(context, death_sig, timeout)
@@ -84,7 +86,7 @@ class _Ranks:
         launcher.launch_agent = launch_agent
 
     def _end(self, exit_codes: Sequence[int | None]) -> SystemExit:
-        """What this process ends with after its ranks."""
+        """Returns the exit with which this process ends after its ranks."""
         session = self._session
         if exit_codes and all(code == EXIT_DONE for code in exit_codes):
             # The stop came when they had nothing left to do.
@@ -97,15 +99,15 @@ class _Ranks:
 
 
 def _left_as_asked(exit_codes: Sequence[int | None]) -> bool:
-    """Whether ranks left after a stop, rather than one having failed.
+    """Returns whether ranks left after a stop, and none failed.
 
-    Once one has left, the agent sends SIGTERM to those that have not yet.
+    Once one has left, the agent sends SIGTERM to the others.
     """
     asked = any(code in _INTERRUPTED for code in exit_codes)
     return asked and all(code in (*_INTERRUPTED, -signal.SIGTERM) for code in exit_codes)
 
 
 def _exit_codes(context: Any) -> list[int | None]:
-    """Of ranks that are programs; of functions it is not known."""
+    """Returns the exit codes of ranks that are programs. Those of functions are not known."""
     handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
     return [handler.proc.returncode for handler in handlers.values()]

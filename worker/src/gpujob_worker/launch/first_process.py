@@ -1,12 +1,12 @@
-"""Whether this process is the one that a stop of the pod reaches; every process imports this."""
+"""Detects whether a stop of the pod reaches this process. Every process of a run imports this."""
 
 import os
 
-# The process that `gpujob-run` became or started; without it a container's process 1.
+# The process that `gpujob-run` became or started. Without it, it is a container's process 1.
 ENV_FIRST_PROCESS = "GPUJOB_FIRST_PROCESS"
-# `gpujob-run`, where it has stayed to pass a stop on.
+# The process of `gpujob-run`, if it stays to forward a stop.
 ENV_FORWARDER = "GPUJOB_FORWARDER"
-# For so long a shell may take to end, once it was asked to.
+# Seconds that a shell may take to end after a stop.
 SHELL_SECONDS_MAX = 1.0
 
 
@@ -15,16 +15,18 @@ def is_first_process() -> bool:
 
 
 def first_pid() -> int:
-    """Of the process that a stop reaches first, whether it has ended or not."""
+    """Returns the process that a stop reaches first, even if it has ended."""
     return int(os.environ.get(ENV_FIRST_PROCESS) or 1)
 
 
 def is_started_by_first_process() -> bool:
-    """A rank of a launcher that is the job's command, or of a script that starts its own, or what
-    a shell runs; then shells in between do not count. Below those that a Python program starts
-    there may be many trials, for other purposes each.
+    """Returns whether this process is a rank of the job's launcher or script, or the program of a
+    shell.
+
+    Shells in between do not count for a shell's program. A Python program below those may start
+    many trials, each for another purpose.
     """
-    from gpujob_worker.run.process_tree import ancestors, is_shell  # few processes ask
+    from gpujob_worker.run.process_tree import ancestors, is_shell  # few processes need it
 
     for pid in ancestors():
         if _is_first(pid):
@@ -35,28 +37,31 @@ def is_started_by_first_process() -> bool:
 
 
 def first_is_no_python() -> bool:
-    """Whether it runs, and is a shell or another program that is not Python."""
-    from gpujob_worker.run.process_tree import program_of  # few processes ask
+    """Returns whether the first process runs and is a shell or another program that is
+    not Python.
+    """
+    from gpujob_worker.run.process_tree import program_of  # few processes need it
 
     program = program_of(first_pid())
     return bool(program) and not program.startswith(("python", "pypy"))
 
 
 def end_run() -> None:
-    """Asks `gpujob-run` to end what is left of the run, as a stop of the pod would: a shell would
-    go on with its next command, so this waits for its end. Without `gpujob-run` nothing can be
-    done.
+    """Makes `gpujob-run` end the rest of the run, as a stop of the pod would.
+
+    A shell would continue with its next command, so this waits for its end. Without `gpujob-run`
+    nothing happens.
     """
     import signal
     import time
 
-    from gpujob_worker.run.process_tree import ancestors  # few processes ask
+    from gpujob_worker.run.process_tree import ancestors  # few processes need it
 
     forwarder = int(os.environ.get(ENV_FORWARDER) or 0)
     if forwarder in ancestors():
         os.kill(forwarder, signal.SIGTERM)
         end = time.monotonic() + SHELL_SECONDS_MAX
-        # What loses its parent gets `gpujob-run` for one.
+        # A process that loses its parent becomes a child of `gpujob-run`.
         while os.getppid() != forwarder and time.monotonic() < end:
             time.sleep(0.01)
 

@@ -1,12 +1,17 @@
-"""`gpujob-run` as the first process of a run whose command is no Python: a shell, `make`, `uv run`.
+"""Keeps `gpujob-run` as the first process of a run whose command is not Python: a shell, `make`,
+`uv run`.
 
-A shell passes no stop on: as a container's process 1 it hears none, and any other dies and leaves
-what it started behind. So this process stays, and adopts what loses its parent. Asked to stop, it
-asks its children, and those of shells; whoever dies of it leaves its children to this process,
-which asks them next. What handles SIGTERM is left to save and to end its own children, as is a
-shell with a trap, for a moment. What reads the output of another that lives (`python train.py |
-tee log`) is asked last: without it the other could not write, and by itself it ends after the
-other, once it has read the rest. If it handles SIGTERM, it may have to save, and waits less.
+A shell does not forward a stop. As a container's process 1 it ignores SIGTERM, and otherwise it
+dies and leaves its children behind. So this process stays, and adopts processes that lose their
+parent.
+
+On a stop it signals its children, and those of shells. A process that dies of that leaves its
+children to this process, which signals them next. A process that handles SIGTERM is left to save
+and to end its own children. So is a shell with a trap, for a moment.
+
+A process at the end of a pipe (`python train.py | tee log`) is signalled last. Without it the
+writer could not write, and it ends by itself once it has read the rest. If it handles SIGTERM, it
+may have to save, and waits less.
 """
 
 from __future__ import annotations
@@ -32,27 +37,28 @@ from gpujob_worker.run.process_tree import (
 )
 
 EXIT_NOT_EXECUTABLE = 126
-# A shell's way to tell of a signal: this and its number.
+# A shell reports a signal by this number plus the signal's.
 EXIT_BY_SIGNAL = 128
-# Before the end of the grace period, at which everything is killed from outside.
+# Margin before the end of the grace period, at which everything is killed from outside.
 KILL_MARGIN_SECONDS = 0.25
-# For so long what reads another one's output may take to read the rest of it.
+# Seconds that a process at the end of a pipe may take to drain it.
 READING_SECONDS = 1.0
-# For so long a shell's own trap may ask what the shell started, and clean up.
+# Seconds that a shell's own trap may take to signal the shell's children and to clean up.
 TRAP_SECONDS = 1.0
-# Nothing that has to save waits longer for others than this share of the grace period.
+# Part of the grace period. A process that has to save waits no longer than this for others.
 WAITING_SHARE = 0.25
 _LOOK_SECONDS, _LOOK_SECONDS_STOPPING = 5.0, 0.05
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _HEARD = {signal.SIGCHLD, signal.SIGTERM, *_PASSED_ON}
-# Python ignores them, and a program that it becomes would too.
+# Python ignores these signals, and a program that it becomes would too.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopts_orphans() -> bool:
-    """Makes this process the parent of all in a run that lose theirs; false where that cannot be
-    had: not on Linux.
+    """Makes this process the parent of all processes in a run that lose theirs.
+
+    Returns False if that is impossible, as on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -70,7 +76,9 @@ def _prctl(option: int, value: int) -> bool:
 def run_as_child(
     program: Sequence[str], environment: Mapping[str, str], grace_seconds: float
 ) -> NoReturn:
-    """Ends as the program does; after a stop with 143 where a process left so, else with 144."""
+    """Runs the program and ends as it does. After a stop it ends with 143 if a process did, else
+    with 144.
+    """
     given = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     forwarder = os.getpid()
@@ -80,23 +88,23 @@ def run_as_child(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, given)
         if forwarder != 1:
-            # Of a container the kernel kills all with process 1.
+            # In a container, the kernel kills all processes together with process 1.
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         pids = {ENV_FIRST_PROCESS: str(os.getpid()), ENV_FORWARDER: str(forwarder)}
         _become(program, {**environment, **pids})
     code = Forwarder(command, grace_seconds).wait()
     if code < 0 and os.getpid() != 1:
         _die_of(-code)
-    # The interpreter's end would report of this process, which is no part of the run.
+    # The interpreter's exit handlers would report this process, which is no part of the run.
     os._exit(code if code >= 0 else EXIT_BY_SIGNAL - code)
 
 
 def _die_of(number: int) -> None:
-    """As the command did: a shell outside looks whether it was a key that ended it."""
+    """Dies of the command's signal, because a shell outside checks whether a key ended it."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not every image's Python has it
 
-        # The command has left its memory's image; one of this process helps nobody.
+        # The command has left its own core dump. Another one of this process would not help.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
@@ -114,24 +122,24 @@ def _become(program: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 class Forwarder:
-    """Waits for the command, and for all else once it was asked to stop."""
+    """Waits for the command, and after a stop for all other processes too."""
 
     def __init__(self, command: int, grace_seconds: float) -> None:
         self._command = command
         self._grace_seconds = grace_seconds
         self._code: int | None = None
         self._deadline: float | None = None
-        # Of what ended after the stop; negative where a signal ended it.
+        # Exit codes of processes that ended after the stop, negative for a signal.
         self._codes: list[int] = []
         self._asked: set[tuple[int, str]] = set()
-        # When each child of a shell with a trap was seen first after the stop.
+        # When each child of a shell with a trap was first seen after the stop.
         self._seen: dict[tuple[int, str], float] = {}
         self._is_alone = False
-        # When something was there last that reads no other's output.
+        # The last time at which a process existed that reads no other one's output.
         self._others_until = self._stopped_at = 0.0
 
     def wait(self) -> int:
-        """Until the end; returns the exit code, negative where a signal ended the command."""
+        """Waits until the end. Returns the exit code, negative if a signal ended the command."""
         while not self._is_over:
             stopping = self._deadline is not None
             heard = signal.sigtimedwait(
@@ -141,7 +149,7 @@ class Forwarder:
                 self._hear(heard)
             self._reap()
             if self._deadline is not None:
-                # Whatever cannot be read of a process: the others still have to be asked.
+                # If a process cannot be read, the others still have to be signalled.
                 with contextlib.suppress(Exception):
                     self._ask_to_stop()
         with contextlib.suppress(Exception):
@@ -160,7 +168,7 @@ class Forwarder:
                 self._others_until = self._stopped_at = time.monotonic()
                 self._deadline = self._stopped_at + self._grace_seconds
         elif heard.si_signo in _PASSED_ON and heard.si_code <= 0 and self._code is None:
-            # Of a key the terminal tells the command itself.
+            # The terminal itself signals the command when a key is pressed.
             with contextlib.suppress(OSError):
                 os.kill(self._command, heard.si_signo)
 
@@ -180,7 +188,7 @@ class Forwarder:
                 self._codes.append(code)
 
     def _ask_to_stop(self) -> None:
-        """Each process once; others come with each look, as their parents die."""
+        """Signals each process once. Others follow with each look, as their parents die."""
         reached = dict(_reached(os.getpid()))
         if not reached and self._code is None:
             reached = {self._command: False}  # a system without a list of children
@@ -201,7 +209,7 @@ class Forwarder:
         return now - self._seen.setdefault(known, now) <= self._bounded(TRAP_SECONDS)
 
     def _is_still_read(self, pid: int) -> bool:
-        """Whether what it reads may still be written or read to its end."""
+        """Returns whether its input may still be written, or read to its end."""
         now = time.monotonic()
         if handles(pid, signal.SIGTERM) and now - self._stopped_at > self._bounded(math.inf):
             return False
@@ -211,7 +219,7 @@ class Forwarder:
         return min(seconds, self._grace_seconds * WAITING_SHARE)
 
     def _kill_rest(self) -> None:
-        """What is left when the time is over."""
+        """Kills the processes that are left when the time is over."""
         if self._deadline is not None:
             for pid in list(_all(os.getpid())):
                 with contextlib.suppress(OSError):
@@ -229,8 +237,9 @@ class Forwarder:
 
 
 def _reached(pid: int, is_below_trap: bool = False) -> Iterator[tuple[int, bool]]:
-    """Children, and those of shells, with whether a shell with a trap is above: such a shell waits
-    for its child before it runs it.
+    """Yields children, and those of shells, with whether a shell with a trap is above them.
+
+    Such a shell waits for its child before it runs the trap.
     """
     for child in children(pid):
         yield child, is_below_trap
@@ -239,7 +248,9 @@ def _reached(pid: int, is_below_trap: bool = False) -> Iterator[tuple[int, bool]
 
 
 def _readers(pids: Iterable[int]) -> set[int]:
-    """Those that read what another process of this tree has open for writing."""
+    """Returns those that read from a pipe which another process of this tree has open for
+    writing.
+    """
     writers: dict[str, set[int]] = {}
     for pid in _all(os.getpid()):
         for pipe in outputs_of(pid):

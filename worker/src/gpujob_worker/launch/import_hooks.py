@@ -1,8 +1,8 @@
 """Calls back around the import of a module, so that scripts that never import it are unaffected.
 
-Libraries check whether a module could be imported (`importlib.util.find_spec`) before it is
-imported. Such a check is answered and changes nothing: a hook stays until the module was executed
-without an error.
+Libraries check whether a module can be imported (`importlib.util.find_spec`) before they import it.
+Such a check succeeds and changes nothing. A hook stays until the module was executed without an
+error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def nothing() -> None:
 
 
 class ImportHook:
-    """Finds one module as the finders behind it would, and lets its loader call back.
+    """Finds one module as the other finders would, and makes its loader call back.
 
     `before` and `after` are called at most once: `before` in the first attempt to execute the
     module, `after` once an attempt has succeeded.
@@ -34,7 +34,7 @@ class ImportHook:
         self._before = before
         self._after = after
         self._began = self._done = False
-        # Threads that are asking the other finders; one of these may ask all finders again.
+        # Threads that are calling the other finders. One of these may call all finders again.
         self._asking: set[int] = set()
 
     @property
@@ -43,7 +43,7 @@ class ImportHook:
         return self._done
 
     def install(self) -> None:
-        """Waits for the import, or calls back at once for a module that is already imported."""
+        """Waits for the import, or calls back at once if the module is already imported."""
         if sys.modules.get(self._name) is not None:
             self.begin()
             self.finish()
@@ -82,7 +82,7 @@ class ImportHook:
     def _ask_others(
         self, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """Finders in front of this one were asked before it."""
+        """Returns the spec of the finders behind this one. Those in front were called before."""
         finders = list(sys.meta_path)
         behind = finders[finders.index(self) + 1 :] if self in finders else finders
         for finder in behind:
@@ -94,21 +94,21 @@ class ImportHook:
 
 
 class _Loader:
-    """The loader that was found, to everybody who reads it; only executing the module differs."""
+    """Looks like the loader that was found. Only executing the module differs."""
 
     def __init__(self, inner: Any, hook: ImportHook) -> None:
         self._inner = inner
         self._hook = hook
 
     def __getattr__(self, name: str) -> Any:
-        # Also before `__init__`, as in a copy or an unpickled loader: that has no inner one yet.
+        # A copy or an unpickled loader may be read before `__init__`, when it has no inner one yet.
         if name == "_inner":
             raise AttributeError(name)
         found = getattr(self._inner, name)
         return self._load_module if name == "load_module" else found
 
     def _load_module(self, fullname: str) -> ModuleType:
-        """The old way to import, by which the loader itself would go past the hook."""
+        """The old way to import, by which the loader itself would bypass the hook."""
         import importlib.abc
 
         load: Any = importlib.abc.Loader.load_module

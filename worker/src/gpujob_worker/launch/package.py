@@ -1,7 +1,7 @@
 """`python -m gpujob_worker.launch.package FOLDER`: copies the worker's packages into a folder.
 
-Run in an init container, so that a pod of any image has them: pure Python, for whatever Python from
-3.9 on the image brings. `FOLDER/hook` is what stands first on PYTHONPATH there.
+It runs in an init container, so that pods of any image have the packages. They are pure Python, and
+work with the image's own Python from 3.9 on. `FOLDER/hook` is the first folder on PYTHONPATH there.
 """
 
 import shutil
@@ -15,7 +15,7 @@ EXIT_USAGE = 2
 
 
 def copy_packages(target: Path) -> None:
-    """Also over an earlier copy: an init container may run again."""
+    """Copies the packages, even over an earlier copy, because an init container may run again."""
     for name in PACKAGES:
         found = find_spec(name)
         assert found is not None
@@ -25,7 +25,7 @@ def copy_packages(target: Path) -> None:
             source, copy, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
         )
         for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
-            # The image's own user keeps its Python's bytecode there.
+            # The image's user stores the bytecode of its Python there.
             folder.chmod(0o777)
     hook = target / HOOK
     if not hook.is_symlink():

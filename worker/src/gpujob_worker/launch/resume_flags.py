@@ -1,7 +1,7 @@
-"""Scripts with checkpoints of their own: their own flags make them resume from the newest one.
+"""Makes scripts with their own checkpoints resume from the newest one, through their own flags.
 
-The job says where they lie (`spec.checkpoint.path`) and with which arguments
-(`spec.checkpoint.resumeArguments`); the flags of well-known scripts are found in their source.
+The job has their location (`spec.checkpoint.path`) and the arguments
+(`spec.checkpoint.resumeArguments`). The flags of well-known scripts are found in their source.
 """
 
 import ast
@@ -16,14 +16,14 @@ from gpujob_worker.run.decision_log import DecisionLog
 
 PLACEHOLDER = "{path}"
 _ITEM = "own checkpoint"
-# Flags that take the file, or nothing where they are switches, in the order of preference.
+# Flags that take the file, or nothing if they are switches, in order of preference.
 FLAGS = (
     *("--resume-from-checkpoint", "--resume_from_checkpoint"),
     *("--resume-from", "--resume_from", "--resume", "--ckpt-path", "--ckpt_path"),
 )
-# Programs whose arguments stand in no script of theirs: Ultralytics' YOLO.
+# Programs whose arguments are in no script: Ultralytics' YOLO.
 PROGRAMS = {"yolo": ("resume=True", f"model={PLACEHOLDER}")}
-# Configurations made of a script's own globals: the name, and what to set it to.
+# Configurations made of a script's own globals: the name and its value.
 GLOBALS = {"init_from": "resume"}
 _SWITCHES = ("store_true", "store_const")
 
@@ -35,7 +35,7 @@ def adapt_resume(
     directory: Path | None,
     log: DecisionLog,
 ) -> Sequence[str]:
-    """The arguments with what makes the script go on from its own newest checkpoint, if any."""
+    """Returns the arguments that make the script resume from its own newest checkpoint, if any."""
     pattern = settings.script_checkpoint
     if pattern is None:
         return given
@@ -60,7 +60,9 @@ def adapt_resume(
 
 
 def known_arguments(script: str) -> tuple[str, ...]:
-    """By the program's name, or the script's source; empty where it has no flag of the table."""
+    """Returns the arguments by the program's name or the script's source; empty if no flag of the
+    table is found.
+    """
     program = Path(script).name
     if program in PROGRAMS:
         return PROGRAMS[program]
@@ -87,7 +89,7 @@ def _parsed(script: Path) -> ast.Module | None:
 
 
 def _declared(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Flags that the source passes to `add_argument`, with what they do."""
+    """Yields the flags that the source passes to `add_argument`, with their actions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             actions = [

@@ -1,7 +1,7 @@
-"""Finds the worker's packages beside this folder, and starts the watch for a training library.
+"""Finds the worker's packages next to this folder, and starts the watch for a training library.
 
-They are found by their own names only: nothing else that lies beside them can be imported through
-this, and the user's packages stay the user's. Python 3.9 gets their sources translated.
+They are found by their own names only. Nothing else in their folder can be imported through this,
+so the user's packages stay unaffected. Python 3.9 gets translated sources.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PACKAGES = ("gpujob_api", "gpujob_worker")
-# The folder in which `gpujob_worker` lies; `gpujob_api` lies there too, or is installed.
+# The folder that contains `gpujob_worker`. `gpujob_api` is there too, or is installed.
 BESIDE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 class Packages:
-    """A finder for the worker's packages and what is in them."""
+    """A finder for the worker's packages and the modules in them."""
 
     def __init__(self, translating: type[SourceFileLoader] | None) -> None:
         self._translating = translating
@@ -47,7 +47,7 @@ class Packages:
 
 
 def start() -> None:
-    """Raises what goes wrong; the caller keeps that from the program."""
+    """Starts the watch. Raises any error, which the caller keeps from the program."""
     if any(isinstance(finder, Packages) for finder in sys.meta_path):
         return
     translating = None

@@ -11,7 +11,7 @@ LEFT_OUT = {"dataclass": "slots", "zip": "strict"}
 
 
 class TranslatingLoader(importlib.machinery.SourceFileLoader):
-    """Compiles a translated source; the bytecode is kept as always, under this Python's name."""
+    """Compiles a translated source. The bytecode is cached as usual, under this Python's name."""
 
     def source_to_code(self, data: Any, path: Any, **keywords: Any) -> Any:  # type: ignore[override]
         return compile(translated(data), path, "exec", dont_inherit=True)
@@ -24,7 +24,9 @@ def translated(source: Any) -> ast.Module:
 
 
 class _Translation(ast.NodeTransformer):
-    """`X | Y` is a union of types in annotations, where one side is `None`, and between classes."""
+    """Turns `X | Y` into a union of types in annotations, if one side is `None`, and between
+    classes.
+    """
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -54,7 +56,7 @@ class _Translation(ast.NodeTransformer):
         return _union(node) if classes or any(map(_is_none, sides)) else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """`Callable[[Any], X | Y]` and the like, outside of annotations too."""
+        """Handles `Callable[[Any], X | Y]` and the like, even outside of annotations."""
         self.generic_visit(node)
         if isinstance(node.ctx, ast.Load) and _is_type(node.value):
             node.slice = _union(node.slice)
@@ -82,7 +84,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _is_class(node: ast.AST) -> bool:
-    """By its name, or a union of such that was translated already."""
+    """Returns whether the node is a class by its name, or a union that was translated already."""
     name = getattr(node, "id", "")
     return (name[:1].isupper() and not name.isupper()) or getattr(node, "value", None) is _NAME
 
@@ -93,7 +95,7 @@ def _is_type(node: ast.AST) -> bool:
 
 
 def _import_unions(tree: ast.Module) -> None:
-    """After the docstring and `from __future__`, which have to come first."""
+    """Inserts the import after the docstring and `from __future__`, which have to come first."""
     first = [at for at, statement in enumerate(tree.body) if not _comes_first(statement)]
     alias = ast.alias(name="Union", asname=_NAME.id)
     at = first[0] if first else len(tree.body)

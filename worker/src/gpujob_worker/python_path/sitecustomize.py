@@ -1,7 +1,7 @@
 """Run by every Python process that has this folder on PYTHONPATH, before its program.
 
-Written in the syntax of Python 2.7: whatever Python an image brings has to be able to read it. The
-`sitecustomize` that would have been found without this folder runs afterwards, as it would have.
+It is written in the syntax of Python 2.7, because any Python of an image must be able to read it.
+The `sitecustomize` that would have been found without this folder runs afterwards.
 """
 
 import os
@@ -11,21 +11,21 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def start():
-    """Only code of the worker runs in here, so nothing that goes wrong in it is the program's."""
+    """Starts the worker. Only its code runs in here, so no error in it is the program's."""
     if os.environ.get("GPUJOB_INJECT", "1") == "0" or sys.version_info < (3, 9):
         return
     try:
         import gpujob_startup
 
         gpujob_startup.start()
-    except BaseException as error:  # also SystemExit, which would end the interpreter here
+    except BaseException as error:  # even SystemExit, which would end the interpreter here
         text = "gpujob: nothing is injected: %s: %s\n" % (type(error).__name__, error)
         if sys.stderr is not None:
             sys.stderr.write(text)
 
 
 def hand_over():
-    """Leaves the path as it was, and runs the `sitecustomize` of the user or the distribution."""
+    """Restores the path, and runs the `sitecustomize` of the user or the distribution."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != HERE]
     ours = sys.modules.pop("sitecustomize", None)
     try:
