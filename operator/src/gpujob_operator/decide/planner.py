@@ -47,18 +47,18 @@ from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.preemption.use import with_others_stopped
 from gpujob_operator.decide.queue.quota import QuotaState, queue_statuses
 
-# Jobs that start, or are being written, are looked at again after this, whatever happens.
+# Starting jobs and jobs with a write in flight are looked at again after this time.
 REST_MAX, WRITTEN_REST_MAX = timedelta(seconds=5), timedelta(seconds=30)
-# A deadline of a job that is being written can wait so long: its write has to end first.
+# The shortest delay of a deadline of a job with a write in flight, whose write has to end first.
 REST_MIN = timedelta(seconds=1)
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
-    """Decides what to write. `now` must be timezone-aware; it is the only source of time.
+    """Decides what to write. `now` must be timezone-aware and is the only source of time.
 
-    The `cache` of earlier cycles saves time. It never changes a decision. It may omit status
-    updates of jobs whose write is still under way. Raises ValueError for a cache of another
-    configuration.
+    A `cache` from earlier cycles saves time and never changes a decision. The plan may omit status
+    updates of jobs whose write is still in flight. Raises ValueError if the cache belongs to
+    another configuration.
     """
     # 1. Bring the cache up to date with what changed since the last cycle.
     cache = cache if cache is not None else SchedulerCache.of(snapshot)
@@ -71,7 +71,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     placed: dict[str, int] = {}
     if cache.waiting.entries or cache.holders.slowed:
         placed = _admit(steps, queues, cycle)
-    # 4. Count running jobs whose queue or priority was edited where they belong now.
+    # 4. Follow edits of running jobs' queues and priorities.
     _follow_edits(steps, queues, cycle)
     # 5. Reject jobs that cannot be read.
     items: list[PlanItem] = [
@@ -79,13 +79,15 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
         if job.observed_generation != job.metadata.generation
     ]
-    # 6. Write statuses and pods. Placements come last, in decision order: items are written in it.
+    # 6. Write statuses and pods. Placements come last, in decision order, because items are written
+    #    in this order.
     matter = [uid for uid, step in steps.items() if cycle.matters(uid, step)]
     for uid in sorted(matter, key=lambda uid: (placed.get(uid, -1), uid)):
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    # 7. Delete pods without a job, expired jobs and unused profiles; publish the queues' figures.
+    # 7. Delete pods without a job, expired jobs and unused profiles, and publish the queues'
+    #    figures.
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
@@ -101,7 +103,7 @@ class Planner:
         self._cache: SchedulerCache | None = None
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
-        # A cycle that raises leaves no cache behind: it may be half updated.
+        # A cycle that raises may leave its cache half updated, so no cache is kept then.
         cache, self._cache = self._cache, None
         if cache is None or not cache.holds_for(snapshot):
             cache = SchedulerCache.of(snapshot)
@@ -111,8 +113,10 @@ class Planner:
 
 
 def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> dict[str, int]:
-    """Decides the steps of the pending jobs and of the jobs that are preempted for them. Returns
-    the places of those that are placed in their order."""
+    """Decides the steps of the pending jobs and of their victims.
+
+    Returns the positions of the placed jobs in decision order, by UID.
+    """
     cache, assumed = cycle.cache, cycle.cache.assumed()
     for uid, reservation in cycle.grown.items():
         assumed.grow(cache.entries[uid].job, reservation)
@@ -147,8 +151,11 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> d
 
 
 def _follow_edits(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
-    """Asks of running jobs whose queue or priority was edited what admission asks. They come after
-    the pending jobs: those did not have what they wait for."""
+    """Applies the rules of admission to running jobs whose queue or priority was edited.
+
+    They come after the pending jobs, so that pending jobs see the queues as they were when they
+    waited.
+    """
     for uid in cycle.cache.holders.edited(queues.capped):
         before = cycle.step(uid, steps)
         job = replace(cycle.cache.entries[uid].job, status=before.status)
@@ -158,7 +165,7 @@ def _follow_edits(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle
 
 
 def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:
-    """Migrates a job that slows a co-tenant too much, or is slowed by one."""
+    """Migrates a job that slows a co-tenant too much, or that a co-tenant slows too much."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
     move = find_move(slowed, view, assumed, cycle.configuration, cycle.now)
@@ -181,19 +188,20 @@ class _Cycle:
     cache: SchedulerCache
     # Jobs whose figures changed and are written later.
     held_back: set[str] = field(default_factory=set[str])
-    # Profiles that this cycle saves: one job of a workload saves in a cycle.
+    # Profiles that this cycle saves. Only one job of a workload saves in a cycle.
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
-    # Jobs whose placement their pods record, and no status yet.
+    # Jobs whose pods record a placement that no status has yet.
     recorded: frozenset[str] = field(init=False)
-    # Jobs of which a write is under way.
+    # Jobs with a write in flight.
     writing: frozenset[str] = field(init=False)
-    # Other jobs of these workloads with something to save.
+    # Jobs that have something to save in a profile that another job saves in this cycle.
     unheard: set[str] = field(default_factory=set[str])
-    # Larger reservations of this cycle, by UID. They count at once: nobody else gets these bytes.
+    # Reservations that grow in this cycle, by UID. They count immediately, so no other job gets
+    # these bytes.
     grown: dict[str, Reservation] = field(default_factory=dict[str, Reservation])
     _promised_bytes: dict[Place, int] = field(default_factory=dict[Place, int])
     _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
-    # When the jobs are decided again whose pods are being created.
+    # Seconds until jobs whose pods are being created are decided about again.
     _awaited_seconds: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
@@ -209,7 +217,7 @@ class _Cycle:
         return self.cache.capacity
 
     def steps(self) -> dict[str, NextStep]:
-        """The next step, by UID, of jobs for which anything changed."""
+        """Returns the next steps, by UID, of jobs for which anything changed."""
         cache = self.cache
         found: dict[str, NextStep] = {}
         for uid in sorted(cache.steps.to_step):
@@ -232,8 +240,10 @@ class _Cycle:
         return found
 
     def _awaits_its_pod(self, job: GPUJob) -> bool:
-        """True while the pod that records the placement is being created, at first: the answer, or
-        a status in its place, changes the job."""
+        """Returns whether the pod that records the placement is still being created.
+
+        The answer, or a status in its place, changes the job. The wait is bounded.
+        """
         placement = job.status.placement
         if job.metadata.uid not in self.recorded or placement is None:
             return False
@@ -241,19 +251,22 @@ class _Cycle:
         return is_new and all(worker.pod_uid is None for worker in placement.workers)
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
-        """The job's step: this cycle's, or the last one if it still holds."""
+        """Returns the job's step of this cycle, or the last one if it still holds."""
         entry = self.cache.entries[uid]
         return steps.get(uid) or entry.step or NextStep(entry.job.status)
 
     def _next_step(self, uid: str, entry: JobEntry) -> NextStep | None:
-        """The step of a job that has pods or a reservation; None while the last one holds."""
+        """Returns the step of a job that has pods or a reservation, or None while the last one
+        holds.
+        """
         inputs = self.cache.inputs(uid)
         if still_holds(entry, inputs, self.now):
             entry.inputs = inputs
             return None
         promised = self._promised_at(inputs)
         if promised:
-            # Decided again in the next cycle, when the GPUs say so themselves.
+            # The job is decided about again in the next cycle, when the GPUs show the growth
+            # themselves.
             inputs = replace(inputs, promised_bytes=promised)
         else:
             self._inputs[uid] = inputs
@@ -264,7 +277,7 @@ class _Cycle:
         return step
 
     def _promised_at(self, inputs: JobInputs) -> dict[Place, int]:
-        """What this cycle has already given to other jobs on the GPUs of this one."""
+        """Returns the bytes that this cycle has already given to other jobs on this job's GPUs."""
         promised = self._promised_bytes
         if not promised:
             return {}
@@ -291,21 +304,23 @@ class _Cycle:
             self._promised_bytes[place] = before_bytes + more_bytes
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
-        """The inputs of a job that has this status after its step."""
+        """Returns the inputs of a job that has this status after its step."""
         inputs = self._inputs.get(uid) or self.cache.inputs(uid)
         if is_same_place(status.placement, self.cache.entries[uid].job.status.placement):
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: NextStep) -> bool:
-        """True if the job may need a write."""
+        """Returns whether the job may need a write."""
         job = self.cache.entries[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
-        """Settles a job whose step wrote nothing, until its inputs change or its deadline comes. A
-        job that is being written rests, too: what its step wrote waits for the end of that write.
+        """Settles a job whose step wrote nothing, until its inputs change or its deadline comes.
+
+        A job with a write in flight also rests, because what its step wrote waits for the end of
+        that write.
         """
         cache, entry, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
@@ -332,7 +347,7 @@ class _Cycle:
             cache.steps.to_step.discard(uid)
 
     def view(self, steps: Mapping[str, NextStep]) -> CycleView:
-        """All jobs after these steps."""
+        """Returns all jobs as they are after these steps."""
         cache, holders = self.cache, self.cache.holders
         return CycleView(
             requirements_of=cache.requirements,
@@ -343,7 +358,7 @@ class _Cycle:
         )
 
     def _running(self, steps: Mapping[str, NextStep]) -> dict[str, GPUJob]:
-        """Jobs with a reservation, as they are after their step."""
+        """Returns the jobs with a reservation, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
             job = self.cache.entries[uid].job
@@ -356,7 +371,7 @@ class _Cycle:
         return found
 
     def _ended(self, steps: Mapping[str, NextStep]) -> list[GPUJob]:
-        """Jobs whose reservation this cycle's steps give up."""
+        """Returns the jobs whose reservation this cycle's steps release."""
         jobs = self.cache.holders.jobs
         return [
             jobs[uid]
@@ -365,7 +380,7 @@ class _Cycle:
         ]
 
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
-        """Seconds until the first deadline of any job."""
+        """Returns the seconds until the first deadline of any job, or None."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
         others = (self.cache.steps.next_at.first, self.cache.expiries.next_at)
         found += self._awaited_seconds
@@ -374,8 +389,10 @@ class _Cycle:
 
 
 def _measures_its_workload(entry: JobEntry, status: GPUJobStatus) -> bool:
-    """False while an attempt runs with settings that an edit of the spec has forbidden since. They
-    are those of the attempt's own workload where the status names it.
+    """Returns False while an attempt runs with settings that an edit of the spec has since
+    forbidden.
+
+    The attempt's settings belong to its own workload if the status names that workload's profile.
     """
     if status.profile not in (None, entry.spec_keys.profile[1]):
         return True
@@ -385,8 +402,10 @@ def _measures_its_workload(entry: JobEntry, status: GPUJobStatus) -> bool:
 def _recording_pod(
     entry: JobEntry, status: GPUJobStatus, inputs: JobInputs, cycle: _Cycle
 ) -> CreatePod | None:
-    """The pod that records the first placement of a job of one worker, so that its status need not
-    be written before."""
+    """Returns the pod that records the first placement of a one-worker job, or None.
+
+    The job's status does not have to be written before such a pod is created.
+    """
     job = entry.job
     is_first = job.status.placement is None and status.placement is not None
     if not is_first or status.attempt > 1 or job.spec.workers > 1 or entry.job_pods.pods:
@@ -397,14 +416,14 @@ def _recording_pod(
 
 
 def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
-    """The job's writes in order: its status, its pods, its profile."""
+    """Returns the job's writes in order: its status, its pods, its profile."""
     job = entry.job
     if job.metadata.deletion_timestamp is not None:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
         return list(step.deletes)
     if job.finished and job.status.observed_generation == job.metadata.generation:
-        # Nothing can change any more: thousands of finished jobs cost next to nothing.
+        # Nothing can change any more. This keeps thousands of finished jobs cheap.
         return list(step.deletes)
     items: list[PlanItem] = []
     inputs = cycle.inputs_after(job.metadata.uid, step.status)

@@ -179,8 +179,8 @@ class Admission:
         )
 
     def _remember_refusal(self, entry: Pending, requirements: JobRequirements, wait: Wait) -> None:
-        """Remembers that the class was refused, if nothing can be done for its other
-        jobs either.
+        """Remembers that the class was refused, if nothing can be done for its other jobs
+        either.
         """
         if not entry.equivalence_class or wait.reason not in (
             PendingReason.INSUFFICIENT_CAPACITY,

@@ -1,10 +1,10 @@
-"""What the queues use of their quotas, who borrows, and who gives back.
+"""What the queues use of their quotas, which queues borrow, and which queues give back.
 
-What is promised to a queue it may always have: its nominal quota; of its parent's, if it has none,
-what its siblings' leave. Beyond that the queue borrows what is idle, up to its limit and the limits
-of those above it. Borrowed quota is given back: jobs within what is promised to their queue come
-first, and jobs of a queue that borrows are stopped for them (see `preemption`). `tree` has the
-figures; docs/design/0027 has the rule.
+A queue may always have what is promised to it. That is its nominal quota, or if it has none, the
+part of its parent's quota that its siblings' quotas leave. Beyond that the queue borrows idle
+quota, up to its limit and the limits of the queues above it. Borrowed quota is given back: jobs
+within their queue's promise come first, and jobs of a borrowing queue are stopped for them (see
+`preemption`). `tree` has the figures. docs/design/0027 has the rule.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from gpujob_operator.decide.model.plan import WriteQueueStatus
 from gpujob_operator.decide.queue.pending import Pending
 from gpujob_operator.decide.queue.tree import QueueTree
 
-# The kinds of what is counted, as places in `Bounds`.
+# The counted resources, as indexes of `Bounds`.
 _GPUS, _MEMORY = 0, 1
 
 
@@ -41,7 +41,7 @@ class QueueUse:
         return self.memory_bytes if kind else self.gpus
 
     def count(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
-        """Adds the job's use by this status; `sign` -1 subtracts it."""
+        """Adds the job's use by this status. A `sign` of -1 subtracts it."""
         if status.placement is None or status.reservation is None:
             return
         gpus = sum(len(worker.gpus) for worker in status.placement.workers)
@@ -50,7 +50,7 @@ class QueueUse:
         self.memory_bytes += sign * gpus * status.reservation.memory_bytes
 
 
-# Nobody changes it.
+# Shared, and therefore never changed.
 _UNUSED = QueueUse()
 
 
@@ -59,23 +59,23 @@ class QuotaState:
     """The quotas of all queues, updated while this cycle places jobs."""
 
     by_name: Mapping[str, GPUQueue]
-    # Of the jobs of each queue itself.
+    # Use of each queue's own jobs.
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Queues whose quota is held for a job that has waited for long.
+    # Queues whose quota is held for a job that has waited for a long time.
     quota_held: set[str] = field(default_factory=set[str])
     # Incremented with every change of use, so that cached shares can be renewed.
     version: int = 0
     tree: QueueTree = field(default_factory=lambda: QueueTree({}))
-    # Of each queue with all below it.
+    # Use of each queue with all queues below it.
     _held: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # The same once the jobs in `_leaving` have left and those that they are stopped for have come.
+    # The same after the jobs in `_leaving` have left and their beneficiaries have started.
     _later: dict[str, QueueUse] | None = None
     _leaving: set[str] = field(default_factory=set[str])
-    # Of the jobs that have ended, which count until the next cycle: of each queue itself, and with
-    # all below it.
+    # Use of jobs that have ended and count until the next cycle: of each queue's own jobs, and with
+    # all queues below it.
     _ended_own: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     _ended: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Their UIDs.
+    # UIDs of the jobs that have ended.
     _ended_uids: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
@@ -86,19 +86,25 @@ class QuotaState:
                 self._held[one] = _sum_of(self.held(one), own)
 
     def queue_of(self, job: GPUJob) -> str:
-        """The queue whose quota the job uses; "" for a running job of which no status says who
-        admitted it, and that its queue does not admit."""
+        """Returns the queue whose quota the job uses.
+
+        Returns "" for a running job if no status records which queue admitted it, and its spec's
+        queue does not admit it.
+        """
         name = queue_of(job)
         unsaid = job.status.placement is not None and job.status.queue is None
         return "" if unsaid and self.refusal(job) else name
 
     def priority_of(self, job: GPUJob) -> int:
-        """The priority of a running job. An edit after its admission counts as far as the queue
-        that admitted it gives priorities."""
+        """Returns the priority of a running job.
+
+        A priority that was edited after admission is capped to the range of the queue that admitted
+        the job.
+        """
         return self.capped(job.spec.priority, self.queue_of(job))
 
     def capped(self, priority: int, name: str) -> int:
-        """The nearest priority that the queue gives."""
+        """Returns the nearest priority that the queue allows."""
         queue = self.by_name.get(name)
         given = queue.spec.priority if queue is not None else None
         if given is None:
@@ -108,7 +114,7 @@ class QuotaState:
         return priority if given.minimum is None else max(priority, given.minimum)
 
     def note_ended(self, jobs: Iterable[GPUJob]) -> None:
-        """These jobs, which are counted, have ended: who is entitled does not depend on them."""
+        """Notes that these counted jobs have ended. Entitlement does not depend on them."""
         for job in jobs:
             self._ended_uids.add(job.metadata.uid)
             self._count_ended(job, 1)
@@ -120,15 +126,15 @@ class QuotaState:
             self._ended[one] = _sum_of(self._ended.get(one, _UNUSED), use)
 
     def held(self, name: str) -> QueueUse:
-        """What the jobs of the queue, and of all below it, use."""
+        """Returns what the jobs of the queue and of all queues below it use."""
         return self._held.get(name, _UNUSED)
 
     def own(self, name: str) -> QueueUse:
-        """What the jobs of the queue itself use."""
+        """Returns what the jobs of the queue itself use."""
         return self.use.get(name, _UNUSED)
 
     def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
-        """Adds the job's use by this status; `sign` -1 subtracts it."""
+        """Adds the job's use by this status. A `sign` of -1 subtracts it."""
         name = self.queue_of(job)
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
         for one in self.tree.path(name):
@@ -138,15 +144,15 @@ class QuotaState:
         self.version += 1
 
     def grow(self, job: GPUJob, reservation: Reservation) -> None:
-        """Counts the larger reservation that a job, which is counted, gets in this cycle."""
+        """Counts the larger reservation that a counted job gets in this cycle."""
         self.add(job, job.status, -1)
         self.add(job, changed(job.status, reservation=reservation))
 
     @contextmanager
     def simulate_removal(self, jobs: Iterable[GPUJob]) -> Generator[None]:
-        """The state as if these jobs, which are counted, used nothing."""
+        """Puts the state, within the context, as if these counted jobs used nothing."""
         gone, version = list(jobs), self.version
-        # What is removed has not ended as well: it would be subtracted twice.
+        # A removed job must not count as ended too, because it would be subtracted twice.
         ended = [job for job in gone if job.metadata.uid in self._ended_uids]
         for job in gone:
             self.add(job, job.status, -1)
@@ -162,8 +168,10 @@ class QuotaState:
             self.version = version
 
     def claim(self, job: GPUJob, memory_bytes: int, leaving: Iterable[GPUJob]) -> None:
-        """Holds the quota for a job that waits until others, which are counted, have left: nobody
-        else in this pass gets what the job will have then."""
+        """Holds the quota for a job that waits until other counted jobs have left.
+
+        No other job in this pass gets what the job will have then.
+        """
         if self._later is None:
             self._later = {name: replace(held) for name, held in self._held.items()}
         for other in leaving:
@@ -180,19 +188,23 @@ class QuotaState:
             self._later[one] = _sum_of(self._later.get(one, _UNUSED), more)
 
     def root(self, name: str) -> str:
-        """Quota is lent and given back among the queues of one root."""
+        """Returns the root of the queue. Quota is lent and given back among the queues of
+        one root.
+        """
         return self.tree.path(name)[-1]
 
     def shares(self, name: str, size: ClusterSize) -> tuple[float, ...]:
-        """Dominant share of GPUs and GPU memory divided by the weight: of the root with all below
-        it, and so on down to the queue with all below it, and of the queue alone.
+        """Returns the dominant shares of GPUs and GPU memory, divided by the weight.
+
+        The first is the share of the root with all queues below it, and so on down to the queue
+        with all queues below it. The last is the share of the queue alone.
         """
         path = self.tree.path(name)
         found = [self._share(one, self.held(one), size) for one in reversed(path)]
         return (*found, self._share(name, self.own(name), size))
 
     def unknown_queue(self, job: GPUJob) -> str:
-        """The message that the job's queue does not exist, or ""."""
+        """Returns a message if the job's queue does not exist, or ""."""
         name = job.spec.queue
         if name in self.by_name or name == DEFAULT_QUEUE:
             return ""
@@ -200,7 +212,7 @@ class QuotaState:
         return f"spec.queue: GPUQueue {name!r} does not exist; existing queues: {known}"
 
     def refusal(self, job: GPUJob) -> str:
-        """Why the job's queue never admits it, with field, value and queue; or ""."""
+        """Returns why the job's queue never admits it, with field, value and queue, or ""."""
         name = job.spec.queue
         queue = self.by_name.get(name)
         if queue is None:
@@ -213,7 +225,7 @@ class QuotaState:
         return f"spec.priority: {job.spec.priority} is {bound}" if bound else ""
 
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
-        """Why this job would exceed its queue's quota, or that of a queue above it; or "".
+        """Returns why this job would exceed the quota of its queue or of a queue above it, or "".
 
         `memory_bytes` is per GPU.
         """
@@ -232,7 +244,9 @@ class QuotaState:
         return ""
 
     def too_full(self, job: GPUJob, memory_bytes: int) -> set[str]:
-        """The queues, of the job's and those above it, that would exceed their quota with it."""
+        """Returns the job's queue and queues above it that would exceed their quota with
+        the job.
+        """
         after = self._held if self._later is None else self._later
         return {
             name
@@ -242,15 +256,18 @@ class QuotaState:
         }
 
     def hold_quota(self, job: GPUJob, memory_bytes: int) -> None:
-        """Lets no later job of the queue overtake this one, if only jobs of its own queue are in
-        its way: what others have would not become free by that.
+        """Lets no later job of the queue overtake this one, if only jobs of its own queue block it.
+
+        Holding the queue's quota would not free what other queues' jobs use.
         """
         if not self.is_kept_out_by_others(job, memory_bytes):
             self.quota_held.add(job.spec.queue)
 
     def is_kept_out_by_others(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True if the job would exceed a quota although no other job of its queue ran, nor those
-        that have ended."""
+        """Returns whether the job would exceed a quota even without other jobs of its queue.
+
+        Jobs that have ended do not count either.
+        """
         name = job.spec.queue
         own = _less_of(self.own(name), self._ended_own.get(name, _UNUSED))
         return any(
@@ -262,16 +279,20 @@ class QuotaState:
         return _less_of(self.held(name), self._ended.get(name, _UNUSED))
 
     def fits_in_nominal(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True if the job is entitled: quota was promised to its queue, and the job is within it.
-        Who borrows that quota gives it back.
+        """Returns whether the job is entitled: quota was promised to its queue and the job is
+        within it.
+
+        Queues that borrow this quota give it back.
         """
         if not self.tree.is_promised_any(job.spec.queue):
             return False
         return not self.would_borrow(job, memory_bytes)
 
     def would_borrow(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True if the job would use quota that its queue, or one above it, was not promised, or
-        that others were promised and use themselves.
+        """Returns whether the job would use quota that was not promised to its queue or to one
+        above it.
+
+        Quota that was promised to others and that they use themselves also counts as borrowed.
         """
         if not self.by_name:
             return False
@@ -280,8 +301,11 @@ class QuotaState:
         return not (within and self._is_within(job.spec.queue, gpus * memory_bytes, _MEMORY))
 
     def _is_within(self, name: str, amount: int, kind: int) -> bool:
-        """Whether so much more is within what the queue, and each above it, was promised, once
-        everybody beside this path has no more than was promised to them."""
+        """Returns whether this amount is within the promises to the queue and to each queue above
+        it.
+
+        Queues outside this path count with at most what was promised to them.
+        """
         below = None
         for one in self.tree.path(name):
             firm, loose, rest = 0, self._kept(one, kind, own=True), self.tree.rest(one)[kind]
@@ -307,16 +331,19 @@ class QuotaState:
         return True
 
     def _kept(self, name: str, kind: int, *, own: bool = False) -> int:
-        """What the queue's jobs hold, and those below it unless `own`, but for those that ended."""
+        """Returns what the jobs of the queue hold, except those that have ended.
+
+        Jobs of the queues below it count unless `own`.
+        """
         if own:
             return self.own(name)[kind] - self._ended_own.get(name, _UNUSED)[kind]
         return self.held(name)[kind] - self._ended.get(name, _UNUSED)[kind]
 
     def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
-        """True while a job of queue `name` may be stopped for an entitled job of `for_queue`.
+        """Returns whether a job of queue `name` may be stopped for an entitled job of `for_queue`.
 
-        Where the ways from the root to the two part, the way to `name` must borrow; and further
-        down the way goes on to who borrows, if anybody there does.
+        The paths from the root to the two queues part at some queue. The path to `name` must borrow
+        there. Below that, it must follow a queue that borrows, if any queue there does.
         """
         if not self.borrows_beside(name, for_queue):
             return False
@@ -330,25 +357,28 @@ class QuotaState:
         return True
 
     def borrows_beside(self, name: str, for_queue: str) -> bool:
-        """True while the way to queue `name` borrows where it parts from that to `for_queue`: of
-        these queues somebody gives back, if not this one."""
+        """Returns whether the path to queue `name` borrows where it parts from the path to
+        `for_queue`.
+
+        If so, one of these queues gives back, even if this one does not.
+        """
         if name == for_queue:
             return False
         way = self._way(name, for_queue)
         return self._is_over(way[0]) if way else self._rest_is_exceeded(name)
 
     def _way(self, name: str, for_queue: str) -> list[str]:
-        """The queues down to `name` that are not above `for_queue`."""
+        """Returns the queues down to `name` that are not above `for_queue`."""
         above = self.tree.path(for_queue)
         return [one for one in reversed(self.tree.path(name)) if one not in above]
 
     def _anybody_borrows_in(self, name: str) -> bool:
-        """Whether a child, or the queue's own jobs, have more than was promised to them."""
+        """Returns whether a child, or the queue's own jobs, have more than was promised to them."""
         children = any(self._is_over(child) for child in self.tree.children(name))
         return children or self._rest_is_exceeded(name)
 
     def _is_over(self, name: str) -> bool:
-        """Whether the queue with all below it has more than was promised to it."""
+        """Returns whether the queue with all queues below it has more than was promised to it."""
         held, nominal = self.held(name), self.tree.nominal(name)
         parent = self.tree.parent(name)
         for kind in (_GPUS, _MEMORY):
@@ -365,8 +395,10 @@ class QuotaState:
         return any(own[kind] and self._rest_over(name, kind) for kind in (_GPUS, _MEMORY))
 
     def _rest_over(self, name: str, kind: int) -> bool:
-        """Whether the queue's own jobs, and the children without a nominal quota, have more than
-        the other children's nominal quotas leave."""
+        """Returns whether more is used than the nominal quotas of the queue's children leave.
+
+        The queue's own jobs and its children without a nominal quota count.
+        """
         rest = self.tree.rest(name)[kind]
         if rest is None:
             return False
@@ -395,7 +427,7 @@ class QuotaState:
 
 
 def _beyond(priority: int, queue: GPUQueue) -> str:
-    """The bound of the queue that the priority is beyond, or ""."""
+    """Returns the bound of the queue that the priority exceeds, or ""."""
     given, name = queue.spec.priority, queue.metadata.name
     if given is None:
         return ""
@@ -407,7 +439,7 @@ def _beyond(priority: int, queue: GPUQueue) -> str:
 
 
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
-    """The use with one more job of `memory_bytes` for each GPU."""
+    """Returns the use with one more job of `memory_bytes` per GPU."""
     gpus = job.spec.gpus
     return QueueUse(use.jobs + 1, use.gpus + gpus, use.memory_bytes + gpus * memory_bytes)
 
