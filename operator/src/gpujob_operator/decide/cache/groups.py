@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ListDiff(Generic[T]):
-    """The objects of one kind that were there last time."""
+    """The objects of one kind in the last snapshot."""
 
-    # Kept here, so that no identity is given to another object.
+    # Keeps the objects alive, so that no new object gets the identity of an old one.
     _items: tuple[T, ...] = ()
 
     def take(self, items: tuple[T, ...]) -> tuple[list[T], list[T]]:
-        """(new, gone) since the last time, each in its list's order."""
+        """Returns (new, gone) since the last call, each in its list's order."""
         before, self._items = self._items, items
         if items is before:
             return [], []
-        # Most objects stay where they are. What is elsewhere may only have moved.
+        # Most objects keep their place. An object in another place may only have moved.
         differs = list(map(is_not, before, items))
         gone = [*compress(before, differs), *before[len(items) :]]
         new = [*compress(items, differs), *items[len(before) :]]
@@ -44,8 +44,10 @@ class ListDiff(Generic[T]):
 
 @dataclass(slots=True)
 class Groups(Generic[K]):
-    """UIDs by key. A group of nobody does not stay: keys come and go. Most groups are of one, which
-    is kept without a set around it."""
+    """UIDs by key. Empty groups are removed, because keys come and go.
+
+    Most groups have one member, which is stored without a set.
+    """
 
     _members: dict[K, str | set[str]] = field(default_factory=lambda: dict[K, str | set[str]]())
 
@@ -57,7 +59,7 @@ class Groups(Generic[K]):
             self._members[key] = {members, uid}
 
     def discard(self, key: K, uid: str) -> None:
-        """Raises KeyError for a group of nobody."""
+        """Removes the UID from the group. Raises KeyError if the group is empty."""
         members = self._members[key]
         if isinstance(members, set):
             members.discard(uid)
@@ -75,16 +77,15 @@ class Groups(Generic[K]):
 class SharingGroups:
     """The queues that let their jobs share GPUs with each other (`spec.sharingGroup`).
 
-    The group of each queue, by name. A queue that names none is a group of its own.
-
-    Empty where there is only one group: everybody shares then, and jobs need not be distinguished.
+    `by_queue` has the group of each queue. A queue without a sharing group is a group by itself. It
+    is empty if there is only one group, because then all jobs share and need not be distinguished.
     """
 
     by_queue: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, queues: Iterable[GPUQueue]) -> "SharingGroups":
-        # Jobs may be in this queue also where there is no object of the name.
+        # Jobs may be in this queue even if no such object exists.
         groups = {DEFAULT_QUEUE: _alone(DEFAULT_QUEUE)}
         for queue in queues:
             name, group = queue.metadata.name, queue.spec.sharing_group
@@ -106,6 +107,9 @@ def _alone(queue: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _number(name: str) -> int:
-    """A number for the name, so that arrays can compare names. A hash of 63 bits: that two of a
-    million names have the same number is less likely than one in ten million."""
+    """Returns a number for the name, so that arrays can compare names.
+
+    It is a hash of 63 bits. The probability that two of a million names have the same number is
+    below one in ten million.
+    """
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -1,4 +1,4 @@
-"""What is remembered of one job from cycle to cycle, and the inputs of its last step."""
+"""What is kept of one job from cycle to cycle, and the inputs of its last step."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ ClaimKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Volumes:
-    """The volumes that claims are bound to, by claim. `take` the lists one after the other."""
+    """The volumes that claims are bound to, by claim. `take` the lists in order."""
 
     _by_claim: dict[ClaimKey, dict[str, BoundVolume]] = field(
         default_factory=dict[ClaimKey, dict[str, BoundVolume]]
@@ -33,7 +33,7 @@ class Volumes:
     _diff: ListDiff[BoundVolume] = field(default_factory=lambda: ListDiff[BoundVolume]())
 
     def take(self, volumes: tuple[BoundVolume, ...]) -> set[ClaimKey]:
-        """Takes over what was observed; returns the claims whose volumes came, changed or went."""
+        """Takes the observed volumes. Returns the claims whose volumes came, changed or went."""
         new, gone = self._diff.take(volumes)
         for one in gone:
             of_claim = self._by_claim.get(_claim_of(one), {})
@@ -46,7 +46,7 @@ class Volumes:
         return {_claim_of(one) for one in (*new, *gone)}
 
     def of(self, claims: Iterable[ClaimKey]) -> tuple[BoundVolume, ...]:
-        """The volumes of these claims, by claim and name."""
+        """Returns the volumes of these claims, by claim and name."""
         found = (self._by_claim.get(claim, {}) for claim in claims)
         return tuple(of_claim[name] for of_claim in found for name in sorted(of_claim))
 
@@ -57,23 +57,23 @@ def _claim_of(volume: BoundVolume) -> ClaimKey:
 
 @dataclass(slots=True)
 class JobEntry:
-    """One job, with what follows from it alone; the rest is set as it is found out."""
+    """One job with what is derived from it alone. The other fields are set later."""
 
     job: GPUJob
     requests: PodRequests
-    # Of the spec.
+    # Keys of the spec.
     spec_keys: WorkloadKeys
-    # Of the attempt that the job has, else of the spec.
+    # Keys of the job's attempt, or of the spec without an attempt.
     keys: WorkloadKeys
     held: bool
     claims: tuple[ClaimKey, ...] = ()
     job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None
-    # What its claims are bound to.
+    # The volumes that its claims are bound to.
     volumes: tuple[BoundVolume, ...] = ()
-    # Found when first asked for.
+    # Computed on first use.
     requirements: JobRequirements | None = None
-    # The last decision, which was to write nothing, and until when nothing else can follow.
+    # The last decision, which was to write nothing, and the time until which it holds.
     inputs: JobInputs | None = None
     step: NextStep | None = None
     quiet_until: datetime | None = None
@@ -90,6 +90,6 @@ class JobEntry:
 
 
 def spec_version(job: GPUJob) -> _Version:
-    """A spec changes with its generation; without one (0) nothing is known to be the same."""
+    """A spec changes with its generation. Without one (0), every object counts as a new version."""
     generation = job.metadata.generation
     return (generation, 0) if generation else (0, id(job))

@@ -1,4 +1,4 @@
-"""Jobs as they were observed, by UID, with their pods, profiles and reports; and which changed."""
+"""Observed jobs by UID, with their pods, profiles and reports, and which of them changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,14 +36,16 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.workers import JobName, job_name_of, job_pods_of
 
 UsageByAttempt = Mapping[tuple[str, int], GPUUsage]
-# A job before and after a change; None: it was not there, or is gone.
+# A job before and after a change. None: it did not exist, or is gone.
 Replacement = tuple[JobEntry | None, JobEntry | None]
 
 
 @dataclass(slots=True)
 class Pods:
-    """All pods that could be workers, by the job whose name they have and by their controller
-    owner. Kept from snapshot to snapshot."""
+    """All pods that could be workers, kept from snapshot to snapshot.
+
+    They are indexed by the job whose name they have and by their controller owner.
+    """
 
     _diff: ListDiff[PodView] = field(default_factory=lambda: ListDiff[PodView]())
     _by_uid: dict[str, PodView] = field(default_factory=dict[str, PodView])
@@ -53,8 +55,10 @@ class Pods:
     _owned: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
 
     def take(self, pods: tuple[PodView, ...]) -> tuple[set[JobName], set[str]]:
-        """Brings it up to date; returns the names of jobs and the UIDs of owners of which a pod
-        came, went or is not the same."""
+        """Takes the observed pods.
+
+        Returns the names of jobs and the UIDs of owners with a pod that came, went or changed.
+        """
         new, gone = self._diff.take(pods)
         names, owners = set[JobName](), set[str]()
         for pod in new:
@@ -70,7 +74,7 @@ class Pods:
         return self._namesakes.get(name, {}).values()
 
     def owned(self, job_uid: str) -> tuple[PodView, ...]:
-        """Pods that have this GPUJob for their controller owner, wherever and whatever they are."""
+        """Returns all pods that have this GPUJob as their controller owner."""
         pods = self._owned.get(job_uid, {}).values()
         return tuple(sorted(pods, key=lambda p: (p.attempt, p.rank, p.uid)))
 
@@ -99,7 +103,7 @@ class Pods:
 
 
 def _take_out(groups: dict[Any, dict[str, PodView]], key: object, uid: str) -> None:
-    """A group of nobody does not stay: keys come and go."""
+    """Removes the pod. Empty groups are removed, because keys come and go."""
     group = groups[key]
     del group[uid]
     if not group:
@@ -108,27 +112,27 @@ def _take_out(groups: dict[Any, dict[str, PodView]], key: object, uid: str) -> N
 
 @dataclass(slots=True)
 class Jobs:
-    """`take` the snapshots one after the other. The sets are of the last one."""
+    """The observed jobs. `take` the snapshots in order. The sets belong to the last one."""
 
     entries: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     usage: UsageByAttempt = field(default_factory=dict[tuple[str, int], GPUUsage])
-    # Jobs of which anything changed but reports and measured use; and owners of changed pods.
+    # Jobs with any change except reports and measured use, and owners of changed pods.
     changed: set[str] = field(default_factory=set[str])
-    # Of them those whose profile says something else to placement.
+    # The subset whose profile changed in a way that matters to placement.
     reprofiled: set[str] = field(default_factory=set[str])
     # Profiles that came, changed or went (None) with the last `take`.
     changed_profiles: dict[ProfileKey, GPUProfile | None] = field(
         default_factory=dict[ProfileKey, GPUProfile | None]
     )
-    # Jobs of which a report or measured use is not the same.
+    # Jobs with a new report or new measured use.
     measured: set[str] = field(default_factory=set[str])
     _pods: Pods = field(default_factory=Pods)
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
     _by_name: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
     _volumes: Volumes = field(default_factory=Volumes)
     _by_claim: Groups[ClaimKey] = field(default_factory=lambda: Groups[ClaimKey]())
-    # That of the configuration, with which a cache is made anew.
+    # From the configuration. A new configuration creates a new cache.
     _claim_template: ClaimTemplate | None = None
     _by_profile: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
     _job_diff: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
@@ -138,7 +142,7 @@ class Jobs:
     )
 
     def take(self, snapshot: Snapshot) -> list[Replacement]:
-        """Takes over what was observed; returns the jobs that came, changed or went."""
+        """Takes the snapshot. Returns the jobs that came, changed or went."""
         self.changed, self.reprofiled, self.measured = set(), set(), set()
         self._claim_template = snapshot.configuration.checkpoint_claim_template
         replaced = list(self._take_jobs(snapshot.jobs))
@@ -156,12 +160,12 @@ class Jobs:
         return replaced
 
     def unused_profile(self, key: ProfileKey) -> GPUProfile | None:
-        """The profile, unless a job that has not finished may use it."""
+        """Returns the profile, unless an unfinished job may use it."""
         users = (self.entries[uid].job for uid in self._by_profile.of(key))
         return self._profiles.get(key) if all(job.finished for job in users) else None
 
     def orphans(self, uid: str) -> tuple[PodView, ...]:
-        """Pods whose controller owner is the job of this UID, if there is no such job."""
+        """Returns pods whose controller owner is the job of this UID, if there is no such job."""
         return self._pods.owned(uid) if uid not in self.entries else ()
 
     def _take_jobs(self, jobs: tuple[GPUJob, ...]) -> Iterator[Replacement]:
@@ -233,14 +237,14 @@ class Jobs:
             self._renew_users(key, before)
 
     def _renew_users(self, key: ProfileKey, before: GPUProfile | None) -> None:
-        """Shows the profile, which was `before`, to the jobs of its workload."""
+        """Gives the profile, which was `before`, to the jobs of its workload."""
         after = self._profiles.get(key)
         only_paces = before is not None and after is not None and differ_in_paces(before, after)
         for uid in self._by_profile.of(key):
             entry = self.entries[uid]
             entry.profile = after
             if only_paces:
-                # Recorded slowdowns only increase, so a job with nothing to add before still has
+                # Recorded slowdowns only increase, so a job that had nothing to add still has
                 # nothing to add.
                 continue
             entry.requirements = None
@@ -279,8 +283,10 @@ def _name_of(job: GPUJob) -> JobName:
 
 
 def delete_at(job: GPUJob) -> datetime | None:
-    """When the job is to be deleted (`spec.ttlSecondsAfterFinished`); None: never, or its deletion
-    was already requested."""
+    """Returns when the job is to be deleted (`spec.ttlSecondsAfterFinished`), or None.
+
+    None means never, or that its deletion was already requested.
+    """
     seconds, finished_at = job.spec.ttl_seconds_after_finished, job.status.finished_at
     if seconds is None or finished_at is None or not job.finished:
         return None
@@ -300,7 +306,7 @@ class Starts:
     _recorded: frozenset[str] = frozenset()
 
     def take(self, snapshot: Snapshot) -> set[str]:
-        """Returns the jobs of which anything changed."""
+        """Takes the snapshot. Returns the jobs with any change."""
         refused = refused_by_job(snapshot.refused_pods)
         perhaps_created = {one.job_uid: one for one in snapshot.perhaps_created}
         recorded = frozenset(snapshot.recorded)

@@ -1,5 +1,7 @@
-"""The nodes and GPUs of a cycle, with the reservations of jobs on them: the capacity, in which only
-those nodes are built anew on which something changed."""
+"""The nodes and GPUs of a cycle, with the reservations of jobs on them.
+
+Only nodes on which something changed are rebuilt in the capacity.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -36,7 +38,7 @@ from gpujob_operator.decide.model.snapshot import GonePod, NodeView, ProgramFaul
 
 @dataclass(slots=True)
 class Nodes:
-    """`take` what was observed and `hold` what jobs hold, then `renew`."""
+    """The capacity. `take` the snapshot, `hold` what jobs hold, then `renew`."""
 
     capacity: Capacity = field(default_factory=Capacity)
     _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
@@ -44,17 +46,17 @@ class Nodes:
     _seen_views: ListDiff[NodeView] = field(default_factory=lambda: ListDiff[NodeView]())
     _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
     _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
-    # More than one where an agent calls another node's GPU its own.
+    # Several nodes have a GPU if an agent reports another node's GPU as its own.
     _nodes_of_gpu: Groups[str] = field(default_factory=lambda: Groups[str]())
     _held: dict[str, JobUsage] = field(default_factory=dict[str, JobUsage])
     _sum: ClusterUsage = field(default_factory=ClusterUsage)
-    # When a node's measurements become old, and nodes whose are.
+    # When a node's measurements become stale, and the nodes whose measurements are stale.
     _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     _old: set[str] = field(default_factory=set[str])
     _learned: Learned = field(default_factory=Learned)
     _profiles: tuple[GPUProfile, ...] = ()
     _program_faults: tuple[ProgramFault, ...] = ()
-    # Nodes whose capacity may have changed since it was renewed: altogether, or on these GPUs.
+    # Nodes whose capacity may have changed since it was renewed: entirely, or on these GPUs.
     _dirty: set[str] = field(default_factory=set[str])
     _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
@@ -78,7 +80,7 @@ class Nodes:
             self.hold(f"pod {pod.uid}", usage_of_gone(pod))
 
     def _learn(self, snapshot: Snapshot) -> None:
-        """Nodes of which something else is believed now are built anew."""
+        """Marks the nodes to which the newly learned figures apply."""
         before, spot_rates = self._learned, rates(snapshot)
         same_profiles = snapshot.profiles is self._profiles
         models = before.laws if same_profiles else laws(snapshot.profiles)
@@ -112,7 +114,7 @@ class Nodes:
             self._nodes_of_gpu.add(uuid, name)
 
     def _claims(self, names: Iterable[str]) -> set[Place]:
-        """The GPUs that these nodes call their own."""
+        """Returns the GPUs that these nodes report as their own."""
         nodes = [self._gpu_nodes[name] for name in names if name in self._gpu_nodes]
         return {(node.metadata.name, gpu.uuid) for node in nodes for gpu in node.status.gpus}
 
@@ -123,7 +125,7 @@ class Nodes:
         return {name for uuid in uuids for name in self._nodes_of_gpu.of(uuid)}
 
     def hold(self, uid: str, after: JobUsage) -> None:
-        """What this job and its pods hold from now on, instead of what they held."""
+        """Replaces what this job and its pods hold."""
         before = self._held.pop(uid, NOTHING)
         if after != NOTHING:
             self._held[uid] = after
@@ -140,13 +142,15 @@ class Nodes:
                 self._touched.setdefault(node, set())
 
     def _touch(self, places: Iterable[Place]) -> None:
-        """Each a node and a GPU of it; without a node, of all that have such a GPU."""
+        """Marks GPUs of nodes. A place without a node means every node that has such a GPU."""
         for node, uuid in places:
             for name in (node,) if node else self._nodes_of_gpu.of(uuid):
                 self._touched.setdefault(name, set()).add(uuid)
 
     def _gpus_with(self, pod: TerminatedPod) -> set[str]:
-        """The pod's GPUs, and others of the same nodes on which its processes were seen."""
+        """Returns the pod's GPUs, and other GPUs of the same nodes on which its processes were
+        seen.
+        """
         nodes = [self._gpu_nodes[name] for name in self._of_gpus(pod.gpus)]
         gpus = (gpu for node in nodes for gpu in node.status.gpus)
         seen = {g.uuid for g in gpus if any(p.pod_uid == pod.pod_uid for p in g.processes)}
@@ -155,9 +159,11 @@ class Nodes:
     def renew(
         self, configuration: Configuration, now: datetime
     ) -> dict[str, frozenset[str] | None]:
-        """Renews the capacity; returns the nodes that are not the same any more, each with those
-        of its GPUs that are not, or None where more of it changed. What stayed the same stays the
-        same object."""
+        """Renews the capacity. Returns the nodes that changed, each with its changed GPUs.
+
+        None instead of GPUs means that more of the node changed. What did not change stays the same
+        object.
+        """
         nodes = dict(self.capacity.nodes)
         changed: dict[str, frozenset[str] | None] = {}
         due = {*self._old, *self._old_at.due(now)}
@@ -189,7 +195,9 @@ class Nodes:
     def _node(
         self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime
     ) -> NodeCapacity | None:
-        """The node's capacity, if the node is managed; `before` if it was not observed again."""
+        """Returns the capacity of a managed node, or None. `before` is kept if it was not observed
+        again.
+        """
         view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
         if view is None or gpu_node is None:
             return None
@@ -202,7 +210,7 @@ class Nodes:
         return replace(before, closed=closed) if closed != before.closed else before
 
     def _watch(self, name: str, closed: NodeClosed | None, configuration: Configuration) -> None:
-        """Measurements become old by themselves, and older."""
+        """Schedules the next look, because measurements become stale with time alone."""
         observed = self._gpu_nodes[name].status.observed_at
         if closed is not None and closed.reason is ClosedReason.STALE:
             self._old.add(name)
@@ -212,7 +220,7 @@ class Nodes:
 
 
 def _changed_gpus(before: NodeCapacity | None, after: NodeCapacity | None) -> frozenset[str] | None:
-    """The GPUs that are not the same objects; None where jobs see another change of the node."""
+    """Returns the GPUs that are new objects, or None if jobs see another change of the node."""
     if before is None or after is None or facts_of(before) != facts_of(after):
         return None
     gpus = zip_longest(before.gpus, after.gpus)
@@ -221,7 +229,7 @@ def _changed_gpus(before: NodeCapacity | None, after: NodeCapacity | None) -> fr
 
 
 def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
-    """The old object where the new one says the same, whole or GPU by GPU."""
+    """Returns the old object if the new one is equal, as a whole or GPU by GPU."""
     if before is None or before == after:
         return before or after
     known = {gpu.uuid: gpu for gpu in before.gpus}

@@ -1,9 +1,9 @@
-"""What planning keeps from one cycle to the next: figures derived from what did not change.
+"""What planning keeps from one cycle to the next: figures derived from unchanged objects.
 
 A large cluster changes little from cycle to cycle. Nouns are immutable, and an observed object is
-replaced only when it changed: objects are compared by identity, and only what rests on a new one
-is derived again. Dropping the cache changes no plan, but that what waits for writes under way is
-said again; tests hold it to that.
+replaced only if it changed. Objects are therefore compared by identity, and only what depends on a
+new object is derived again. Dropping the cache changes no plan, except that decisions that wait for
+writes in flight are repeated. Tests check this.
 """
 
 from collections.abc import Mapping
@@ -48,15 +48,17 @@ from gpujob_operator.decide.queue.quota import QuotaState
 
 @dataclass(slots=True)
 class SchedulerCache:
-    """Make it `of` a snapshot, and give the same one to every cycle for which it `holds_for` the
-    snapshot. `update` first, then read."""
+    """The cache. Create it with `of`, and pass it to every cycle for which it `holds_for` the
+    snapshot.
+
+    Call `update` first, then read.
+    """
 
     configuration: Configuration = field(default_factory=Configuration)
     listening_since: datetime | None = None
     groups: SharingGroups = field(default_factory=SharingGroups)
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(init=False)
-    # Finished jobs that do not stay.
     # Finished jobs by UID, with the time to delete them.
     expiries: Expiries[str] = field(default_factory=lambda: Expiries[str]())
     waiting: PendingQueues = field(default_factory=PendingQueues)
@@ -80,20 +82,24 @@ class SchedulerCache:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "SchedulerCache":
-        """An empty one for the snapshot's configuration and sharing groups."""
+        """Returns an empty cache for the snapshot's configuration and sharing groups."""
         groups = SharingGroups.of(snapshot.queues)
         return cls(snapshot.configuration, snapshot.listening_since, groups)
 
     def holds_for(self, snapshot: Snapshot) -> bool:
-        """Whether it may be used for this snapshot: another configuration changes everything, and
-        so do other sharing groups."""
+        """Returns whether the cache may be used for this snapshot.
+
+        A change of the configuration or of the sharing groups invalidates everything.
+        """
         same = snapshot.configuration == self.configuration
         same = same and SharingGroups.of(snapshot.queues) == self.groups
         return same and snapshot.listening_since == self.listening_since
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Brings everything up to date. Raises ValueError for a snapshot for which it does not
-        hold."""
+        """Brings everything up to date.
+
+        Raises ValueError for a snapshot for which the cache does not hold.
+        """
         if not self.holds_for(snapshot):
             raise ValueError("the snapshot has another configuration, or other sharing groups")
         self.releases.begin(now)
@@ -133,16 +139,18 @@ class SchedulerCache:
         return self._mix.mix
 
     def assumed(self) -> AssumedCapacity:
-        """The nodes as they are now, for the placements of one cycle."""
+        """Returns the nodes as they are now, for the placements of one cycle."""
         views = self._arrays.renew(in_order(self.capacity))
         return AssumedCapacity.of(self.capacity, self.mix, views, self._arrays.memo)
 
     def tenancy_of(self, capacity: Capacity) -> Tenancy:
-        """The GPUs of these nodes with their tenants as columns, until it is asked for again."""
+        """Returns the GPUs of these nodes with their tenants as columns, valid until the
+        next call.
+        """
         return self._tenancy.renew(capacity, self._release_arrays)
 
     def queues(self, snapshot: Snapshot) -> QuotaState:
-        """What the queues hold, free to be changed."""
+        """Returns what the queues hold. The caller may change the result."""
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
         state, use = QuotaState(by_name), self.holders.use()
         for uid in self.holders.unsaid:
@@ -165,7 +173,7 @@ class SchedulerCache:
         return entry.requirements
 
     def inputs(self, uid: str) -> JobInputs:
-        """What the next step of the job is decided from."""
+        """Returns the inputs of the job's next step."""
         entry = self._jobs.entries[uid]
         status = entry.job.status
         sites = sites_of(status.placement, self._nodes.capacity)
@@ -174,7 +182,7 @@ class SchedulerCache:
             report=self._jobs.reports.get(uid),
             usage=self._jobs.usage.get((uid, status.attempt)),
             sites=sites,
-            # A node that is there may have no agent yet.
+            # An existing node may have no agent yet.
             lost_nodes=frozenset(
                 [s.node for s in sites if s.facts is None and not self._nodes.has(s.node)]
             ),
@@ -185,18 +193,20 @@ class SchedulerCache:
         )
 
     def expired_profiles(self, now: datetime) -> list[GPUProfile]:
-        """Profiles to delete: in every cycle until they are gone. No cycle is made for them: they
-        go with the next one."""
+        """Returns profiles to delete, in every cycle until they are gone.
+
+        They do not cause a cycle of their own.
+        """
         due = self._profile_expiries.due(now)
         found = (self._jobs.unused_profile(key) for key in due)
         return [profile for profile in found if profile is not None]
 
     def pods_of_gone(self) -> list[PodView]:
-        """Pods whose controller owner is a GPUJob that is not there."""
+        """Returns pods whose controller owner is a GPUJob that does not exist."""
         return [pod for uid in self._gone for pod in self._jobs.orphans(uid)]
 
     def _replace(self, before: JobEntry | None, after: JobEntry | None) -> None:
-        """Counts a job as it is now, and no longer as it was."""
+        """Replaces the counted state of a job."""
         if before is not None and before.held:
             self.holders.remove(before.job)
         if after is not None:
@@ -224,12 +234,12 @@ class SchedulerCache:
             self._mix.put(uid)
 
     def _request(self, uid: str) -> tuple[Demand, int]:
-        """What each worker of the job asks for, and how many there are."""
+        """Returns what each worker of the job requests, and the number of workers."""
         workers = self.entries[uid].job.spec.workers
         return demand_of(self.requirements(uid), self.capacity, self.configuration), workers
 
     def _renew_usage(self, changed: set[str]) -> None:
-        """What the changed jobs hold now."""
+        """Renews what the changed jobs hold."""
         for uid in sorted(changed):
             entry = self.entries.get(uid)
             self._hold_orphans(uid)
@@ -241,7 +251,7 @@ class SchedulerCache:
             self._nodes.hold(uid, usage_of(entry.job, entry.job_pods, entry.requests, party))
 
     def _hold_orphans(self, uid: str) -> None:
-        """What pods hold whose owner was a job of this UID and is gone."""
+        """Renews what pods hold whose owner was a job of this UID and is gone."""
         owned = self._jobs.orphans(uid)
         if owned:
             self._gone.add(uid)
@@ -252,7 +262,7 @@ class SchedulerCache:
         self._nodes.hold(f"owner {uid}", usage_of_orphans(owned))
 
     def _renew_waiting(self, changed: set[str]) -> None:
-        """The queues' entries of the changed jobs."""
+        """Renews the queues' entries of the changed jobs."""
         rules = order_rules(self.configuration)
         expected_anew = self.releases.take_changed(
             self.waiting.entries, length_relevant_from_seconds(rules)

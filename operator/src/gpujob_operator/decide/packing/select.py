@@ -1,13 +1,19 @@
-"""Where a worker goes: the node and GPUs that cost the jobs still to come the least.
+"""Chooses where a worker goes: the node and GPUs that cost future jobs the least.
 
-`choose` is a pure function of the fleet, the request and the mix. Figures per node are kept on the
-side (`ScoreCache`) and renewed only for rows that changed, so that thousands of identical requests
-cost one evaluation and a placement costs what the last one changed.
+`choose` is a pure function of the fleet, the request and the mix. Figures per node are cached
+(`ScoreCache`) and renewed only for rows that changed. Thousands of identical requests therefore
+cost one evaluation, and a placement costs as much as the last one changed.
 
-Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
-steps of 0.02 of a GPU (near-ties are ties, on purpose: the first row fills up first); the lower
-price; the lower risk of being taken away; the first row. Among a node's GPUs: the lower cost, then
-the first.
+Nodes that can take the request are compared by these criteria, in order:
+
+1. spot, if it is preferred
+2. lower cost, in whole steps of 0.02 of a GPU (near-ties are ties on purpose, so the first row
+   fills up first)
+3. lower price
+4. lower risk of a reclamation
+5. the first row
+
+Among a node's GPUs, the lower cost comes first, then the first GPU.
 """
 
 from collections.abc import Sequence
@@ -28,7 +34,7 @@ STEP_GPUS = 0.02
 
 
 class SpreadLimit(NamedTuple):
-    """How many workers of a gang may be in one domain: see `DomainLimit`. By row; -1: in none."""
+    """How many workers of a gang may be in one domain, by row. -1: no domain. See `DomainLimit`."""
 
     domains: Integers
     most: int | None
@@ -38,7 +44,7 @@ class SpreadLimit(NamedTuple):
 def choose(
     arrays: NodeArrays, request: Request, mix: WorkloadMix, score_cache: ScoreCache
 ) -> Selection | None:
-    """The best place for one worker; None where there is none.
+    """Returns the best place for one worker, or None if there is none.
 
     `score_cache` belongs to this fleet, not to a copy of it.
     """
@@ -74,10 +80,10 @@ def choose_gang(
     levels: Sequence[Integers] = (),
     limits: Sequence[SpreadLimit] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Row and GPU columns of every worker of a gang, each on GPUs of its own, close together (see
-    `gang`), and apart where `limits` say so: as many as fit, all of them where all do.
+    """Returns row and GPU columns of as many workers of a gang as fit, each on its own GPUs.
 
-    `levels` are the domain of each row, the closest level first; -1: in none.
+    They are close together (see `gang`), and as far apart as `limits` require. `levels` are the
+    domain of each row, with the closest level first. -1: no domain.
     """
     demand = request.demand
     counts = _workers_by_row(arrays, request)
@@ -94,7 +100,7 @@ def choose_gang(
         free = free_gpus(arrays, at, request)
         all_gpus = replace(demand, gpus=demand.gpus * count)
         chosen = _gpus_of_worker(arrays, fragmentation, at, free, all_gpus)[0]
-        # GPUs that are linked come to one worker.
+        # Linked GPUs go to the same worker.
         order = np.argsort(arrays.link_group[row, chosen], kind="stable")
         gpus: list[int] = chosen[order].tolist()
         found += [
@@ -111,8 +117,9 @@ def _parts(
     levels: Sequence[Integers],
     limits: Sequence[SpreadLimit],
 ) -> list[tuple[int, int]]:
-    """Rows with the workers of a gang that each gets: as many as fit."""
-    # Among equals the cheaper node, then the one reclaimed less often, then the first row.
+    """Returns rows with the number of workers that each gets, for as many workers as fit."""
+    # Among equals the cheaper node comes first, then the one reclaimed less often, then the first
+    # row.
     nodes = {
         (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(counts[row])
         for row in np.flatnonzero(counts > 0)
@@ -128,7 +135,9 @@ def _parts(
 
 
 def _by_node(limit: SpreadLimit, arrays: NodeArrays) -> DomainLimit[tuple[float, float, int]]:
-    """The limit by nodes as `choose_gang` names them, those included that take no worker now."""
+    """Returns the limit by the node keys of `choose_gang`, including nodes that take no
+    worker now.
+    """
     domain_of = {
         (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(limit.domains[row])
         for row in np.flatnonzero(limit.domains >= 0)
@@ -137,7 +146,7 @@ def _by_node(limit: SpreadLimit, arrays: NodeArrays) -> DomainLimit[tuple[float,
 
 
 def _workers_by_row(arrays: NodeArrays, request: Request) -> Integers:
-    """How many workers each node can take, each on GPUs of its own."""
+    """Returns how many workers each node can take, each on its own GPUs."""
     demand = request.demand
     rows = np.arange(len(arrays.names))
     fits = host_fits(arrays, rows, demand, _allowed(arrays, request))
@@ -166,12 +175,12 @@ def _first_best(arrays: NodeArrays, request: Request, steps: Floats) -> int | No
     if best == np.inf:
         return None
     ties = np.flatnonzero(steps == best)
-    # Stable: among equals the first row.
+    # The sort is stable, so the first row of equals wins.
     return int(ties[np.lexsort((arrays.risk[ties], arrays.price[ties]))[0]])
 
 
 def _gpus_on(arrays: NodeArrays, demand: Demand) -> Floats:
-    """How much of a GPU the demand takes, by row, in GPUs of the largest memory."""
+    """Returns how much of a GPU the demand takes, by row, in GPUs of the largest memory."""
     totals = np.maximum(arrays.memory_total[:, 0], 1)
     largest = max((size for _, size in arrays.kinds), default=1)
     if demand.exclusive:
@@ -228,7 +237,7 @@ def _evaluate_gpus(
     demand: Demand,
     scores: NodeScores,
 ) -> None:
-    """One shared GPU: every GPU of a row is tried that differs from those before it."""
+    """Evaluates one shared GPU. It tries every GPU of a row that differs from those before it."""
     state = np.where(free, fragmentation.state[rows], -1)
     at, column = np.nonzero(free & _first_of_equal_states(state))
     parts = fragmentation.costs(arrays, rows[at], column[:, None], demand)
@@ -242,7 +251,7 @@ def _evaluate_gpus(
 
 
 def _first_of_equal_states(state: Integers) -> Booleans:
-    """`x[row, column]`: no earlier column of the row has the same state."""
+    """Returns `x[row, column]`: whether no earlier column of the row has the same state."""
     equal = state[:, :, None] == state[:, None, :]
     # Below the diagonal, x[row, column, other] has other < column.
     return ~np.tril(equal, -1).any(axis=2)
@@ -255,7 +264,9 @@ def _gpus_of_worker(
     free: Booleans,
     demand: Demand,
 ) -> Integers:
-    """The demand's number of GPUs on each row: those that lose the least, the first on ties."""
+    """Returns the demand's number of GPUs on each row: those that lose the least, the first on
+    ties.
+    """
     if demand.exclusive:
         order = np.argsort(~free, axis=1, kind="stable")
     else:
@@ -267,7 +278,7 @@ def _gpus_of_worker(
 def _linked(
     arrays: NodeArrays, row: int, free: Booleans, gpus: tuple[int, ...], demand: Demand
 ) -> tuple[int, ...]:
-    """Whole GPUs of one worker within one link group, the group with the fewest free GPUs."""
+    """Moves a worker's whole GPUs into one link group, the one with the fewest free GPUs."""
     groups = arrays.link_group[row]
     if demand.gpus < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
         return gpus
@@ -284,7 +295,7 @@ def _allowed(arrays: NodeArrays, request: Request) -> Booleans:
 
 
 def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
-    """Rows that may be used and have enough free CPU and host memory."""
+    """Returns which rows may be used and have enough free CPU and host memory."""
     return (
         allowed[rows]
         & (arrays.cpu_milli_free[rows] >= demand.cpu_milli)
@@ -293,7 +304,7 @@ def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Boole
 
 
 def free_gpus(arrays: NodeArrays, rows: Integers, request: Request) -> Booleans:
-    """GPUs that can take one GPU's part of the request: [row, column]."""
+    """Returns the GPUs that can take one GPU's part of the request, by [row, column]."""
     demand = request.demand
     fits = _open_gpus(arrays, rows, demand)
     fits &= arrays.memory_free[rows] >= demand.gpu_memory_bytes
@@ -302,7 +313,7 @@ def free_gpus(arrays: NodeArrays, rows: Integers, request: Request) -> Booleans:
 
 
 def _may_join(arrays: NodeArrays, rows: Integers, request: Request) -> Booleans:
-    """`party.may_join` for each GPU."""
+    """Applies `party.may_join` to each GPU."""
     namespace, group = request.party
     return (arrays.namespace[rows] == namespace) | (arrays.sharing_group[rows] == group)
 
@@ -323,6 +334,6 @@ def _open_gpus(arrays: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
 def _over_percent(
     arrays: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
 ) -> Floats:
-    """Utilization above what the GPU's tenants and the request itself accept."""
+    """Returns utilization above what the GPU's tenants and the request itself accept."""
     limit = np.minimum(arrays.utilization_limit[rows], limit_percent)
     return arrays.utilization_used[rows] + demand.utilization_percent - limit
