@@ -1,7 +1,7 @@
 """Finds where the workers of a pending job could start, earliest first.
 
-For every GPU: how many of its tenants must leave, and when the last of them is expected to
-(`release_times`). All GPUs of the cluster are computed at once, on arrays (`tenancy`).
+For every GPU it computes how many of its tenants must leave, and when the last of them is expected
+to leave (`release_times`). All GPUs of the cluster are computed at once, on arrays (`tenancy`).
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,15 @@ from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
-# Earlier than any time: the GPU is ready, or will be after its next reading.
+# Earlier than any time. The GPU is ready, or will be after its next reading.
 _READY, _UNREAD = 0.0, 1.0
 
 
 class ReadyTime(NamedTuple):
-    """When a GPU is ready, as a sort key: time in seconds since 1970, number of tenants that must
-    leave first, negated free memory, UUID.
+    """When a GPU is ready, as a sort key.
+
+    It has the Unix time in seconds, the number of tenants that must leave first, the negated free
+    memory, and the UUID.
     """
 
     at: float
@@ -42,8 +44,9 @@ class ReadyTime(NamedTuple):
 
 
 class CandidateGpus(NamedTuple):
-    """GPUs of one node for one worker, when the last of them is ready, and which jobs must leave
-    until then.
+    """GPUs of one node for one worker.
+
+    It has when the last of them is ready, and which jobs must leave until then.
     """
 
     soon: ReadyTime
@@ -66,7 +69,7 @@ class CandidateGpus(NamedTuple):
 class Candidates:
     """Candidates in order of readiness. Details are computed only for those that are read."""
 
-    # Rows of each candidate's GPUs, the last to be ready at the end.
+    # Rows of each candidate's GPUs. The last one to be ready is at the end.
     _rows: Integers
     _gpus: list[GPUCapacity]
     _tenants: list[list[Tenant]]
@@ -103,8 +106,9 @@ def candidates(
     memo: Memo,
     configuration: Configuration,
 ) -> tuple[Candidates, ...]:
-    """Candidates on every model that the job accepts. `tenancy` must be that of `capacity`, and
-    `memo` must belong to the same nodes.
+    """Returns candidates on every model that the job accepts.
+
+    `tenancy` must be that of `capacity`, and `memo` must belong to the same nodes.
     """
     found: list[Candidates] = []
     for model in capacity.models(requirements.job.spec.gpu.models):
@@ -116,7 +120,7 @@ def candidates(
 
 
 def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans:
-    """For each GPU: whether a worker would fit if no GPUJob ran there."""
+    """Returns whether a worker would fit if no GPUJob ran there, for each GPU."""
     fits = tenancy.usable & (tenancy.models == request.model)
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
@@ -131,12 +135,14 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
 def _departures_needed(
     request: WorkerRequest, tenancy: Tenancy, law: Law
 ) -> tuple[Integers, Booleans]:
-    """For each GPU: how many of its tenants must leave, in order of release time, before a worker
-    fits, and whether it ever fits.
+    """Returns how many tenants of each GPU must leave before a worker fits, and whether it ever
+    fits.
+
+    Tenants leave in the order of their release times.
     """
     wanted = request.wanted
     if wanted is None:
-        # Rows are updated while candidates are still being read.
+        # A copy, because rows are updated while candidates are still being read.
         return tenancy.count.copy(), np.ones(len(tenancy.gpus), dtype=np.bool_)
     stay = tenancy.stay
     usable_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
@@ -151,7 +157,7 @@ def _departures_needed(
 
 
 def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) -> Booleans:
-    """Nodes whose labels and taints allow the job."""
+    """Returns nodes whose labels and taints allow the job."""
 
     def find() -> Booleans:
         allowed = [not why_not_on(requirements, node.node) for node in tenancy.nodes]
@@ -173,7 +179,7 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
         found = found[:, None]
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
-    # The order is updated while candidates are still being read.
+    # A copy of the order, because it is updated while candidates are still being read.
     return Candidates(
         found,
         tenancy.gpus,
@@ -187,8 +193,9 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
-    """Groups the rows of each node into workers, GPUs that are ready first together. Rows must be
-    in node order.
+    """Groups the rows of each node into workers, with the GPUs that are ready first together.
+
+    Rows must be in node order.
     """
     nodes = node_of[rows]
     first = np.searchsorted(nodes, nodes)
@@ -198,8 +205,9 @@ def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
 
 
 def _limits_percent(slowdown_percent: int, law: Law) -> NDArray[np.float64]:
-    """The summed utilization up to which the job may share a GPU with jobs that allow 0, 1, ...
-    percent of slowdown.
+    """Returns the summed utilization up to which the job may share a GPU with others.
+
+    The others allow 0, 1, ... percent of slowdown.
     """
     return np.array(
         [

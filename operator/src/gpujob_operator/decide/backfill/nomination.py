@@ -2,8 +2,8 @@
 
 `earliest_start` finds for every GPU the time at which enough of its tenants are expected to have
 ended. The nomination takes the GPUs that are ready first. All are of one model, and those of one
-worker are on one node. A nomination holds for the rest of the cycle. Jobs expected to finish before
-the nominated job starts may still run there (backfill).
+worker are on one node. A nomination holds for the rest of the cycle. Jobs that are expected to
+finish before the nominated job starts may still run there (backfill).
 """
 
 from collections.abc import Callable, Iterable
@@ -17,16 +17,16 @@ from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.packing.apart import DomainLimit, take_apart
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
-# Time until an agent has read its GPUs again and published that.
+# The time until an agent has read its GPUs again and published the reading.
 READING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """The GPUs, and the seconds until the job could start on them (infinite: unknown).
+    """The GPUs, and the seconds until the job could start on them. Infinity: unknown.
 
-    `being_preempted` has the jobs on them that are being stopped. For `closed_seconds` the job
-    surely cannot start there, although nobody can tell when it can.
+    `being_preempted` has the jobs on them that are being stopped. The job certainly cannot start
+    there for `closed_seconds`, even if its start is unknown.
     """
 
     gpus: frozenset[Place]
@@ -46,9 +46,10 @@ def earliest_start(
     nominated: frozenset[Place] = frozenset(),
     limits: Callable[[], list[DomainLimit[str]]] = list,
 ) -> Nomination | None:
-    """The nomination with the earliest start among the candidates of each model; None if the job
-    would not fit even without other GPUJobs. GPUs in `nominated` belong to an earlier job.
-    `limits` say how its workers must lie apart.
+    """Returns the nomination with the earliest start among the candidates of each model, or None.
+
+    None means that the job would not fit even without other GPUJobs. GPUs in `nominated` belong to
+    an earlier job. `limits` define how far apart its workers must be.
     """
     workers = requirements.job.spec.workers
     best: list[CandidateGpus] | None = None
@@ -75,7 +76,7 @@ def earliest_start(
 
 
 def describe_start(nomination: Nomination) -> str:
-    """The estimated start as text for the job's condition; "" if it is unknown."""
+    """Returns the estimated start as text for the job's condition, or "" if it is unknown."""
     if nomination.start_seconds == inf:
         return ""
     return f"could start in about {max(nomination.start_seconds, 1.0):.0f} s"

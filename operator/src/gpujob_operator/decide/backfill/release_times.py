@@ -1,9 +1,10 @@
 """Estimates when running jobs release their GPUs, and how long pending jobs will run.
 
-The estimate uses the job's own measured pace if it reports how many steps it has, else runs of the
-same workload that succeeded. Unknown is infinite, so that no decision relies on it.
+The estimate uses the job's own measured pace if it reports how many steps it has, and otherwise
+succeeded runs of the same workload. An unknown time is infinite, so that no decision relies on it.
 
-Kept from cycle to cycle: `put` new and changed jobs, `drop` those that are gone, and set the time.
+Estimates are kept from cycle to cycle: `put` new and changed jobs, `drop` jobs that are gone, and
+set the time.
 """
 
 from collections.abc import Iterable
@@ -19,18 +20,20 @@ from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remainin
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import awaited_until
 
-# Runs that take equally long: see `WorkloadKeys`.
+# Runs that take equally long. See `WorkloadKeys`.
 Workload = tuple[str, str]
 # Workloads of one program: its namespace, image and command without options.
 Family = tuple[str, tuple[str, ...]]
-# Runs of a workload or a family on so many GPUs.
+# Runs of a workload or a family on this many GPUs.
 RunClass = tuple[Workload | Family, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
-    """When a job releases its GPUs, in seconds since 1970. With `run_class`: when it started; its
-    expected run time is that of the class. From `unknown_from` on nobody knows.
+    """When a job releases its GPUs, as a Unix time in seconds.
+
+    With `run_class`, `at` is when the job started, and its expected run time is that of the class.
+    The release time is unknown from `unknown_from` on.
     """
 
     at: float
@@ -38,8 +41,11 @@ class ReleaseTime:
     unknown_from: float = inf
 
     def released_at(self, expected_run_seconds: float, now_seconds: float) -> float:
-        """A job past its expected run time, or past the deadline of its stop, has an unknown end
-        (infinite), not one that is now."""
+        """Returns the release time as a Unix time in seconds.
+
+        A job past its expected run time, or past the deadline of its stop, has an unknown end,
+        which is infinite, and not an immediate one.
+        """
         if now_seconds >= self.unknown_from:
             return inf
         if self.run_class is None:
@@ -61,7 +67,7 @@ class _KnownRun(NamedTuple):
 class ReleaseTimes:
     """Estimates, computed on first use. An estimate holds while the job is the same object."""
 
-    # Seconds since 1970.
+    # Unix time in seconds.
     now_seconds: float = 0.0
     configuration: Configuration = field(default_factory=Configuration)
     # Incremented when the release time of any job may have changed.
@@ -69,16 +75,16 @@ class ReleaseTimes:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     _workloads: dict[str, Workload] = field(default_factory=dict[str, Workload])
     _history: RunHistory = field(default_factory=RunHistory)
-    # What each succeeded job adds to it, and to which workload and family.
+    # What each succeeded job adds to the history, and to which workload and family.
     _runs: dict[str, _KnownRun] = field(default_factory=dict[str, _KnownRun])
-    # Families of jobs that were asked for, by UID.
+    # Families that were looked up, by the job's UID.
     _families: dict[str, Family] = field(default_factory=dict[str, Family])
-    # Workloads and families with other runs than when `take_changed` was called last.
+    # Workloads and families whose runs changed since the last call of `take_changed`.
     _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
     # Their expected seconds on one GPU, as of that call.
     _taken: dict[Workload | Family, float] = field(default_factory=dict[Workload | Family, float])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
-    # How long each of them will run: in seconds, or for as long as runs of this class.
+    # How long each job will run: in seconds, or as long as runs of this class.
     _remaining: dict[str, float | RunClass] = field(default_factory=dict[str, float | RunClass])
     # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
@@ -101,7 +107,7 @@ class ReleaseTimes:
         self.version += 1
 
     def put(self, job: GPUJob, workload: Workload | None = None) -> None:
-        """Stores the job as it is now. `workload` is its `WorkloadKeys.runs`, if known."""
+        """Stores the job's present state. `workload` is its `WorkloadKeys.runs`, if known."""
         uid = job.metadata.uid
         self.drop(uid)
         workload = workload or workload_keys(job).runs
@@ -131,9 +137,11 @@ class ReleaseTimes:
         self._changed |= {known.workload, known.family}
 
     def take_changed(self, uids: Iterable[str], relevant_from_seconds: float = 0.0) -> list[str]:
-        """Those of the jobs whose `expected_first_run_seconds` may have changed since the last
-        call, unless it was and is below the given bound. Every job that anybody keeps an
-        expectation of is asked for each time."""
+        """Returns the jobs whose `expected_first_run_seconds` may have changed since the last call.
+
+        A change that stays below the given bound is left out. Each call must pass every job whose
+        expectation is stored somewhere.
+        """
         changed = {one for one in self._changed if self._is_relevant(one, relevant_from_seconds)}
         self._changed.clear()
         if not changed:
@@ -144,26 +152,30 @@ class ReleaseTimes:
         ]
 
     def _is_relevant(self, runs: Workload | Family, from_seconds: float) -> bool:
-        """Whether other runs change an expectation that reaches the bound. On more GPUs a run is
-        expected to be shorter; where there are no runs, others may be asked instead."""
+        """Returns whether the changed runs affect an expectation that reaches the bound.
+
+        A run is expected to be shorter on more GPUs. Without runs, the family's runs may be used
+        instead.
+        """
         before, after = self._taken.pop(runs, None), self._history.expected_seconds(runs, 1)
         if after is not None:
             self._taken[runs] = after
         if before is None or after is None:
             return before is not after
-        # A bound that is met counts: expectations are rounded.
+        # An expectation close to the bound counts, because expectations are rounded.
         return before != after and 1.1 * max(before, after) >= from_seconds
 
     def released_at(self, uid: str) -> float:
-        """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if
-        unknown.
+        """Returns when this job releases its GPUs, as a Unix time in seconds, possibly in the past.
+
+        Infinite if unknown.
         """
         end = self.end(uid)
         length = 0.0 if end.run_class is None else self.length(end.run_class)
         return end.released_at(length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
-        """The same, in seconds from now."""
+        """Returns the same in seconds from now."""
         return max(self.released_at(uid) - self.now_seconds, 0.0)
 
     def stopping(self, uid: str) -> bool:
@@ -171,7 +183,7 @@ class ReleaseTimes:
         return job is not None and job.status.phase is JobPhase.STOPPING
 
     def expected_run_seconds(self, job: GPUJob) -> float:
-        """How long a pending job will run, without the time of its earlier attempts."""
+        """Returns how long a pending job will run, without the time of its earlier attempts."""
         uid = job.metadata.uid
         if self.jobs.get(uid) is not job:
             left = self._remaining_of(job)
@@ -180,7 +192,9 @@ class ReleaseTimes:
         return self.length(left) if isinstance(left, tuple) else left
 
     def _remaining_of(self, job: GPUJob) -> float | RunClass:
-        """By the job's own pace in seconds, else the class of runs that it is like."""
+        """Returns the remaining seconds by the job's own pace, or else the class of
+        similar runs.
+        """
         left = remaining_of(job, self.configuration)
         if left is not None:
             return left
@@ -188,8 +202,10 @@ class ReleaseTimes:
         return workload or workload_keys(job).runs, job.spec.gpus
 
     def expected_first_run_seconds(self, job: GPUJob) -> float | None:
-        """How long a job will run that has not run yet: as runs of its workload did, else those of
-        its family; None when nobody can tell."""
+        """Returns how long a job will run that has not run yet, or None if that is unknown.
+
+        Runs of its workload decide, or else runs of its family.
+        """
         uid = job.metadata.uid
         found = self.length((self._workloads[uid], job.spec.gpus))
         if found == inf:
@@ -198,7 +214,7 @@ class ReleaseTimes:
         return found if found < inf else None
 
     def end(self, uid: str) -> ReleaseTime:
-        """The release time as far as the job alone determines it; see `released_at`."""
+        """Returns the release time as far as the job alone determines it. See `released_at`."""
         end, job = self._ends.get(uid), self.jobs.get(uid)
         if job is None:
             return UNKNOWN
@@ -219,7 +235,7 @@ class ReleaseTimes:
         return ReleaseTime(status.attempt_started_at.timestamp(), (workload, job.spec.gpus))
 
     def length(self, run_class: RunClass) -> float:
-        """Expected duration of such runs in seconds; infinite if unknown."""
+        """Returns the expected duration of such runs in seconds. Infinite if unknown."""
         length = self._lengths.get(run_class)
         if length is None:
             expected = self._history.expected_seconds(*run_class)
@@ -230,7 +246,7 @@ class ReleaseTimes:
 
 
 def _run_of(job: GPUJob) -> Run | None:
-    """The run of a succeeded job."""
+    """Returns the run of a succeeded job, or None."""
     status = job.status
     if status.phase is not JobPhase.SUCCEEDED:
         return None

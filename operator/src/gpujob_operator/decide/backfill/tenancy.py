@@ -1,5 +1,6 @@
-"""All GPUs with their tenants as plain columns, and what remains on each GPU after its first
-tenants, in order of release time, have left.
+"""All GPUs with their tenants as plain columns.
+
+They include what remains on each GPU after its first tenants, in order of release time, have left.
 """
 
 from dataclasses import dataclass
@@ -17,18 +18,17 @@ SLOWDOWN_PERCENT_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class RemainingTenancy:
-    """`x[gpu, k]`: what remains on a GPU after its first k tenants, ordered by release time, have
-    left."""
+    """`x[gpu, k]`: what remains on a GPU after its first k tenants have left, by release time."""
 
     memory_bytes: Integers
     utilization_percent: Floats
-    # The least slowdown that any of them allows.
+    # The smallest slowdown that any remaining tenant allows.
     slowdown_percent: Integers
     whole_gpu: Booleans
-    # What they have in common, as in `Party`.
+    # What the remaining tenants have in common, as in `Party`.
     namespace: Integers
     sharing_group: Integers
-    # When the last of the departed tenants has left, in seconds since 1970.
+    # When the last of the departed tenants has left, as a Unix time in seconds.
     since: Floats
     # Columns of the tenants, in the order in which they leave.
     order: Integers
@@ -36,17 +36,18 @@ class RemainingTenancy:
 
 @dataclass(slots=True)
 class Tenancy:
-    """Rows are GPUs, in the order of nodes and of the GPUs on them. Read it before the next one is
-    computed: arrays are updated in place, lists are replaced.
+    """Rows are GPUs, in the order of nodes and of the GPUs on them.
+
+    Read it before the next one is computed: arrays are updated in place, and lists are replaced.
     """
 
     nodes: list[NodeCapacity]
-    # Changes whenever a row may stand for another GPU.
+    # Changes if a row may stand for another GPU.
     order_version: int
     open_nodes: Booleans
-    # By row, like all that follows.
+    # By row, like all fields below.
     gpus: list[GPUCapacity]
-    # By UID.
+    # Sorted by job UID.
     tenants: list[list[Tenant]]
     node_of: Integers
     # Rank of the GPU's UUID among all UUIDs.
@@ -63,19 +64,23 @@ class Tenancy:
 
 
 def sums_left(values: NDArray[Any]) -> NDArray[Any]:
-    """For each row, the sum that remains after the first 0, 1, ... tenants have left."""
+    """Returns, for each row, the sum that remains after the first 0, 1, ... tenants have left."""
     return np.pad(np.cumsum(values[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
 
 
 def least_left(values: Integers) -> Integers:
-    """For each row, the minimum over the remaining tenants; the maximum value if none remain."""
+    """Returns, for each row, the minimum over the remaining tenants, or the maximum value without
+    any.
+    """
     found = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
     return np.pad(found, ((0, 0), (0, 1)), constant_values=SLOWDOWN_PERCENT_MAX)
 
 
 def common_left(names: Integers) -> Integers:
-    """The name that all remaining tenants have, `SEVERAL` where they differ. Columns of nobody are
-    below 0."""
+    """Returns the name that all remaining tenants have, or `SEVERAL` if they differ.
+
+    Columns without a tenant are negative.
+    """
     greatest = np.maximum.accumulate(names[:, ::-1], axis=1)
     of_somebody = np.where(names < 0, np.iinfo(np.int64).max, names)
     least = np.minimum.accumulate(of_somebody[:, ::-1], axis=1)

@@ -42,7 +42,7 @@ def why_closed(
     configuration: Configuration,
     now: datetime,
 ) -> NodeClosed | None:
-    """Why nothing new may be placed on the node, or None. `notice` is the view's."""
+    """Returns why nothing new may be placed on the node, or None. `notice` is the view's."""
     if notice is not None:
         reason = _REASONS[notice.kind]
         return NodeClosed(reason, f"{reason.value}{f' ({notice.sign})' if notice.sign else ''}")
@@ -60,7 +60,7 @@ def why_closed(
 
 
 def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
-    """The reason that holds until the node or its GPUNode changes."""
+    """Returns the reason that holds until the node or its GPUNode changes."""
     if not view.ready:
         return ClosedReason.NOT_READY
     if view.unschedulable or gpu_node.spec.unschedulable:
@@ -70,9 +70,9 @@ def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
 
 class BlockedReason(Enum):
     UNHEALTHY = "unhealthy"
-    # Stale readings close the GPU for new jobs and stop no running one (I14).
+    # Stale readings close the GPU to new jobs and stop no running job (I14).
     UNREADABLE = UNREADABLE
-    # Programs failed on the GPU, which closes it for new jobs and stops no running one.
+    # Programs failed on the GPU. This closes it to new jobs and stops no running job.
     SUSPECT = "programs of different jobs failed on it"
     STRAY_POD = "a pod of an earlier attempt has not ended yet"
 
@@ -88,8 +88,10 @@ class GPUBlocked:
 
 
 def why_blocked(gpu: GPU, *, stray_pod: bool, suspect: str = "") -> GPUBlocked | None:
-    """Why nothing new may be placed on the GPU, or None. `stray_pod`: a pod of an ended attempt
-    still uses it. `suspect`: why it may be the GPU's fault that programs failed (see `suspects`).
+    """Returns why nothing new may be placed on the GPU, or None.
+
+    `stray_pod` means that a pod of an ended attempt still uses it. `suspect` is why failures of
+    programs may be the GPU's fault (see `suspects`).
     """
     message = gpu.health_message
     if not gpu.healthy and message.startswith(UNREADABLE):

@@ -1,10 +1,11 @@
 """Calibrates the slowdown law for each GPU model by this cluster's own measurements.
 
-The profile of every workload that ran beside co-tenants has its slowdown by band of the GPU's
-summed utilization. The figures are the workers' own, and workloads cost nothing, so each namespace
-has one vote: for each band, the median of its workloads and of some for which the published law
-stands. The median of the votes and of the published law is the calibrated law. One namespace alone
-moves nothing. Values are in steps of half a percent, and never decrease with utilization.
+The profile of every workload that ran next to co-tenants has its slowdown by band of the GPU's
+summed utilization. The figures are reported by workers, and workloads cost nothing, so each
+namespace has one vote. For each band, the vote is the median of its workloads and of some workloads
+that follow the published law. The calibrated law is the median of the votes and the published law.
+One namespace alone changes nothing. Values are in steps of half a percent, and never decrease with
+utilization.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +16,20 @@ from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHE
 
 PRIOR_WORKLOADS = 3
 NAMESPACES_MIN = 2
-# A job can allow no more (`sharing.maxSlowdownPercent`), so no vote needs to say more.
+# A job can allow no more than this (`sharing.maxSlowdownPercent`), so no vote has to be higher.
 VOTE_PERCENT_MAX = 100.0
 _STEPS_PER_PERCENT = 2
-# A smaller increase is not written again.
+# A smaller increase is not written.
 WORTH_WRITING_PERCENT = 5.0
 
 
 def band_percent(summed_percent: float) -> int:
-    """Upper bound of the band of this summed utilization, in percent."""
+    """Returns the upper bound of the band of this summed utilization, in percent."""
     return next(bound for bound in BANDS_PERCENT if summed_percent < bound)
 
 
 def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
-    """The calibrated laws by GPU model, for models with measurements."""
+    """Returns the calibrated laws by GPU model, for models with measurements."""
     measured: dict[str, dict[int, dict[str, list[float]]]] = {}
     for profile in profiles:
         for entry in profile.status.entries:
@@ -49,7 +50,7 @@ def _law(measured: Mapping[int, Mapping[str, list[float]]]) -> Law:
 
 
 def _middle(published: float, measured: Mapping[str, list[float]]) -> float:
-    """What the namespaces say of a band, each with one vote."""
+    """Returns the namespaces' slowdown of a band. Each namespace has one vote."""
     if len(measured) < NAMESPACES_MIN:
         return published
     votes = [_vote(published, workloads) for workloads in measured.values()]
@@ -65,7 +66,7 @@ def _vote(published: float, workloads: list[float]) -> float:
 
 
 def with_pace(known: tuple[SharedPace, ...], pace: SharedPace | None) -> tuple[SharedPace, ...]:
-    """The profile's figures with this measurement added, if that changes anything.
+    """Returns the profile's figures with this measurement added, if that changes anything.
 
     The largest measured slowdown counts. Runs with different co-tenants therefore converge and stop
     writing.

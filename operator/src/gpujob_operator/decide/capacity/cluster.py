@@ -16,15 +16,16 @@ from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
-# An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
+# An unmanaged process below this size is the desktop or a monitoring tool and does not count.
 EXTERNAL_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A job with a reservation on a GPU. `excess_bytes` is its measured use above the
-    reservation. Of that use, `estimated_bytes` are no more than the agent's estimate, and up to
-    `context_bytes` may be contexts of its processes.
+    """A job with a reservation on a GPU.
+
+    `excess_bytes` is its measured use above the reservation. At most `estimated_bytes` of that use
+    come from the agent's estimate, and up to `context_bytes` may be contexts of its processes.
     """
 
     job_uid: str
@@ -41,7 +42,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class GPUCapacity:
-    """One usable GPU. `external_bytes` is measured memory of nobody's GPUJob."""
+    """One usable GPU. `external_bytes` is measured memory that belongs to no GPUJob."""
 
     uuid: str
     model: str
@@ -50,15 +51,15 @@ class GPUCapacity:
     external_bytes: int
     tenants: tuple[Tenant, ...] = ()
     blocked: GPUBlocked | None = None
-    # The part of `external_bytes` that the last reading still showed of finished pods. It counts
+    # The part of `external_bytes` that belongs to finished pods in the last reading. It counts
     # until a reading shows that it is gone (I1), and is no reason to preempt a job.
     terminating_bytes: int = 0
     # GPUs of a node with the same number are close together.
     link_group: int = 0
     # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
-    # Free memory. Negative if unmanaged processes or a leak took more than was left.
-    # Summed up once, because thousands ask for it in a cycle.
+    # Free memory. Negative if unmanaged processes or a leak took more than was left. Summed up
+    # once, because it is read thousands of times in a cycle.
     free_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,9 @@ class GPUCapacity:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that GPUJobs can use together: all but the driver's and unmanaged processes'."""
+        """Memory that GPUJobs can use together: all except the driver's and unmanaged
+        processes'.
+        """
         return self.total_bytes - self.driver_bytes - self.external_bytes
 
     @property
@@ -128,7 +131,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """GPUs and GPU memory in all."""
+    """The numbers of GPUs and of bytes of GPU memory in the cluster."""
 
     gpus: int
     memory_bytes: int
@@ -139,11 +142,11 @@ class Capacity:
     """All nodes by name, in stable order."""
 
     nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
-    # The most that a job can have of an idle GPU, by model.
+    # The most memory that a job can have of an idle GPU, by model.
     largest: Mapping[str, int] = field(default_factory=dict[str, int])
     # Calibrated slowdown laws, by model.
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-    # All GPUs there are, whoever uses them.
+    # All GPUs, whatever uses them.
     size: ClusterSize = ClusterSize(0, 0)
 
     def gpu(self, node_name: str, uuid: str) -> GPUCapacity | None:
@@ -151,27 +154,27 @@ class Capacity:
         return node.gpu(uuid) if node is not None else None
 
     def gpus_of(self, status: GPUJobStatus) -> list[GPUCapacity]:
-        """The GPUs that a job of this status is on, as far as they are there."""
+        """Returns the GPUs that a job of this status is on, without GPUs that are gone."""
         workers = status.placement.workers if status.placement is not None else ()
         named = ((worker.node, uuid) for worker in workers for uuid in worker.gpus)
         return [gpu for node, uuid in named if (gpu := self.gpu(node, uuid)) is not None]
 
     def models(self, accepted: Collection[str]) -> list[str]:
-        """The GPU models in the cluster that the job accepts: all of them if it names none."""
+        """Returns the cluster's GPU models that the job accepts, or all if it names none."""
         return sorted(model for model in self.largest if not accepted or model in accepted)
 
     def law(self, model: str) -> Law:
         return self.laws.get(model, PUBLISHED_SLOWDOWNS)
 
     def largest_bytes(self, model: str) -> int:
-        """The most memory that a job can have of an idle GPU of this model."""
+        """Returns the most memory that a job can have of an idle GPU of this model."""
         return self.largest.get(model, 0)
 
 
 def capacity_of(
     nodes: Mapping[str, NodeCapacity], laws: Mapping[str, Law] | None = None
 ) -> Capacity:
-    """The capacity of these nodes."""
+    """Returns the capacity of these nodes."""
     largest: dict[str, int] = {}
     gpus = total_bytes = 0
     for node in nodes.values():
@@ -183,7 +186,7 @@ def capacity_of(
 
 
 def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
-    """For each GPU: its model, its memory and the driver's part of it, in bytes."""
+    """Returns, for each GPU, its model, its memory and the driver's part of it, in bytes."""
     return tuple((gpu.model, gpu.total_bytes, gpu.driver_bytes) for gpu in node.gpus)
 
 
@@ -202,8 +205,10 @@ def as_tenant(job: GPUJob, party: Party = ANYBODY) -> Tenant | None:
 
 
 def with_reservation(gpu: GPUCapacity, job_uid: str, reservation: Reservation) -> GPUCapacity:
-    """The GPU on which the job reserves this from now on. What it was seen to use above its old
-    reservation counts only as far as the new one does not cover it."""
+    """Returns the GPU with the job's new reservation.
+
+    The use above the old reservation counts only as far as the new one does not cover it.
+    """
     tenants: list[Tenant] = []
     for tenant in gpu.tenants:
         if tenant.job_uid == job_uid:
@@ -221,7 +226,9 @@ def with_reservation(gpu: GPUCapacity, job_uid: str, reservation: Reservation) -
 
 
 def has_external_use(gpu: GPUCapacity, *, soon: bool = False) -> bool:
-    """True if unmanaged processes use more of the GPU than noise; with `soon`, after another
-    reading."""
+    """Returns whether unmanaged processes use more of the GPU than noise.
+
+    With `soon`, the state after another reading counts.
+    """
     external_bytes = gpu.external_bytes - gpu.terminating_bytes if soon else gpu.external_bytes
     return external_bytes > EXTERNAL_NOISE_BYTES

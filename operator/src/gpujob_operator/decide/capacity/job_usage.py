@@ -18,15 +18,15 @@ from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What one job and its pods reserve and request."""
+    """The reservations and requests of one job and its pods."""
 
     tenant: Tenant | None = None
-    # Node and GPU of each of the job's; one that two workers share is named twice.
+    # Node and GPU of each of the job's GPUs. A GPU that two workers share is listed twice.
     gpus: tuple[Place, ...] = ()
     # Live pods of the attempt that reserves the GPUs, by UID.
     pods: tuple[str, ...] = ()
-    # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
-    # a pod that may yet come to one.
+    # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for a
+    # pod that is not bound yet.
     gpus_of_stale_pods: tuple[Place, ...] = ()
     # Requests of workers that are not on their node yet.
     not_yet_bound: tuple[tuple[str, int, int], ...] = ()
@@ -48,14 +48,14 @@ NOTHING = JobUsage()
 def usage_of(
     job: GPUJob, job_pods: JobPods, requests: PodRequests, party: Party = ANYBODY
 ) -> JobUsage:
-    """The usage of a job. `requests` are those of one worker."""
+    """Returns the usage of a job. `requests` are those of one worker."""
     if job.status.placement is None and not job_pods.pods:
         return NOTHING
     live = [pod for pod in job_pods.pods if not pod.finished]
     uids = {pod.uid for pod in job_pods.current}
     leaves = job.metadata.deletion_timestamp is not None
-    # A job that is being deleted is not written any more, so only its pods tell when it has
-    # released its GPUs.
+    # The status of a job that is being deleted is no longer written, so only its pods show when it
+    # has released its GPUs.
     has_left = leaves and not any(pod.uid in uids for pod in live)
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
@@ -80,7 +80,7 @@ def usage_of(
 
 
 def usage_of_orphans(pods: Sequence[PodView]) -> JobUsage:
-    """The usage of pods whose controller owner is a GPUJob that does not exist."""
+    """Returns the usage of pods whose controller owner is a GPUJob that does not exist."""
     live = [pod for pod in pods if not pod.finished]
     strays = tuple(stray for pod in live for stray in _gpus_of_stale_pod(pod, None))
     return JobUsage(gpus_of_stale_pods=strays, ended=_ended(pods))
@@ -92,9 +92,11 @@ def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
 
 
 def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[Place]:
-    """The GPUs that a live pod outside of its job's attempt holds, on its own node only. None of a
-    pod that never ran and never will; nor of one of an attempt that the job has not come to, until
-    it is bound: anybody in its namespace may make such a pod."""
+    """Returns the GPUs that a live pod outside its job's attempt holds, on its own node only.
+
+    A pod that never ran and never will holds none. A pod of a later attempt than the job's holds
+    none until it is bound, because anybody in its namespace may create such a pod.
+    """
     is_later = job is not None and pod.attempt > job.status.attempt
     if pod.node is None and (pod.deletion_at is not None or is_later):
         return []

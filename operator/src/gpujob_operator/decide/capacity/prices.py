@@ -1,9 +1,9 @@
 """The price of a GPU-hour, and how likely a spot node is to be reclaimed, by pool and from
 observation.
 
-A pool is the nodes of one instance type in one zone, which a cloud reclaims together. For each pool
-it is known for how many node-hours its nodes were observed and how many of them were reclaimed. The
-rate is the posterior mean of a Poisson rate with a gamma prior:
+A pool is the nodes of one instance type in one zone, which a cloud reclaims together. Each pool has
+the observed node-hours of its nodes and the number of reclaimed nodes. The rate is the posterior
+mean of a Poisson rate with a gamma prior:
 
     interruptions per hour = (prior interruptions + observed) / (prior hours + observed hours)
 """
@@ -15,16 +15,17 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 
-# The prior: one interruption in this many hours. This is an assumption, and a day of one node
-# outweighs half of it.
+# The prior is one interruption in this many hours. It is an assumption, and observing one node for
+# a day outweighs half of it.
 PRIOR_HOURS = 24.0
 _SECONDS_PER_HOUR = 3600
 _WORD = re.compile(r"[a-z0-9]+")
 
 
 def rates(snapshot: Snapshot) -> dict[str, float]:
-    """Interruptions of a node per hour, by pool, rounded to two digits so that less than an hour on
-    one node changes no decision.
+    """Returns the interruptions of a node per hour, by pool.
+
+    They are rounded to two digits, so that less than an hour on one node changes no decision.
     """
     return {
         pool.name: float(f"{(1 + pool.interruptions) / (PRIOR_HOURS + pool.node_hours):.1e}")
@@ -33,15 +34,16 @@ def rates(snapshot: Snapshot) -> dict[str, float]:
 
 
 def interruptions_per_hour(node: NodeView, rates: Mapping[str, float]) -> float:
-    """Expected interruptions of the node per hour; 0 for a node that is not spot."""
+    """Returns the expected interruptions of the node per hour, or 0 if it is not a spot node."""
     return rates.get(pool_of(node), 1 / PRIOR_HOURS) if node.spot else 0.0
 
 
 def price_with_losses(
     price_per_gpu_hour: float, interruptions_per_hour: float, configuration: Configuration
 ) -> float:
-    """Price of an hour of completed work: each interruption also costs the grace period and the
-    restart.
+    """Returns the price of an hour of completed work.
+
+    Each interruption also costs the grace period and the restart.
     """
     lost_seconds = configuration.termination_grace_seconds + configuration.restart_seconds
     lost_share = interruptions_per_hour * lost_seconds / _SECONDS_PER_HOUR
@@ -57,8 +59,10 @@ def price_of(gpu_node: GPUNode, view: NodeView, configuration: Configuration) ->
 
 
 def price_of_model(model: str, configuration: Configuration, *, spot: bool) -> float | None:
-    """By the model's whole name, else by the words of it that people use: H100 is the price of an
-    NVIDIA H100 80GB HBM3. Of several such names the one of the most words counts.
+    """Returns the price by the model's full name, or else by the words that people use.
+
+    H100 is the price of an NVIDIA H100 80GB HBM3. The name with the most words counts if several
+    match.
     """
     table = configuration.spot_price_per_gpu_hour if spot else configuration.price_per_gpu_hour
     if model in table:
@@ -68,8 +72,10 @@ def price_of_model(model: str, configuration: Configuration, *, spot: bool) -> f
 
 
 def means(name: str, model: str) -> bool:
-    """Whether a person may call the model so: all words of the name come in this order, others
-    between them."""
+    """Returns whether people may mean the model by this name.
+
+    All words of the name occur in this order, possibly with others between them.
+    """
     part, rest = _words(name), iter(_words(model))
     return bool(part) and all(word in rest for word in part)
 

@@ -15,13 +15,13 @@ from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 
 # Named tuples, because thousands are created and compared in every cycle.
 class NodeFacts(NamedTuple):
-    """The facts of a node that affect a job there, besides its own GPUs."""
+    """The facts of a node that affect a job there, in addition to its own GPUs."""
 
     closed: NodeClosed | None
     not_ready_since: datetime | None
     notice: NodeNotice | None
     price_per_gpu_hour: float | None
-    # The label, where the node has one.
+    # The node's label, if it has one.
     hostname: str | None = None
     # How many GPUs its agent shows.
     gpus: int = 0
@@ -34,8 +34,9 @@ def facts_of(node: NodeCapacity) -> NodeFacts:
 
 
 class WorkerSite(NamedTuple):
-    """The node and GPUs of one worker. `facts` is None if the node is gone; GPUs that are gone are
-    left out.
+    """The node and GPUs of one worker.
+
+    `facts` is None if the node is gone. GPUs that are gone are left out.
     """
 
     node: str
@@ -51,7 +52,7 @@ Sites = tuple[WorkerSite, ...]
 
 
 def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
-    """The sites of the job's workers; empty without a placement."""
+    """Returns the sites of the job's workers. Empty without a placement."""
     found: list[WorkerSite] = []
     for worker in placement.workers if placement is not None else ():
         node = capacity.nodes.get(worker.node)
@@ -67,7 +68,7 @@ def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
 
 
 def is_same_place(one: Placement | None, other: Placement | None) -> bool:
-    """Whether the workers of both are on the same nodes and GPUs, whichever their pods are."""
+    """Returns whether the workers of both are on the same nodes and GPUs. Pods are not compared."""
     if one is None or other is None:
         return one is other
     pairs = zip_longest(one.workers, other.workers)
@@ -79,8 +80,9 @@ def facts_at(sites: Sites) -> list[NodeFacts | None]:
 
 
 def has_all_gpus(job: GPUJob, sites: Iterable[WorkerSite]) -> bool:
-    """False if a GPU of the job is gone, or if its node's agent does not show it: nobody knows what
-    is free there.
+    """Returns False if a GPU of the job is gone, or if its node's agent does not show it.
+
+    The free memory of such a GPU is unknown.
     """
     placement = job.status.placement
     workers = placement.workers if placement is not None else ()

@@ -3,21 +3,21 @@
 import math
 from functools import lru_cache
 
-# Sum of both jobs' relative speeds by the pair's summed GPU utilization in percent: 1,388 pairs
-# measured on one GPU model (Hu et al., Lucid, ASPLOS'23).
+# The sum of both jobs' relative speeds by the pair's summed GPU utilization in percent, from 1,388
+# pairs measured on one GPU model (Hu et al., Lucid, ASPLOS'23).
 PUBLISHED_LAW: tuple[tuple[float, float], ...] = ((50, 2.00), (80, 1.93), (95, 1.79))
 PUBLISHED_LAW_ABOVE = 1.58
 
-# The same as slowdown in percent, by the upper bound of the sum.
+# The same as a slowdown in percent, by the upper bound of the sum.
 BANDS_PERCENT = (50, 80, 95, 10_000)
 Law = tuple[float, float, float, float]
 
-# Lower bound of a prediction: no measured job came to a standstill beside another.
+# Lower bound of a prediction, because no measured job came to a standstill next to another.
 SPEED_MIN = 0.05
 
 
 def slowdown_percent(relative_speed: float) -> float:
-    """How much longer a step takes than alone, in percent."""
+    """Returns how much longer a step takes than alone, in percent."""
     return 100 * (1 / max(relative_speed, SPEED_MIN) - 1)
 
 
@@ -33,9 +33,9 @@ PUBLISHED_SLOWDOWNS: Law = (
 def summed_utilization_limit_percent(
     max_slowdown_percent: float, law: Law = PUBLISHED_SLOWDOWNS
 ) -> float:
-    """The summed utilization up to which the law of the GPU's model predicts at most this slowdown.
+    """Returns the summed utilization up to which the model's law predicts at most this slowdown.
 
-    Above full use, time is shared in proportion, so that a sum of 100 % + s slows each job by s %.
+    Above full use, time is shared in proportion, so a sum of 100 % + s slows each job by s %.
     """
     limit = 0.0
     for summed, slowdown in zip(BANDS_PERCENT[:-1], law, strict=False):

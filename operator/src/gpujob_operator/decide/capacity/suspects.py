@@ -1,8 +1,9 @@
-"""GPUs that the programs of more than one job failed on, although no single error proves anything.
+"""GPUs on which programs of several jobs failed, although no single error proves a fault.
 
-An error of a program (XID 13 or 31, say) is nearly always the program's own. The GPU is in question
-only when programs of different jobs meet such errors there, and nowhere else. Errors that follow a
-namespace from GPU to GPU are that namespace's, so that nobody's bad programs close GPUs to all.
+An error of a program (XID 13 or 31, for example) is nearly always the program's own. The GPU is
+suspect only if programs of different jobs meet such errors there and nowhere else. Errors that
+follow a namespace from GPU to GPU belong to that namespace, so that its faulty programs cannot
+close GPUs to all.
 """
 
 from collections.abc import Iterable
@@ -14,9 +15,10 @@ SUSPECT_JOBS_MIN = 2
 
 
 def suspects(faults: Iterable[ProgramFault]) -> dict[Place, str]:
-    """By node and GPU, why nothing new is placed there. It ends when the agent no longer tells of
-    the errors (an hour after them, or once the GPU was reset), or when they are seen on another GPU
-    as well.
+    """Returns why nothing new is placed on suspect GPUs, by node and GPU.
+
+    A suspicion ends if the agent no longer reports the errors (an hour after them, or once the GPU
+    was reset), or if they occur on another GPU as well.
     """
     faults = tuple(faults)
     gpus: dict[str, set[Place]] = {}

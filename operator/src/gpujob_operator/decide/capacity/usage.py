@@ -1,9 +1,8 @@
-"""What all jobs and pods use of nodes and GPUs, updated one job at a time, and the capacity that
-remains.
+"""What all jobs and pods use of nodes and GPUs, and the capacity that remains.
 
-The sum of all `JobUsage`s gives the tenants of each GPU, the owner of each process, and the CPU and
-memory that is assigned but not yet requested on a node. A node's capacity is then computed in one
-pass over its GPUs, whatever the number of jobs elsewhere.
+It is updated one job at a time. The sum of all `JobUsage`s gives the tenants of each GPU, the owner
+of each process, and the CPU and memory that is assigned but not yet requested on a node. A node's
+capacity is then computed in one pass over its GPUs, whatever the number of jobs elsewhere.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -34,18 +33,21 @@ from gpujob_operator.decide.model.snapshot import NodeView
 
 T = TypeVar("T")
 K = TypeVar("K")
-# The end of a pod and a reading have different clocks, and a process takes a moment to exit.
+# The end of a pod and a reading come from different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was observed of kinds of nodes and GPUs: how often spot nodes are taken away, by pool,
-    and how much co-tenants slow each other, by GPU model."""
+    """What was learned about nodes and GPUs from observation.
+
+    It has how often spot nodes are reclaimed, by pool, and how much co-tenants slow each other, by
+    GPU model.
+    """
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-    # By node and GPU, why it may be the GPU's fault that programs failed there.
+    # Why failures of programs may be the GPU's fault, by node and GPU.
     suspects: Mapping[Place, str] = field(default_factory=dict[Place, str])
 
 
@@ -53,19 +55,21 @@ class Learned:
 class ClusterUsage:
     """The sum over all jobs and pods. `add` and `remove` are inverse.
 
-    A GPU is one of its node: another node's agent may call it its own, and says nothing of it then.
+    A GPU belongs to one node. Another node's agent may report it as its own, and that report does
+    not count.
     """
 
     # By node and GPU, in the order of the jobs' UIDs.
     tenants: dict[Place, tuple[Tenant, ...]] = field(
         default_factory=dict[Place, tuple[Tenant, ...]]
     )
-    # The jobs of each live pod that is where it should be: one, whatever the API server says.
+    # The jobs of each live pod that is in its place. The API server may return several, and only
+    # the first counts.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
     gpus_of_stale_pods: dict[Place, int] = field(default_factory=dict[Place, int])
     not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
-    # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
+    # Pods whose processes are gone, by UID. A pod that finished and was deleted is listed twice.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
     )
@@ -112,7 +116,7 @@ class ClusterUsage:
         now: datetime,
         learned: "Learned",
     ) -> NodeCapacity:
-        """The capacity of one node."""
+        """Returns the capacity of one node."""
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
         notice = notice_of(view)
@@ -139,7 +143,9 @@ class ClusterUsage:
         touched: Set[str],
         learned: "Learned",
     ) -> NodeCapacity:
-        """The same node, of which only jobs on these GPUs, or pods not yet bound, are others."""
+        """Returns the node with new tenants on these GPUs and new requests of pods not
+        yet bound.
+        """
         view = before.node
         observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
         cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
@@ -180,7 +186,7 @@ class ClusterUsage:
         )
 
     def _processes(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, list[GPUProcess]]:
-        """Each tenant's processes on the GPU, by job UID."""
+        """Returns each tenant's processes on the GPU, by job UID."""
         found: dict[str, list[GPUProcess]] = {tenant.job_uid: [] for tenant in tenants}
         for process in gpu.processes:
             for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:
@@ -189,7 +195,9 @@ class ClusterUsage:
         return found
 
     def _terminating_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
-        """Memory of finished pods that the reading still shows and the next one will not."""
+        """Returns the memory of finished pods that the reading still shows and the next one will
+        not.
+        """
         return sum(
             process.memory_bytes
             for process in gpu.processes
@@ -200,8 +208,9 @@ class ClusterUsage:
 
 
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
-    """True if the reading was taken before the pod's end, within clock differences. A later reading
-    shows memory that the pod left behind.
+    """Returns whether the reading was taken before the pod's end, within clock differences.
+
+    Memory in a later reading was left behind by the pod.
     """
     if observed_at is None or ended_at is None:
         return True
@@ -209,7 +218,7 @@ def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
 
 
 def _with_excess(tenant: Tenant, processes: Sequence[GPUProcess]) -> Tenant:
-    """The tenant with what its processes use above its reservation."""
+    """Returns the tenant with what its processes use above its reservation."""
     excess_bytes = sum([each.memory_bytes for each in processes]) - tenant.memory_bytes
     if excess_bytes <= 0:
         return tenant
@@ -222,7 +231,7 @@ def _with_excess(tenant: Tenant, processes: Sequence[GPUProcess]) -> Tenant:
 
 
 def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:
-    """Stores a group; an empty group is removed, because keys change over time."""
+    """Stores a group. An empty group is removed, because keys change over time."""
     if left:
         groups[key] = left
     else:
@@ -230,7 +239,7 @@ def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:
 
 
 def _without(group: tuple[T, ...], one: T) -> tuple[T, ...]:
-    """The group without one of these items, wherever it is."""
+    """Returns the group without one of these items, wherever it is."""
     if one not in group:
         return group
     at = group.index(one)

@@ -1,7 +1,8 @@
-"""What makes two jobs the same workload: one that takes the same GPU memory and time for a step.
+"""Decides whether two jobs are the same workload, with the same GPU memory and time per step.
 
-Either the user names it (`spec.workload`), or it is the image, command and environment without what
-differs between the runs of a sweep. What `spec.optimize` asks for counts in both cases.
+The user names the workload (`spec.workload`), or it is the image, command and environment without
+the parts that differ between the runs of a sweep. The requests of `spec.optimize` count in both
+cases.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Decides(Enum):
-    """What an option decides of a run."""
+    """What an option affects in a run."""
 
     STEP = "what a step takes"
     LENGTH = "how many steps there are"
@@ -32,7 +33,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Hyperparameters that change numbers, but no shapes: also below a prefix, as in `optimizer.lr`.
+# Hyperparameters that change numbers but no shapes. They count below a prefix too, as in
+# `optimizer.lr`.
 _NUMBERS = _names("""
     lr learning-rate base-lr max-lr min-lr init-lr final-lr lr-min lr-max peak-lr blr
     weight-decay wd l2 beta1 beta2 betas adam-beta1 adam-beta2 adam-epsilon eps epsilon
@@ -46,8 +48,8 @@ _LENGTHS = _names("""
     steps max-steps num-steps total-steps train-steps num-train-steps max-train-steps iters
     max-iters num-iters total-iters iterations num-iterations max-iterations
 """)
-# What a run is called and where it leaves its results: a prefix would make other things of them,
-# such as `model.name`.
+# The name of a run and where it stores its results. Other prefixes would give these words another
+# meaning, as in `model.name`.
 _NAMES = _names("""
     result results output out output-dir output-path out-dir out-path results-dir log-dir
     logging-dir logdir log-file log-interval log-every logging-steps print-freq save-dir
@@ -60,7 +62,7 @@ _NAMES = _names("""
 _NAME_PREFIXES = frozenset(("run", "experiment", "exp", "logger", "logging", "wandb", "mlflow"))
 _VARIABLE_PREFIXES = ("wandb-", "mlflow-", "comet-", "neptune-", "clearml-")
 _VARIABLES = frozenset(("pythonhashseed",))
-# These take several values.
+# Options that take several values.
 _LISTS = frozenset(("betas", "milestones", "lr-milestones", "tags", "wandb-tags"))
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w./-]*)(?P<value>=.*)?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[+~]{0,2}(?P<name>[A-Za-z_][\w./-]*)(?P<value>=.*)", re.DOTALL)
@@ -72,7 +74,7 @@ _SHELL_COMMAND = re.compile(r"-[a-z]*c")
 # Thousands of jobs have the same few options and variables.
 @lru_cache(maxsize=4096)
 def decides(name: str) -> Decides:
-    """What the option, or the configuration key, of this name decides."""
+    """Returns what the option or the configuration key of this name affects."""
     words = name.lower().replace("_", "-").replace("/", ".").split(".")
     last = words[-1]
     if last in _LENGTHS:
@@ -83,7 +85,7 @@ def decides(name: str) -> Decides:
 
 @lru_cache(maxsize=4096)
 def variable_decides(name: str) -> Decides:
-    """What the environment variable of this name decides."""
+    """Returns what the environment variable of this name affects."""
     plain = name.lower().replace("_", "-")
     if plain in _VARIABLES or plain.startswith(_VARIABLE_PREFIXES):
         return Decides.NEITHER
@@ -91,8 +93,10 @@ def variable_decides(name: str) -> Decides:
 
 
 def options(arguments: Iterable[str]) -> Iterator[tuple[Decides, str]]:
-    """Every argument with what it decides; the value of an option is an argument of its own and
-    decides the same. What a shell is given to run is taken apart.
+    """Yields every argument with what it affects.
+
+    The value of an option is a separate argument and affects the same. The command line of a shell
+    is split into its arguments.
     """
     value_of: Decides | None = None
     is_list, shell = False, ""
@@ -129,13 +133,13 @@ def _words(text: str) -> list[str]:
 class Workload(NamedTuple):
     # SHA-256 (16 hex digits) of what makes two runs the same workload.
     fingerprint: str
-    # What of the command decides how long a run takes; empty where nothing says so. Runs of one
-    # workload with different ones take different times.
+    # The parts of the command that decide how long a run takes, or "". Runs of one workload with
+    # different values take different times.
     run_length: str
 
 
 def workload_of(spec: GPUJobSpec) -> Workload:
-    """What a run is a run of, and how long it is."""
+    """Returns the workload of the spec's runs, and what decides their length."""
     worker = spec.worker_container()
     return _workload(
         (spec.workers, spec.gpus_per_worker),
@@ -149,8 +153,10 @@ def workload_of(spec: GPUJobSpec) -> Workload:
 
 
 def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
-    """What runs of one program have in common, whatever its options: the image, and the words of
-    the command before the first option."""
+    """Returns what runs of one program have in common, whatever its options.
+
+    That is the image, and the words of the command before the first option.
+    """
     worker = spec.worker_container()
     words = [str(worker.get("image", ""))]
     for word in (*_texts(worker, "command"), *_texts(worker, "args")):
@@ -196,7 +202,9 @@ def _workload(
 
 
 def _asked(optimize: Optimize) -> dict[str, object]:
-    """Every field that is not Auto, as in the spec; but `total`, which every identity has."""
+    """Returns every field that is not Auto, as in the spec, except `total`, which every identity
+    has.
+    """
     asked = encode(optimize)
     asked |= asked.pop("batchSize")
     asked.pop("total", None)
@@ -204,12 +212,14 @@ def _asked(optimize: Optimize) -> dict[str, object]:
 
 
 def _content(image: str) -> str:
-    """A digest says what is in an image, whatever its name and tag are."""
+    """Returns the image's digest if it has one, because that identifies the content whatever its
+    name and tag.
+    """
     return image.rpartition("@")[2]
 
 
 class _ByUse(NamedTuple):
-    """Parts of a command by what they decide."""
+    """Parts of a command by what they affect."""
 
     step: tuple[str, ...]
     length: tuple[str, ...]
@@ -228,7 +238,7 @@ def _texts(worker: Mapping[str, Any], field: str) -> _Texts:
 
 
 def _plain(worker: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Environment variables whose value stands in the template."""
+    """Yields environment variables that have a literal value in the template."""
     for entry in worker.get("env") or ():
         if "value" in entry:
             yield str(entry.get("name", "")), str(entry["value"])

@@ -1,5 +1,7 @@
-"""Events of a running attempt that a person looks for: what it was tuned to, from which step it
-goes on, that a checkpoint is saved or was refused. Each is said once, with the write that shows it.
+"""Events of a running attempt that users look for.
+
+They are the settings to which it was tuned, the step from which it resumes, and a checkpoint that
+was saved or refused. Each is posted once, with the write that shows it.
 """
 
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ def milestones(
     report: Report | None,
     mode: OptimizeMode = OptimizeMode.AUTO,
 ) -> tuple[EventNote, ...]:
-    """What the attempt reached since the status was last written. `mode` is the attempt's."""
+    """Returns what the attempt reached since the status was last written. `mode` is the
+    attempt's.
+    """
     return tuple(_milestones(before, after, report, mode))
 
 
@@ -60,7 +64,7 @@ def _milestones(
 def refusal(
     before: GPUJobStatus, after: GPUJobStatus, report: Report | None
 ) -> tuple[EventNote, ...]:
-    """That the attempt found its checkpoint not to bring the run back."""
+    """Returns an event if the attempt found that its checkpoint does not bring the run back."""
     refused = report.resume_refused if report is not None else None
     if refused is None or after.resumed_from_step != 0 or before.resumed_from_step == 0:
         return ()
@@ -72,7 +76,7 @@ def refusal(
 
 
 def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:
-    """What the next attempt starts with, and what is lost."""
+    """Returns what the next attempt starts with, and what is lost."""
     saved = durable_checkpoint(job, configuration)
     if saved is not None:
         return f"checkpoint at step {saved.step} saved"
@@ -87,7 +91,7 @@ def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:
     elif path is not None:
         cause = f"nothing matched checkpoint.path ({path[:128]})"
     text = f"{cause}: the next attempt starts from the beginning"
-    # Before its first report the figures are those of the attempt before.
+    # Before an attempt's first report, the figures belong to the attempt before.
     moved = job.status.attempt == 1 or job.status.resumed_from_step is not None
     lost = _steps_made(job.status) if moved else 0
     return f"{text}; {_steps_lost(lost)}" if lost else text
@@ -108,7 +112,7 @@ def _steps_lost(steps: int) -> str:
 
 
 def _recommended(before: TunedSettings | None, after: TunedSettings) -> str:
-    """Of a mode in which nothing is applied, and no speed-up measured."""
+    """Returns the text for a mode in which nothing is applied, and no speed-up is measured."""
     words = ", ".join(after.in_words().values())
     if words:
         return f"would run with {words}; optimize.mode: Auto applies it from the next attempt on"
@@ -131,7 +135,7 @@ def _tuned(before: TunedSettings | None, after: TunedSettings, report: Report | 
 
 
 def _begins_to_tune(before: GPUJobStatus, after: GPUJobStatus, report: Report | None) -> bool:
-    """Of a job that was not tuned yet, for the first of its trials."""
+    """Returns whether a job that was not tuned yet begins its first trial."""
     if report is None or report.attempt != after.attempt:
         return False
     tries = report.phase is WorkerPhase.TUNING and report.step > 0
@@ -140,7 +144,10 @@ def _begins_to_tune(before: GPUJobStatus, after: GPUJobStatus, report: Report | 
 
 
 def _is_first(before: GPUJobStatus, saved: CheckpointReport) -> bool:
-    """True for the attempt's first one; a checkpoint that it resumes from is an earlier one's."""
+    """Returns whether this is the attempt's first checkpoint.
+
+    A checkpoint from which it resumes belongs to an earlier attempt.
+    """
     known = before.checkpoint.step if before.checkpoint is not None else 0
     return saved.step > known and known <= (before.resumed_from_step or 0)
 

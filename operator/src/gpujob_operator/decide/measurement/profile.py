@@ -18,15 +18,16 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 
-# Entries of one workload: one for each GPU model and torch version, newest first.
+# Maximum number of entries of one workload. There is one for each GPU model and torch version,
+# newest first.
 ENTRIES_MAX = 32
 _PREFIX = "workload-"
-# A workload that measures nothing new says so often that it was measured: profiles expire.
+# A workload that measures nothing new renews its profile this often, because profiles expire.
 RENEWED_AFTER = timedelta(days=1)
 
 
 class WorkloadKeys(NamedTuple):
-    """What finds other runs of a job's workload: namespaces and names."""
+    """Namespaces and names that identify other runs of a job's workload."""
 
     profile: tuple[str, str]
     # Of runs that are expected to take equally long: the profile's name with what the command says
@@ -35,14 +36,15 @@ class WorkloadKeys(NamedTuple):
 
 
 def workload_keys(job: GPUJob) -> WorkloadKeys:
-    """Those of the spec, which the next attempt runs with."""
+    """Returns the keys of the spec, which the next attempt runs with."""
     workload = workload_of(job.spec)
     return _keys(job.metadata.namespace, _PREFIX + workload.fingerprint, workload.run_length)
 
 
 def attempt_keys(job: GPUJob, keys: WorkloadKeys) -> WorkloadKeys:
-    """Those of the attempt that the job has, else `keys`, which are the spec's: the spec may have
-    been edited since the attempt was started.
+    """Returns the keys of the job's attempt, or `keys`, which are the spec's, without an attempt.
+
+    The spec may have been edited since the attempt was started.
     """
     name = job.status.profile
     if job.status.placement is None or name is None or name == keys.profile[1]:
@@ -55,8 +57,10 @@ def profile_name(job: GPUJob) -> str:
 
 
 def attempt_mode(job: GPUJob) -> OptimizeMode:
-    """The `optimize.mode` of the attempt that the job has: its profile is of the spec that it was
-    started with. That of the spec where nobody can tell.
+    """Returns the `optimize.mode` of the job's attempt.
+
+    The attempt's profile belongs to the spec with which the attempt was started. Returns the mode
+    of the spec if the attempt's mode is unknown.
     """
     name = job.status.profile
     if job.status.placement is None or name is None or name == profile_name(job):
@@ -69,8 +73,10 @@ def attempt_mode(job: GPUJob) -> OptimizeMode:
 
 
 def with_own_measurement(job: GPUJob) -> GPUJob:
-    """The job as its next attempt finds it: what an attempt of another workload measured, before
-    the spec was edited, says nothing of it. A status of an earlier version names no profile.
+    """Returns the job as its next attempt finds it.
+
+    Measurements of another workload, made before the spec was edited, are removed. A status of an
+    earlier release names no profile.
     """
     status = job.status
     if status.measurement is None or status.profile in (None, profile_name(job)):
@@ -79,7 +85,9 @@ def with_own_measurement(job: GPUJob) -> GPUJob:
 
 
 def with_profile_of_spec(job: GPUJob) -> GPUJob:
-    """A job that starts and has no pod yet: its pods are created with the spec as it is now."""
+    """Returns a starting job without pods, updated to the present spec, from which its pods are
+    created.
+    """
     name = profile_name(job)
     if job.status.profile in (None, name):
         return job
@@ -92,19 +100,19 @@ def _keys(namespace: str, name: str, length: str) -> WorkloadKeys:
 
 
 def unused_until(profile: GPUProfile, days: int) -> datetime | None:
-    """When a profile that no job uses is deleted; None: never, as with 0 `days`."""
+    """Returns when a profile that no job uses is deleted. None: never, as with 0 `days`."""
     moment = last_measured_at(profile)
     return moment + timedelta(days=days) if moment is not None and days else None
 
 
 def last_measured_at(profile: GPUProfile) -> datetime | None:
-    """When a job of the workload was last measured, or the profile made."""
+    """Returns when a job of the workload was last measured, or when the profile was created."""
     moments = [entry.updated_at for entry in profile.status.entries]
     return max(moments, default=profile.metadata.creation_timestamp)
 
 
 def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
-    """True if only the measured slowdowns differ."""
+    """Returns whether only the measured slowdowns differ."""
     return _without_paces(before) == _without_paces(after)
 
 
@@ -122,9 +130,10 @@ def new_entries(
     alone: bool = False,
     pace: SharedPace | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
-    """The profile's entries with the measurement of a job of this status, or None if it adds
-    nothing. `alone`: the job has its GPUs to itself; otherwise `pace` is its measurement beside
-    co-tenants, if known.
+    """Returns the profile's entries with the measurement of a job of this status, or None.
+
+    None means that the measurement adds nothing. `alone` means that the job has its GPUs to itself.
+    Otherwise `pace` is its measurement next to co-tenants, if known.
     """
     entry = _entry(status, now, alone=alone)
     if entry is None:
@@ -143,7 +152,7 @@ def new_entries(
 def with_entries(
     job: GPUJob, profile: GPUProfile | None, entries: tuple[ProfileEntry, ...]
 ) -> GPUProfile:
-    """The profile of the attempt's workload, or a new one, with these entries."""
+    """Returns the profile of the attempt's workload, or a new one, with these entries."""
     if profile is not None:
         return replace(profile, status=replace(profile.status, entries=entries))
     namespace, name = attempt_keys(job, workload_keys(job)).profile
@@ -157,8 +166,9 @@ def with_entries(
 def _alone_seconds(
     before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None
 ) -> float | None:
-    """The fastest step alone on its GPUs, of either entry, with the settings of the entry. A gain
-    below 5 % is noise.
+    """Returns the fastest step alone on its GPUs, of either entry, with the settings of the entry.
+
+    A gain below 5 % is noise.
     """
     known = before.alone_step_seconds if before.tuned == tuned else None
     new = after.alone_step_seconds if after.tuned == tuned else None
@@ -170,7 +180,7 @@ def _alone_seconds(
 def _alone_joules(
     before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None, seconds: float | None
 ) -> float | None:
-    """The energy of the step with that time; one measurement is as good as another."""
+    """Returns the energy of the step with that time. One measurement is as good as another."""
     known = before.alone_joules_per_step if before.tuned == tuned else None
     new = after.alone_joules_per_step if after.tuned == tuned else None
     if known is None or new is None:
@@ -186,7 +196,7 @@ def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry 
     if reservation.source is not ReservationSource.MEASURED:
         return None
     if timing is None and status.phase is not JobPhase.SUCCEEDED:
-        # Without reports nothing says whether the peak is still to come.
+        # Without reports it is unknown whether the peak is still to come.
         return None
     return ProfileEntry(
         gpu_model=status.placement.gpu_model,
@@ -205,8 +215,10 @@ def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry 
 
 
 def _is_about(one: ProfileEntry, measured: ProfileEntry) -> bool:
-    """True if both are of one GPU model and torch version. Seen from outside only, a run has no
-    version: it adds to the newest of its model."""
+    """Returns whether both are about one GPU model and torch version.
+
+    A run that was only seen from outside has no version. It adds to the newest entry of its model.
+    """
     same_torch = one.torch_version == measured.torch_version or measured.current is None
     return one.gpu_model == measured.gpu_model and same_torch
 
@@ -214,10 +226,11 @@ def _is_about(one: ProfileEntry, measured: ProfileEntry) -> bool:
 def _joined(
     before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
 ) -> ProfileEntry | None:
-    """The union of both entries, or None if it is not worth a write: 5 % more memory, faster
-    settings or another timing are, and once a day that it was measured again. Only more memory and
-    faster settings replace existing values, so that several jobs of one workload converge to the
-    same entry and stop writing.
+    """Returns the union of both entries, or None if it is not worth a write.
+
+    Worth a write are 5 % more memory, faster settings, another timing, and once a day that the
+    workload was measured again. Only more memory and faster settings replace existing values, so
+    several jobs of one workload converge to the same entry and stop writing.
     """
     best = after if _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
@@ -250,7 +263,7 @@ def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
 
 
 def _spec(job: GPUJob, fingerprint: str) -> GPUProfileSpec:
-    """But for the fingerprint it is of fields that no edit changes."""
+    """Returns the spec. Except for the fingerprint, it has only fields that no edit changes."""
     worker = job.spec.worker_container()
     command = (*(worker.get("command") or ()), *(worker.get("args") or ()))
     return GPUProfileSpec(

@@ -21,10 +21,11 @@ from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.protection import why_unprotected
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
-# A worker's peak counts up to this much above what the agent saw: the larger of both.
+# A worker's peak counts up to this much above what the agent saw. The larger of the two limits
+# applies.
 UNSEEN_PEAK_FRACTION_MAX = 0.25
 UNSEEN_PEAK_BYTES_MAX = GIB
-# Before these phases are over, the measured use is not yet what the job needs.
+# The measured use is not yet what the job needs before these phases are over.
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
 
@@ -34,7 +35,7 @@ def with_report(
     received: ReceivedReport | None,
     configuration: Configuration,
 ) -> GPUJobStatus:
-    """The status with the last report of rank 0. Reports of another attempt are ignored."""
+    """Returns the status with the last report of rank 0. Reports of another attempt are ignored."""
     if received is None or received.report.attempt != status.attempt:
         return status
     report = received.report
@@ -59,8 +60,10 @@ def with_report(
 
 
 def _resumed_from(job: GPUJob, status: GPUJobStatus, report: Report) -> int | None:
-    """The step that the attempt goes on from; 0 once it is known that a later attempt starts from
-    the beginning. A script that resumes from checkpoints of its own counts its steps from 0, too.
+    """Returns the step from which the attempt resumes.
+
+    It is 0 once it is known that a later attempt starts from the beginning. A script that resumes
+    from its own checkpoints also counts its steps from 0.
     """
     if report.resume_refused is not None:
         return 0
@@ -73,10 +76,10 @@ def _resumed_from(job: GPUJob, status: GPUJobStatus, report: Report) -> int | No
 def _durable(
     job: GPUJob, report: Report, configuration: Configuration, *, began_again: bool
 ) -> CheckpointReport | None:
-    """The newest checkpoint that the next attempt can resume from.
+    """Returns the newest checkpoint from which the next attempt can resume.
 
-    The durable step never goes back, whatever a report says (I6), but where the attempt itself
-    began again behind it.
+    The durable step never goes back, whatever a report contains (I6), except if the attempt itself
+    began again before it.
     """
     if why_unprotected(job, configuration, report.protection) is not None:
         return None
@@ -93,13 +96,13 @@ def _durable(
 def with_measurement(
     status: GPUJobStatus, report: Report | None, usage: GPUUsage | None
 ) -> GPUJobStatus:
-    """The status with the agent's readings from outside joined with the worker's report from
+    """Returns the status with the agent's readings from outside and the worker's report from
     inside.
     """
     if usage is None or usage.samples == 0:
         return _with_steps(status, report)
     before = status.measurement
-    # Of a job without reports too it is known on which model its peak was seen.
+    # The GPU model of the peak is also known for a job without reports.
     model = status.placement.gpu_model if status.placement is not None else ""
     utilization_percent = round(usage.utilization_percent, 1)
     if before is None:
@@ -124,7 +127,7 @@ def with_measurement(
 
 
 def _of_several(contexts_bytes: int) -> int | None:
-    """None where it is what one process may have."""
+    """Returns None for the context of one process, which is the default."""
     return contexts_bytes if contexts_bytes > CONTEXT_BYTES else None
 
 
@@ -151,7 +154,8 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
             else report.efficiency.joules_per_step
         ),
         device=report.device or before.device,
-        # The first one said: a worker that names another each time would write as many profiles.
+        # The first reported version is kept. A worker that reports another one each time would
+        # write as many profiles.
         torch_version=before.torch_version or report.torch_version,
     )
     return changed(status, measurement=measurement)
@@ -165,8 +169,10 @@ def with_measured_reservation(
     configuration: Configuration,
     most_bytes: Callable[[], int],
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
-    """The status with the measured reservation, once the worker's use has settled.
-    `most_bytes` says what the job can reserve at most on its GPUs."""
+    """Returns the status with the measured reservation, once the worker's use has settled.
+
+    `most_bytes` returns the most that the job can reserve on its GPUs.
+    """
     held = status.reservation
     if usage is None or held is None or not _settled(report, usage, configuration):
         return status, ()
@@ -178,7 +184,7 @@ def with_measured_reservation(
     after, before = format_memory(wanted.memory_bytes), format_memory(held.memory_bytes)
     status = changed(status, reservation=wanted)
     if after == before:
-        return status, ()  # nothing that anybody could see
+        return status, ()  # The difference would not be visible.
     text = (
         f"measured a peak of {format_memory(usage.memory_peak_bytes)} and "
         f"{usage.utilization_percent:.0f} % utilization "
@@ -191,10 +197,10 @@ def with_measured_reservation(
 def joined_usage(
     usage: GPUUsage | None, report: Report | None, held: Reservation | None
 ) -> GPUUsage | None:
-    """The agent's readings with the peak that the worker saw between two of them.
+    """Returns the agent's readings with the peak that the worker saw between two of them.
 
-    The worker is believed up to a bound above the agent's own peak, and while it holds whole GPUs
-    up to what it holds: a wrong figure takes no memory from anybody else.
+    The worker's figure counts up to a bound above the agent's own peak. A worker that holds whole
+    GPUs may report up to what it holds. A wrong figure therefore takes no memory from other jobs.
     """
     timing = report.current if report is not None else None
     if usage is None or timing is None:
@@ -210,15 +216,19 @@ def joined_usage(
 
 
 def _may_run_out_again(status: GPUJobStatus, report: Report | None) -> bool:
-    """True until the attempt has passed the step at which an earlier one ran out of memory: until
-    then its peak is still to come. A worker that reports no step never passes it."""
+    """Returns whether the attempt has not yet passed the step at which an earlier one ran out of
+    memory.
+
+    Its peak is still to come until then. A worker that reports no step never passes it.
+    """
     at_step = status.out_of_memory_step
     return at_step is not None and (report is None or report.step <= at_step)
 
 
 def _settled(report: Report | None, usage: GPUUsage, configuration: Configuration) -> bool:
-    """True once the measurement can be trusted. A worker that does not report (another framework)
-    needs more readings.
+    """Returns whether the measurement can be trusted.
+
+    A worker that does not report (another framework) needs more readings.
     """
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
@@ -240,10 +250,10 @@ def is_hung(
     now: datetime,
     listening_since: datetime | None = None,
 ) -> float | None:
-    """Seconds without progress if they exceed the limit, else None.
+    """Returns the seconds without progress if they exceed the limit, else None.
 
-    Only time during which this process received reports counts; after a start of the operator it
-    begins at 0.
+    Only time during which this process received reports counts. It begins at 0 after a start of the
+    operator.
     """
     since = status.progressed_at or status.attempt_started_at
     if since is None:

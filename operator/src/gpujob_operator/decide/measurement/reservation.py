@@ -1,8 +1,8 @@
-"""Decides how much of a GPU an attempt reserves, from the best knowledge of the job.
+"""Decides how much of a GPU an attempt reserves, from the best knowledge about the job.
 
-If sharing is `Shared`, the user's hint is a cap: it decides, up to the context that comes on top.
-Otherwise, best first: the job's own measurement, its workload's profile on this GPU model, or the
-whole GPU until there is a measurement.
+If sharing is `Shared`, the user's hint is a cap. It decides, and only the context is added to it.
+Otherwise the first of these that exists decides: the job's own measurement, its workload's profile
+on this GPU model, or the whole GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from gpujob_operator.decide.model.configuration import Configuration, DeviceAcce
 from gpujob_operator.decide.model.held_gpus import Place, known_context_bytes, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
-# After so many GPUs in a row became unhealthy soon under a job, it gets GPUs of its own: if one
-# more breaks, nobody else was there.
+# A job gets its own GPUs after this many consecutive GPUs soon became unhealthy under it. If one
+# more breaks, no other job can have caused it.
 UNHEALTHY_GPUS_SHARED_MAX = 2
 
 
@@ -32,27 +32,33 @@ def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | 
 
 
 def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
-    """True if the job shares no GPU: its spec says so, GPUs broke under it, or the kubelet picks
-    the GPUs, which need not be the chosen ones.
+    """Returns whether the job shares no GPU.
+
+    Its spec demands it, GPUs broke under it, or the kubelet picks the GPUs, which may differ from
+    the chosen ones.
     """
     picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
     return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE or breaks_gpus(job)
 
 
 def ran_out_of_memory(job: GPUJob) -> bool:
-    """True if an attempt ran out of GPU memory, whoever had taken it."""
+    """Returns whether an attempt ran out of GPU memory, whichever job had taken it."""
     return job.status.counters.out_of_memory > 0 or job.status.out_of_memory_step is not None
 
 
 def breaks_gpus(job: GPUJob) -> bool:
-    """True if so many GPUs broke under the job that the next one tells whether it is to blame."""
+    """Returns whether so many GPUs broke under the job that the next one decides whether it is to
+    blame.
+    """
     return job.status.counters.unhealthy_gpus >= UNHEALTHY_GPUS_SHARED_MAX
 
 
 def wanted_reservation(
     job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
 ) -> Reservation | None:
-    """What a new attempt should reserve on a GPU of the entry's model; None: the whole GPU."""
+    """Returns what a new attempt should reserve on a GPU of the entry's model. None: the
+    whole GPU.
+    """
     measurement = job.status.measurement
     if takes_whole_gpus(job, configuration):
         return None
@@ -85,9 +91,10 @@ def wanted_reservation(
 def _under_cap(
     cap_bytes: int, used_bytes: int, contexts_bytes: int, configuration: Configuration
 ) -> int:
-    """What a job of this cap reserves that was seen to use so much: the cap, and the contexts above
-    it as far as they were seen. What it used beyond that was a breach of the cap, and gets it
-    nothing.
+    """Returns what a job with this cap and this use reserves.
+
+    That is the cap plus the contexts above it, as far as they were seen. Use beyond that was a
+    breach of the cap and adds nothing.
     """
     if used_bytes <= cap_bytes:
         return cap_bytes
@@ -95,8 +102,9 @@ def _under_cap(
 
 
 def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
-    """True if the measurement shows what the job needs. An attempt that ended early had only begun
-    to allocate.
+    """Returns whether the measurement shows what the job needs.
+
+    An attempt that ended early had only begun to allocate.
     """
     if measurement.current is None:
         return measurement.samples >= configuration.measurement_samples_without_reports_min
@@ -106,13 +114,13 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 def measured_reservation(
     job: GPUJob, usage: GPUUsage, configuration: Configuration, most_bytes: Callable[[], int]
 ) -> Reservation | None:
-    """The reservation after a measurement, or None while it stays unchanged.
+    """Returns the reservation after a measurement, or None if it stays unchanged.
 
     It shrinks once, from the whole GPU or a profile's estimate to the measured value, and never
-    below the peak that the job is known to have had in any attempt. It grows only if the job is
-    seen to use more than it reserved, and never beyond `most_bytes`, because the rest of the GPU
-    may already be reserved by other jobs (I1). It is asked for only then, because few jobs grow.
-    Under a cap it grows no further than the contexts above the cap, and never shrinks.
+    below the known peak of any attempt. It grows only if the job is seen to use more than it
+    reserved, and never beyond `most_bytes`, because the rest of the GPU may already be reserved by
+    other jobs (I1). `most_bytes` is called only then, because few jobs grow. Under a cap the
+    reservation grows no further than the contexts above the cap, and never shrinks.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -135,7 +143,7 @@ def measured_reservation(
             memory_bytes=_grown(held, needed_bytes, most_bytes) if outgrown else held.memory_bytes,
             utilization_percent=utilization_percent if moved else held.utilization_percent,
         )
-        # Where the cap is not written yet, it would grow with what is reserved.
+        # A cap that is not recorded yet would otherwise grow with the reservation.
         return replace(found, cap_bytes=cap_bytes) if found != held else None
     wanted_bytes = with_margin(known_bytes, configuration)
     first = held.source is not ReservationSource.MEASURED
@@ -159,8 +167,10 @@ def _grown(held: Reservation, wanted_bytes: int, most_bytes: Callable[[], int]) 
 def reservable_bytes(
     job: GPUJob, gpus: Mapping[Place, GPUCapacity], promised: Mapping[Place, int]
 ) -> int:
-    """The most memory that the job can reserve on each of its GPUs: what it holds and uses there,
-    and what is free. `promised` is what this cycle has already given to other jobs, by GPU.
+    """Returns the most memory that the job can reserve on each of its GPUs.
+
+    That is what it holds and uses there, plus free memory. `promised` is what this cycle has
+    already given to other jobs, by GPU.
     """
     held = job.status.reservation
     if held is None:

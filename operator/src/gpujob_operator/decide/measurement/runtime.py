@@ -1,4 +1,4 @@
-"""Estimates how long a job will still run: from its own measured pace, else from earlier runs.
+"""Estimates how long a job will still run, from its own measured pace or else from earlier runs.
 
 The result is `order.OrderEntry.remaining_seconds`. A job that has not run, and whose workload has
 no finished run, has no estimate.
@@ -14,12 +14,12 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.protection import durable_checkpoint, why_unprotected
 
-# The newest runs of a workload that count.
+# How many of a workload's newest runs count.
 RUNS_MAX = 16
 
 
 def remaining_seconds(done: float, total: float | None, seconds_per_unit: float) -> float | None:
-    """Remaining units times the measured seconds of one; None if the total or the pace is unknown.
+    """Returns the remaining units times the measured seconds of one, or None if either is unknown.
 
     A unit is a step, or whatever the job counts its progress in.
     """
@@ -29,7 +29,7 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
 
 
 def remaining_of(job: GPUJob, configuration: Configuration) -> float | None:
-    """Remaining seconds of a job that has reported its pace and its number of steps."""
+    """Returns the remaining seconds of a job that has reported its pace and its number of steps."""
     measured = job.status.measurement
     if measured is None or measured.current is None:
         return None
@@ -38,8 +38,11 @@ def remaining_of(job: GPUJob, configuration: Configuration) -> float | None:
 
 
 def _steps_behind(job: GPUJob, measured_step: int, configuration: Configuration) -> int:
-    """The measured step of an attempt that said where it began; before that, and between attempts,
-    what the next one resumes from. What an earlier attempt reached is lost beyond that.
+    """Returns the number of steps that need not be repeated.
+
+    That is the measured step if the attempt has reported where it began. Before that, and between
+    attempts, it is the step from which the next attempt resumes. Steps beyond it that an earlier
+    attempt reached are lost.
     """
     status = job.status
     said = status.attempt == 1 or status.resumed_from_step is not None
@@ -49,7 +52,7 @@ def _steps_behind(job: GPUJob, measured_step: int, configuration: Configuration)
     if saved is not None:
         return saved.step
     own = job.spec.checkpoint.path is not None and why_unprotected(job, configuration) is None
-    # What a script saves by itself is not reported: it is taken for what it reached.
+    # A script's own checkpoints are not reported, so everything that it reached counts as saved.
     return measured_step if own else 0
 
 
@@ -82,7 +85,9 @@ class RunHistory:
         self._medians.pop(workload, None)
 
     def expected_seconds(self, workload: Hashable, gpus: int) -> float | None:
-        """The median of the newest runs, for a job on this many GPUs; None without runs."""
+        """Returns the median of the newest runs, for a job on this many GPUs, or None
+        without runs.
+        """
         if workload not in self._runs:
             return None
         if workload not in self._medians:

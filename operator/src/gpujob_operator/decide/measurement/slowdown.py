@@ -1,7 +1,7 @@
 """Decides from measurements which job is slowed by its co-tenants more than it allows.
 
 The reference is the workload's profile: the fastest step measured on this GPU model with the same
-settings. A migrated job is packed with a utilization floor from then on, so that the same pair is
+settings. From then on a migrated job is packed with a utilization floor, so that the same pair is
 not placed together again.
 """
 
@@ -28,7 +28,7 @@ SLACK_PERCENT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much longer a step takes beside co-tenants: seconds of a step, and percent of the
+    """How much longer a step takes next to co-tenants: seconds of a step, and percent of the
     reference.
     """
 
@@ -56,7 +56,9 @@ class Slowdown:
 def measured_slowdown(
     job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> Slowdown | None:
-    """The job's slowdown beside co-tenants; None if it is alone or there is no reference."""
+    """Returns the job's slowdown next to co-tenants, or None if it is alone or without
+    reference.
+    """
     if not any(len(gpu.tenants) > 1 for gpu in gpus):
         return None
     step_seconds, entry = _comparable(status, profile)
@@ -69,7 +71,7 @@ def measured_slowdown(
 def _comparable(
     status: GPUJobStatus, profile: GPUProfile | None
 ) -> tuple[float, ProfileEntry | None]:
-    """The job's step time in seconds, and the profile entry with the same GPU model and
+    """Returns the job's step time in seconds, and the profile entry with the same model and
     settings.
     """
     placement, measured = status.placement, status.measurement
@@ -83,7 +85,7 @@ def _comparable(
 
 
 def has_gpus_alone(status: GPUJobStatus, gpus: Sequence[GPUCapacity]) -> bool:
-    """True if a running job shares its GPUs with no other job and no unmanaged process."""
+    """Returns whether a running job shares its GPUs with no other job and no unmanaged process."""
     running = status.phase is JobPhase.RUNNING and bool(gpus)
     return running and not any(len(gpu.tenants) > 1 or has_external_use(gpu) for gpu in gpus)
 
@@ -91,8 +93,9 @@ def has_gpus_alone(status: GPUJobStatus, gpus: Sequence[GPUCapacity]) -> bool:
 def observed_pace(
     status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> SharedPace | None:
-    """The pace that the job measured beside co-tenants; None unless the step time alone is known
-    for this GPU model and these settings.
+    """Returns the pace that the job measured next to co-tenants, or None.
+
+    None means that the step time alone is unknown for this GPU model and these settings.
     """
     step_seconds, entry = _comparable(status, profile)
     if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
@@ -102,7 +105,7 @@ def observed_pace(
         return None
     summed_percent = max(gpu.utilization_percent for gpu in shared)
     longer_percent = 100.0 * (step_seconds / entry.alone_step_seconds - 1.0)
-    # The seconds are the worker's own; the API server refuses more.
+    # The seconds are reported by the worker, and the API server refuses larger values.
     slowdown_percent = min(max(longer_percent, 0.0), SLOWDOWN_PERCENT_MAX)
     return SharedPace(band_percent(summed_percent), round(slowdown_percent, 1))
 
