@@ -1,1 +1,1 @@
-"""A real Kubernetes control plane on a laptop, with nodes that are processes and cards of CPU."""
+"""A real Kubernetes control plane on a laptop, with processes as nodes and CPU cards as GPUs."""

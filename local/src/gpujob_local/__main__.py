@@ -47,7 +47,7 @@ from gpujob_local.processes.watchdog import kill_marked
 
 UP_LIMIT_SECONDS = 1800.0  # a first start builds the tools
 DOWN_LIMIT_SECONDS = 30.0
-OWNER_LIMIT_SECONDS = 90.0  # kubelets' files take a while to remove
+OWNER_LIMIT_SECONDS = 90.0  # removing kubelets' files takes a while
 POLL_SECONDS = 0.1
 INSTALL_COMMAND = (
     "helm install gpujob charts/gpujob --namespace gpujob-system --create-namespace --wait "
@@ -150,7 +150,9 @@ def _up(name: str, owner_module: str, options: str) -> None:
 
 
 def env_command(name: str) -> str:
-    """As this program was called: it may be on no PATH yet, which the command changes."""
+    """Returns the command with this program as it was called. It may not be on PATH yet, which the
+    command changes.
+    """
     called = sys.argv[0]
     known = shutil.which("gpujob-local") is not None
     program = "gpujob-local" if known or "/" not in called else shlex.quote(called)
@@ -200,7 +202,7 @@ def _fresh_directory(name: str) -> Path:
 
 
 def _start_owner(directory: Path, module: str, options: str) -> None:
-    """Starts the owning process and retells what it says until the cluster is up."""
+    """Starts the owning process and prints its output until the cluster is up."""
     (directory / "options.json").write_text(options)
     log = directory / LOG_NAME
     command = [sys.executable, "-m", module, str(directory)]
@@ -212,7 +214,7 @@ def _start_owner(directory: Path, module: str, options: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    # Held open: the log is still readable when a failed cluster has removed its folder.
+    # Kept open, so that the log is still readable after a failed cluster has removed its folder.
     with log.open() as text:
         try:
             _retell(owner, text.read, directory / STATE_NAME)
@@ -247,7 +249,7 @@ def down(name: Name = "default") -> None:
         return
     state = ClusterState.read(name)
     if state.alive():
-        # The owner may be gone before its answer is out.
+        # The owner may be gone before it has sent its answer.
         with contextlib.suppress(StateError):
             ask_owner(name, "down")
     deadline = time.monotonic() + DOWN_LIMIT_SECONDS
@@ -268,7 +270,9 @@ def _end_by_force(state: ClusterState) -> None:
 
 
 def _ask(name: str, command: str, limit_seconds: float = 30, **arguments: Any) -> Any:
-    """Raises `StateError` for a cluster of kubelets, of which kubectl is asked."""
+    """Sends a command to the owner. Raises `StateError` for a cluster of kubelets, which only
+    kubectl can query.
+    """
     if has_kubelets(cluster_directory(name)):
         raise StateError(f"cluster {name!r} has real kubelets: use kubectl for {command}")
     return ask_owner(name, command, limit_seconds, **arguments)
@@ -356,7 +360,7 @@ def env(name: Name = "default") -> None:
 
 
 def main() -> None:
-    """Errors for people are one line and exit code 1."""
+    """Runs the program. Errors for people are one line and exit code 1."""
     try:
         app()
     except StateError as error:

@@ -1,4 +1,4 @@
-"""The chart's admission policies, installed as the chart installs them with its own values."""
+"""Installs the chart's admission policies as the chart does with its own values."""
 
 from pathlib import Path
 
@@ -14,8 +14,9 @@ _GROUP = "admissionregistration.k8s.io/v1"
 
 
 def install_policies(client: ApiClient, operator_account: str) -> list[str]:
-    """Applies every policy and its binding; returns their names. `operator_account` is a user
-    name. The API server enforces a policy about a second later.
+    """Applies every policy and its binding, and returns their names.
+
+    `operator_account` is a user name. The API server enforces a policy about a second later.
     """
     names: list[str] = []
     for folder in sorted(POLICIES_FOLDER.iterdir()):
@@ -28,7 +29,7 @@ def install_policies(client: ApiClient, operator_account: str) -> list[str]:
 
 
 def policy_spec(folder: Path, operator_account: str) -> Json:
-    """The rules in the files of this folder as one policy, with what differs between installations
+    """Returns the rules in the files of this folder as one policy, with the installation's values
     filled in.
     """
     parts = [_part(path, operator_account) for path in sorted(folder.glob("*.yaml"))]

@@ -1,7 +1,7 @@
 """A local cluster: a real control plane, process nodes with CPU cards, agents and the operator.
 
-Used by the command line, the demo and the tests. Everything it starts ends with the process that
-owns the `LocalCluster`, also when that is killed.
+The command line, the demo and the tests use it. Everything it starts ends with the process that
+owns the `LocalCluster`, even if that is killed.
 """
 
 import os
@@ -57,9 +57,9 @@ def _silent(_text: str) -> None:
 
 
 class LocalCluster:
-    """`start` makes one that is ready; use it as a context manager, or call `stop`.
+    """A cluster. `start` makes one that is ready; use it as a context manager, or call `stop`.
 
-    Its methods block; they may be called from any thread, one at a time.
+    Its methods block. They may be called from any thread, one at a time.
     """
 
     def __init__(self, options: ClusterOptions, directory: Path | None, say: Say) -> None:
@@ -82,7 +82,9 @@ class LocalCluster:
         directory: Path | None = None,
         say: Say = _silent,
     ) -> "LocalCluster":
-        """A cluster that is ready. Raises `ClusterError` or `ToolError` and leaves nothing."""
+        """Returns a cluster that is ready. If that fails, raises `ClusterError` or `ToolError` and
+        leaves nothing behind.
+        """
         binaries = find_tools()
         cluster = cls(options or ClusterOptions(), directory, say)
         try:
@@ -132,7 +134,7 @@ class LocalCluster:
     def stop(self) -> None:
         """Ends everything and removes the directory. Raises `ClusterError` if a process stays."""
         for child in self.children.values():
-            # Nothing is worth a graceful end: all state goes with the directory.
+            # A graceful end is not needed, because all state is removed with the directory.
             stop_child(child, grace_seconds=0)
         self.children.clear()
         if hasattr(self, "control_plane"):
@@ -145,20 +147,22 @@ class LocalCluster:
         return self.control_plane.kubeconfig
 
     def client(self) -> ApiClient:
-        """A small blocking client with all rights."""
+        """Returns a small blocking client with all rights."""
         return self.control_plane.client()
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True
     ) -> "subprocess.CompletedProcess[str]":
-        """The real kubectl. Raises `ClusterError` with what it said, unless check is False."""
+        """Runs the real kubectl. Raises `ClusterError` with its error output, unless check is
+        False.
+        """
         done = subprocess.run(
             [str(self._binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin,
             capture_output=True,
             text=True,
             timeout=KUBECTL_LIMIT_SECONDS,
-            # kubectl keeps what it learned of the API; that goes with the cluster.
+            # kubectl caches its discovery of the API. The cache is removed with the cluster.
             env=os.environ | {"KUBECACHEDIR": str(self.directory / "kubectl-cache")},
             check=False,
         )
@@ -167,7 +171,9 @@ class LocalCluster:
         return done
 
     def user_environment(self) -> dict[str, str]:
-        """What a shell needs to work with this cluster; PATH is to come before one's own."""
+        """Returns the variables that a shell needs for this cluster. PATH must precede the shell's
+        own.
+        """
         folders = (self._binaries["kubectl"].parent, Path(sys.executable).parent)
         return {
             "KUBECONFIG": str(self.kubeconfig),
@@ -176,20 +182,20 @@ class LocalCluster:
         }
 
     def logs(self) -> dict[str, Path]:
-        """The log file of every part, by its name."""
+        """Returns the log file of every part by its name."""
         files = [*(self.directory / "logs").glob("*.log")]
         files += (self.directory / "control-plane").glob("*.log")
         return {path.stem: path for path in sorted(files)}
 
     def copy_logs(self, where: Path) -> Path:
-        """Keeps the logs of all parts in a folder beyond the cluster's end."""
+        """Copies the logs of all parts into a folder that outlives the cluster."""
         where.mkdir(parents=True, exist_ok=True)
         for path in self.logs().values():
             shutil.copy(path, where)
         return where
 
     def volume(self, claim: str, namespace: str = "default") -> Path:
-        """The local folder behind a claim. Raises `ClusterError` while it is not bound."""
+        """Returns the local folder behind a claim. Raises `ClusterError` if it is not bound."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
         name = self.client().get(path)["spec"].get("volumeName")
         if not name:
@@ -202,11 +208,13 @@ class LocalCluster:
         return list(self._node_options)
 
     def cards(self, node: str) -> list[str]:
-        """UUIDs of a node's cards. Raises `ClusterError` for an unknown node."""
+        """Returns the UUIDs of a node's cards. Raises `ClusterError` for an unknown node."""
         return [card.uuid for card in read_cards(self._node_folder(node) / "cards.json")]
 
     def start_node(self, node: str) -> None:
-        """Starts a node (again) and its agent; pods that it had are lost, as after a reboot."""
+        """Starts a node and its agent, possibly again. Pods that it had are lost, as after a
+        reboot.
+        """
         configuration = self._node_folder(node) / "node.json"
         command = [sys.executable, "-m", "gpujob_local.kubelet.process_node", str(configuration)]
         self._start_child(node, command, {})
@@ -214,7 +222,9 @@ class LocalCluster:
             self.start_agent(node)
 
     def kill_node(self, node: str) -> None:
-        """SIGKILL: the node, its agent and its pods' processes are gone; nobody is told."""
+        """Kills the node, its agent and its pods' processes with SIGKILL, without a
+        notification.
+        """
         self.kill_agent(node)
         self._kill(node)
 
@@ -228,7 +238,7 @@ class LocalCluster:
         self._kill(f"agent-{node}")
 
     def reclaim(self, node: str, notice_seconds: float = 2.0, grace_seconds: float = 10.0) -> None:
-        """Takes a node away as a cloud does: notice, SIGTERM and grace, SIGKILL, gone.
+        """Removes a node as a cloud does: notice, SIGTERM and grace, SIGKILL, gone.
 
         The notice is a taint with the deadline, `notice_seconds` before SIGTERM. Blocks until the
         Node object is deleted.
@@ -244,7 +254,9 @@ class LocalCluster:
         self._say(f"{node}: gone")
 
     def start_unmanaged_process(self, card: str, memory_bytes: int) -> str:
-        """A process of nobody's takes memory on a card; returns when it has it, with its name."""
+        """Starts an unmanaged process that takes memory on a card. Returns its name once it has the
+        memory.
+        """
         name = f"unmanaged-{secrets.token_hex(3)}"
         command = [sys.executable, "-m", "gpujob_local.gpus.external_process", str(memory_bytes)]
         child = self.children[name] = self.start_on_card(card, name, command, {})
@@ -254,7 +266,9 @@ class LocalCluster:
     def start_on_card(
         self, card: str, name: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> Child:
-        """A process bound to a card as a pod's are. The caller ends it; the cluster's end does."""
+        """Starts a process bound to a card as a pod's processes are. The caller ends it, or the end
+        of the cluster.
+        """
         core = self._core_of(card)
         bound = {"NVIDIA_VISIBLE_DEVICES": card, "OMP_NUM_THREADS": "1"}
         return self._start_process(name, command, bound | dict(environment), cores=[core])
@@ -263,7 +277,7 @@ class LocalCluster:
         self._kill(name)
 
     def kill_part(self, name: str) -> None:
-        """SIGKILL to any part by its name. Raises `ClusterError` naming those that there are."""
+        """Kills any part by its name with SIGKILL. Raises `ClusterError` with the known names."""
         if name in self.control_plane.children:
             self.control_plane.stop_component(name)
         elif name in self.children:
@@ -275,9 +289,9 @@ class LocalCluster:
     # The operator
 
     def start_operator(self, *arguments: str) -> Child:
-        """Starts the operator with its own account's rights; more arguments are passed on.
+        """Starts the operator with its own account's rights and these additional arguments.
 
-        Returns when it holds its Lease. Several may run; only the newest is called `operator`.
+        Returns once it holds its Lease. Several may run, but only the newest is called `operator`.
         """
         child = self.spawn_operator("operator", *arguments)
         identity = f"{child.name}-{self._operators}"
@@ -285,11 +299,11 @@ class LocalCluster:
         return child
 
     def spawn_operator(self, name: str, *arguments: str) -> Child:
-        """Starts an operator under a name of its own and does not wait for it."""
+        """Starts an operator under its own name and does not wait for it."""
         self._operators += 1
         configuration = self.directory / "operator.yaml"
         configuration.write_text(yaml.safe_dump(dict(self.options.operator_configuration)))
-        # The same port after a restart: workers know the address from before.
+        # The port stays the same after a restart, because workers have the address from before.
         port = self._report_ports.setdefault(name, free_port())
         options = {
             "kubeconfig": str(self._account_kubeconfig(OPERATOR_ACCOUNT)),
@@ -305,10 +319,10 @@ class LocalCluster:
         return self._start_child(name, command, dict(self.options.environment))
 
     def kill_operator(self, name: str = "operator") -> None:
-        """SIGKILL, as a crash."""
+        """Kills an operator with SIGKILL, as in a crash."""
         self._kill(name)
 
-    # Inside
+    # Internals
 
     def _start_storage(self) -> None:
         identity = self.control_plane.certificate_identity("storage", STORAGE_USER)

@@ -1,4 +1,6 @@
-"""What a process node and its agent read: cards, credentials, settings. Written once a node."""
+"""Writes the files that a process node and its agent read, once per node: cards, credentials,
+settings.
+"""
 
 import os
 import secrets
@@ -51,7 +53,9 @@ def configure_node(
 
 
 def make_cards(options: ClusterOptions, node: NodeOptions) -> list[CpuCard]:
-    """The cards of one node; the cluster's cards take turns on the cores that there are."""
+    """Returns the cards of one node. The cluster's cards are spread over the available cores in
+    turn.
+    """
     cores = sorted(os.sched_getaffinity(0))
     names = [other.name for other in options.nodes]
     before = sum(other.cards for other in options.nodes[: names.index(node.name)])

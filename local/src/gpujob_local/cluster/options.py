@@ -1,4 +1,4 @@
-"""What a local cluster consists of."""
+"""The options of a local cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.manifests import REPOSITORY
 
-# As `make images` names it, and the examples.
+# The name that `make images` and the examples use.
 WORKER_IMAGE = f"gpujob-worker:{version('gpujob')}"
 DEFAULT_IMAGES = {WORKER_IMAGE: REPOSITORY / "examples"}
 NODES_MAX = 64
@@ -19,7 +19,7 @@ CARDS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """One process node. `card_bytes` None takes the cluster's."""
+    """One process node. If `card_bytes` is None, the cluster's value applies."""
 
     name: str
     cards: int = 2
@@ -36,11 +36,12 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """`images` maps image names to the folder that a container's process starts in (a copy).
+    """A local cluster. `images` maps image names to the folder in a copy of which a container's
+    process starts.
 
-    `operator_configuration` has the fields of the operator's configuration file, camelCase.
+    `operator_configuration` has the fields of the operator's configuration file, in camelCase.
     `environment` is added to the operator's and the agents'. With `admission_policies` the chart's
-    policies hold.
+    policies apply.
     """
 
     nodes: tuple[NodeOptions, ...] = (NodeOptions("node-1"), NodeOptions("node-2"))

@@ -1,8 +1,8 @@
 """The process that owns a named cluster.
 
-`python -m gpujob_local.cluster.owner DIRECTORY OPTIONS.json`. It starts the cluster, answers
-the command line on a socket, and ends everything on SIGTERM or SIGINT. When it is killed, the
-kernel and the watchdog do.
+`python -m gpujob_local.cluster.owner DIRECTORY OPTIONS.json`. It starts the cluster, answers the
+command line on a socket, and ends everything on SIGTERM or SIGINT. If it is killed, the kernel and
+the watchdog end everything.
 """
 
 import json
@@ -39,7 +39,7 @@ def options_from_text(text: str) -> ClusterOptions:
 
 
 class Owner:
-    """Answers requests about one cluster; what changes it happens one at a time."""
+    """Answers requests about one cluster. Requests that change it run one at a time."""
 
     def __init__(self, cluster: LocalCluster, stop: threading.Event) -> None:
         self._cluster = cluster
@@ -58,7 +58,7 @@ class Owner:
         }
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        """Errors for people become {"error": text}; others end up in the log too."""
+        """Answers a request. Errors for people become {"error": text}; others are logged too."""
         try:
             wanted = json.loads(request)
             command = self._commands[wanted.pop("command")]
@@ -102,7 +102,7 @@ class Owner:
             self._cluster.kill_part(part)
 
     def _find_card(self, wanted: str) -> str:
-        """A card by UUID, by a unique beginning of it, or by NODE/INDEX."""
+        """Returns a card by its UUID, a unique beginning of it, or NODE/INDEX."""
         node, _, index = wanted.partition("/")
         if index.isdigit():
             uuids = self._cluster.cards(node)

@@ -1,4 +1,4 @@
-"""What processes that own a cluster have in common: how they end, and say what failed."""
+"""Shared code of processes that own a cluster: how they end, and how they report errors."""
 
 import os
 import signal
@@ -24,19 +24,19 @@ class OwnedCluster(Protocol):
 
 
 def leave_on_signals() -> None:
-    """The first of them raises `SystemExit`."""
+    """Makes the first stop signal raise `SystemExit`."""
     for number in STOP_SIGNALS:
         signal.signal(number, _leave)
 
 
 def ignore_signals() -> None:
-    """A second signal must not interrupt the clean-up."""
+    """Ignores further signals, which must not interrupt the clean-up."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def record(directory: Path, cluster: OwnedCluster) -> None:
-    """Lets the command line find the cluster and this process."""
+    """Writes a record by which the command line finds the cluster and this process."""
     ClusterState(
         name=directory.name,
         owner_pid=os.getpid(),
@@ -47,7 +47,7 @@ def record(directory: Path, cluster: OwnedCluster) -> None:
 
 
 def run(own: Callable[[Say], None]) -> int:
-    """The exit code; progress and what failed are lines of the output."""
+    """Runs the owner and returns the exit code. Progress and errors are lines of the output."""
     try:
         own(_say)
     except (ClusterError, ToolError, ApiError, OSError) as error:

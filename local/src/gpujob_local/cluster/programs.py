@@ -1,4 +1,6 @@
-"""Command lines of the operator and the agent: programs to a local cluster, not imports."""
+"""Command lines of the operator and the agent. A local cluster runs them as programs and imports
+neither.
+"""
 
 import importlib.util
 import sys
@@ -9,7 +11,7 @@ from gpujob_local.control_plane.control_plane import ClusterError
 
 
 def agent_command(node: str, kubeconfig: Path, interval_seconds: float) -> list[str]:
-    """Raises `ClusterError` where the agent is not installed."""
+    """Returns the agent's command. Raises `ClusterError` if the agent is not installed."""
     _require_operator()
     options = {
         "node": node,
@@ -22,7 +24,7 @@ def agent_command(node: str, kubeconfig: Path, interval_seconds: float) -> list[
 
 
 def operator_command(options: Mapping[str, str], more: Sequence[str]) -> list[str]:
-    """Raises `ClusterError` where the operator is not installed."""
+    """Returns the operator's command. Raises `ClusterError` if the operator is not installed."""
     _require_operator()
     return [sys.executable, "-m", "gpujob_operator", "run", *_flags(options), *more]
 

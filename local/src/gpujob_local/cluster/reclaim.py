@@ -1,4 +1,4 @@
-"""How a cloud takes a node away, in steps: notice, end of its pods, end of the Node object."""
+"""Removes a node as a cloud does, in steps: notice, end of its pods, end of the Node object."""
 
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -8,12 +8,12 @@ from gpujob_local.control_plane.control_plane import ControlPlane
 from gpujob_local.control_plane.identity import Identity
 
 RECLAIM_TAINT = "gpujob.dev/reclaim"
-# What a node may take beyond the grace period to publish how its pods ended.
+# Seconds that a node may take beyond the grace period to publish how its pods ended.
 ANSWER_SECONDS = 30.0
 
 
 def announce_reclaim(client: ApiClient, node: str, seconds: float) -> None:
-    """The notice: a taint whose value is when the node will be gone."""
+    """Sets the notice, a taint with the time at which the node will be gone."""
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
     value = str(int(deadline.timestamp()))
     taint = {"key": RECLAIM_TAINT, "value": value, "effect": "NoSchedule"}
@@ -24,7 +24,7 @@ def announce_reclaim(client: ApiClient, node: str, seconds: float) -> None:
 
 
 def ask_to_shut_down(control_plane: ControlPlane, node: str, grace_seconds: float) -> bool:
-    """Has a node end its pods and waits for it; False when the node does not answer."""
+    """Makes a node end its pods, and waits for that. Returns False if the node does not answer."""
     certificate, key = control_plane.kubelet_client
     identity = Identity("", control_plane.authority_path, certificate=certificate, key=key)
     status = control_plane.client().get(f"/api/v1/nodes/{node}")["status"]
@@ -43,7 +43,7 @@ def ask_to_shut_down(control_plane: ControlPlane, node: str, grace_seconds: floa
 
 
 def delete_node(client: ApiClient, node: str) -> None:
-    """No error when it is gone already."""
+    """Deletes a Node object. It is no error if it is already gone."""
     try:
         client.delete(f"/api/v1/nodes/{node}")
     except ApiError as error:

@@ -1,4 +1,6 @@
-"""The objects that a local cluster needs before its parts start: CRDs, namespace, rights."""
+"""Creates the objects that a local cluster needs before its parts start: CRDs, namespace,
+rights.
+"""
 
 from pathlib import Path
 
@@ -14,20 +16,22 @@ STORAGE_USER = "gpujob-local-storage"
 OPERATOR_ACCOUNT = "gpujob-operator"
 AGENT_ACCOUNT = "gpujob-agent"
 TOKEN_SECONDS = 24 * 3600
-# A cluster's DNS looks into these; here the process nodes do.
+# A cluster's DNS reads these objects. Here the process nodes do.
 NAMES_ROLE = "gpujob-local-names"
 NAMES_RULES = [
     {"apiGroups": [""], "resources": ["services"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
 ]
-# The chart includes the very same files.
+# The chart includes the same files.
 RULES_FOLDER = REPOSITORY / "charts" / "gpujob" / "files"
 
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def install_objects(client: ApiClient, *, policies: bool) -> None:
-    """Applies all of it; may be repeated. `policies`: the chart's admission policies as well."""
+    """Applies all objects, and may be repeated. With `policies`, that includes the chart's
+    admission policies.
+    """
     install_crds(client)
     client.apply(
         f"/api/v1/namespaces/{SYSTEM_NAMESPACE}", _head("v1", "Namespace", SYSTEM_NAMESPACE)
@@ -45,7 +49,7 @@ def install_objects(client: ApiClient, *, policies: bool) -> None:
 
 
 def account_token(client: ApiClient, account: str) -> str:
-    """A token of one of our service accounts, as a pod would have it."""
+    """Returns a token of one of our service accounts, as a pod would have it."""
     path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{account}/token"
     answer = client.create(path, {"spec": {"expirationSeconds": TOKEN_SECONDS}})
     return answer["status"]["token"]

@@ -1,4 +1,4 @@
-"""Where named clusters live, and how the command line talks to the process that owns one."""
+"""The folders of named clusters, and the connection from the command line to a cluster's owner."""
 
 import contextlib
 import json
@@ -19,14 +19,15 @@ ANSWER_BYTES_MAX = 1024 * 1024
 
 
 class StateError(Exception):
-    """There is no such cluster, or it does not answer; the message says which."""
+    """Raised if there is no such cluster, or if it does not answer. The message has which."""
 
 
 def state_root() -> Path:
-    """A private folder for all clusters of this user; GPUJOB_LOCAL_STATE chooses another place.
+    """Returns a private folder for all clusters of this user. GPUJOB_LOCAL_STATE sets another
+    place.
 
-    Not below XDG_RUNTIME_DIR, which is in memory: etcd's data and checkpoints lie here.
-    Raises `StateError` when somebody else owns the folder.
+    It is not below XDG_RUNTIME_DIR, which is in memory, because etcd's data and checkpoints are
+    here. Raises `StateError` if another user owns the folder.
     """
     explicit = os.environ.get("GPUJOB_LOCAL_STATE")
     root = Path(explicit or Path(tempfile.gettempdir()) / f"gpujob-local-{os.getuid()}")
@@ -38,14 +39,14 @@ def state_root() -> Path:
 
 
 def remove_root_if_empty() -> None:
-    """Leaves nothing behind once the last cluster is gone; a folder that was chosen stays."""
+    """Removes the folder once the last cluster is gone. A folder set by the user stays."""
     if "GPUJOB_LOCAL_STATE" not in os.environ:
         with contextlib.suppress(OSError):
             state_root().rmdir()
 
 
 def cluster_directory(name: str) -> Path:
-    """Raises `StateError` for a name that cannot be a folder."""
+    """Returns a cluster's folder. Raises `StateError` for a name that cannot be a folder."""
     plain = name.replace("-", "").replace("_", "")
     if not plain.isalnum() or not plain.isascii() or len(name) > NAME_LENGTH_MAX:
         message = f"must be letters, digits, - and _, at most {NAME_LENGTH_MAX}; got {name!r}"
@@ -55,9 +56,9 @@ def cluster_directory(name: str) -> Path:
 
 @contextlib.contextmanager
 def socket_path(directory: Path) -> Generator[str]:
-    """A path to the owner's socket that is short while this lasts, however long the directory's is.
+    """Yields a short path to the owner's socket, however long the directory's path is.
 
-    The path that a socket is bound or connected to may have 107 bytes.
+    The path to which a socket is bound or connected may have 107 bytes at most.
     """
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -68,7 +69,9 @@ def socket_path(directory: Path) -> Generator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What the owner of a running cluster wrote down; `environment` is for the user's shell."""
+    """The record that the owner of a running cluster wrote. `environment` is for the
+    user's shell.
+    """
 
     name: str
     owner_pid: int
@@ -92,12 +95,12 @@ class ClusterState:
             raise StateError(f"no cluster {name!r} is running (running: {known})") from None
 
     def alive(self) -> bool:
-        """True while the very process that wrote this is there."""
+        """True while the very process that wrote this runs."""
         return _names(self.owner_pid, self.directory)
 
 
 def in_use(directory: Path) -> bool:
-    """True while an owner or a watchdog names this folder in its command line."""
+    """Returns whether an owner or a watchdog has this folder in its command line."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     return any(_names(pid, str(directory)) for pid in pids)
 
@@ -111,12 +114,12 @@ def _names(pid: int, directory: str) -> bool:
 
 
 def cluster_names() -> list[str]:
-    """Clusters that have come up."""
+    """Returns the names of clusters that have come up."""
     return sorted(path.parent.name for path in state_root().glob(f"*/{STATE_NAME}"))
 
 
 def ask_owner(name: str, command: str, limit_seconds: float = 30, **arguments: Any) -> Any:
-    """Has the owner of a cluster do something; returns its answer. Raises `StateError`."""
+    """Sends a command to a cluster's owner and returns its answer. Raises `StateError`."""
     state = ClusterState.read(name)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_seconds)

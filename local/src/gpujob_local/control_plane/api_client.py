@@ -1,4 +1,4 @@
-"""A small blocking client of the Kubernetes API, for setting up a cluster and asking about it."""
+"""A small blocking client of the Kubernetes API, to set up a cluster and to query it."""
 
 import json
 import ssl
@@ -21,7 +21,9 @@ Json = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The API server refused: HTTP status code, reason such as NotFound, and its message."""
+    """The API server refused a request: HTTP status code, reason such as NotFound, and
+    its message.
+    """
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
@@ -52,19 +54,23 @@ def headers(identity: Identity, content_type: str = "application/json") -> dict[
 
 
 class ApiClient:
-    """One request a call. Raises `ApiError` on refusal and `OSError` when nobody answers."""
+    """Sends one request per call. Raises `ApiError` on refusal, and `OSError` if there is no
+    answer.
+    """
 
     def __init__(self, identity: Identity, limit_seconds: float = 30) -> None:
         self._identity = identity
         self._limit_seconds = limit_seconds
         handler = urllib.request.HTTPSHandler(context=ssl_context(identity))
-        # No proxy: these servers are on loopback.
+        # No proxy, because these servers are on loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), handler)
 
     def request_bytes(
         self, method: str, path: str, body: bytes | None = None, content: str = "application/json"
     ) -> bytes:
-        """Tries again for 5 s while the server says "too many" or still starts a new kind."""
+        """Tries again for 5 s while the server answers "too many requests" or a new kind is not
+        served yet.
+        """
         for _ in range(BUSY_TRIES):
             try:
                 return self._once(method, path, body, content)
@@ -104,7 +110,7 @@ class ApiClient:
         return self.request("PATCH", path, body, MERGE_PATCH)
 
     def apply(self, path: str, body: Json) -> Json:
-        """Server-side apply: creates or updates."""
+        """Creates or updates an object by server-side apply."""
         return self.request(
             "PATCH", f"{path}?fieldManager=gpujob-local&force=true", body, APPLY_PATCH
         )

@@ -1,7 +1,7 @@
 """A real etcd, kube-apiserver, kube-scheduler and kube-controller-manager on loopback.
 
-Everything they keep lies in one directory; every identity is made anew. The first building block
-of a local cluster (`cluster.py`), and of tests that need an API server only.
+All their state is in one directory, and every identity is new. It is the base of a local cluster
+(`cluster.py`), and of tests that only need an API server.
 """
 
 import os
@@ -22,20 +22,20 @@ READY_LIMIT_SECONDS = 60.0
 POLL_SECONDS = 0.05
 START_ATTEMPTS = 3
 QUERIES_PER_SECOND = "1000"
-# A file in the working directory; etcd wants a port in its name.
+# A file in the working directory. etcd requires a port in its name.
 ETCD_URL = "unix://etcd:0"
 
-# name of the user, groups
+# Name of the user, groups.
 _TOKEN_USERS = {
     "admin": ("gpujob-local-admin", "system:masters"),
     "scheduler": ("system:kube-scheduler", ""),
-    # The built-in role only suits controllers with an account each, which costs more requests.
+    # The built-in role suits only controllers with one account each, which costs more requests.
     "controller-manager": ("system:kube-controller-manager", "system:masters"),
 }
 
 
 class ClusterError(Exception):
-    """A part of the cluster did not start or stopped; the message holds the end of its log."""
+    """A part of the cluster did not start, or it stopped. The message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ControlPlaneOptions:
     """A node without a heartbeat for `node_grace_seconds` becomes NotReady.
 
     `audit` writes every request's metadata to audit.log in the directory. With `durable` etcd waits
-    for the disk, as in a real cluster; without it, writes are faster and nothing outlives a crash.
+    for the disk, as in a real cluster. Without it, writes are faster and nothing outlives a crash.
     """
 
     node_grace_seconds: int = 12
@@ -54,11 +54,11 @@ class ControlPlaneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a control plane runs: on this machine's loopback, or in a network of its own.
+    """Where a control plane runs: on this machine's loopback, or in its own network.
 
-    There, every component's command begins with `enter`, nodes and pods reach the API server at
-    `addresses` (the nodes at the first of them) and `inner_port`, and somebody leads `port` on
-    this machine's loopback there.
+    In its own network, every component's command begins with `enter`. Nodes and pods reach the API
+    server at `addresses` (nodes at the first one) and `inner_port`. Another program forwards `port`
+    on this machine's loopback to it.
     """
 
     enter: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ LOOPBACK = Place()
 
 
 class ControlPlane:
-    """Start, stop, and break on purpose: `stop_component` and `start_component`."""
+    """Starts and stops. `stop_component` and `start_component` break it on purpose."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class ControlPlane:
         return self._place.inner_port or self._port
 
     def start(self, prepare: Callable[[ApiClient], object] | None = None) -> None:
-        """Returns when the API server is ready. Raises `ClusterError`.
+        """Starts everything, and returns once the API server is ready. Raises `ClusterError`.
 
-        `prepare` creates what is to be there before the controllers: the garbage collector learns
-        of a kind that is defined later only after up to 30 s.
+        `prepare` creates objects that must exist before the controllers. The garbage collector
+        would take up to 30 s to discover a kind that is defined later.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._authority = Authority(self.directory)
@@ -125,7 +125,7 @@ class ControlPlane:
             self.wait_until(self._default_account_exists, "the default service account")
 
     def stop(self) -> None:
-        """Ends everything at once: the state is thrown away, so there is nothing to save."""
+        """Ends everything at once. The state is discarded, so there is nothing to save."""
         for name in reversed(list(self.children)):
             stop_child(self.children.pop(name), grace_seconds=0)
 
@@ -136,11 +136,13 @@ class ControlPlane:
         return Identity(self.server, self._authority.path, token=self._tokens[token_name])
 
     def token_identity(self, token: str) -> Identity:
-        """Somebody who has a token of this cluster, such as a service account's."""
+        """Returns an identity with a token of this cluster, such as a service account's."""
         return Identity(self.server, self._authority.path, token=token)
 
     def certificate_identity(self, file_name: str, user: str, group: str = "") -> Identity:
-        """A new client certificate; users and groups are what RBAC and the node rules see."""
+        """Returns an identity with a new client certificate. RBAC and the node rules see its user
+        and groups.
+        """
         certificate, key = self._authority.issue(file_name, user, group)
         address = self._place.addresses[0] if self._place.addresses else "127.0.0.1"
         server = f"https://{address}:{self._inner_port}"
@@ -156,7 +158,7 @@ class ControlPlane:
         return self._authority.issue(file_name, common_name, addresses=addresses)
 
     def start_component(self, name: str) -> Child:
-        """Starts etcd, kube-apiserver, ... (again) with the same state and port."""
+        """Starts etcd, kube-apiserver, ..., possibly again, with the same state and port."""
         command = [*self._place.enter, str(self._binaries[name]), *self._arguments(name)]
         log = self.directory / f"{name}.log"
         child = start_child(name, command, self._environment, log, folder=self.directory)
@@ -164,11 +166,13 @@ class ControlPlane:
         return child
 
     def stop_component(self, name: str) -> None:
-        """SIGKILL: a fault, not a graceful stop."""
+        """Kills a component with SIGKILL, as a fault and not a graceful stop."""
         stop_child(self.children.pop(name), grace_seconds=0)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Polls; raises `ClusterError` after a minute or as soon as a component has ended."""
+        """Polls until the condition holds. Raises `ClusterError` after a minute, or once a
+        component has ended.
+        """
         deadline = time.monotonic() + READY_LIMIT_SECONDS
         while not condition():
             for child in self.children.values():
@@ -213,7 +217,7 @@ class ControlPlane:
 
     def _write_kubeconfigs(self) -> None:
         for name in _TOKEN_USERS:
-            # All but the people's own are for components, which run inside.
+            # All kubeconfigs except the user's are for components, which run inside.
             port = self._port if name == "admin" else self._inner_port
             identity = replace(self.identity(name), server=f"https://127.0.0.1:{port}")
             identity.write_kubeconfig(self.directory / f"{name}.kubeconfig")
@@ -228,7 +232,7 @@ class ControlPlane:
         return [f"--{key}={value}" for key, value in builders[name]().items()]
 
     def _etcd_arguments(self) -> dict[str, str]:
-        # Sockets in the working directory, which is private: no port, and nobody else may connect.
+        # Sockets in the private working directory need no port, and no other user can connect.
         peer = "unix://etcd-peer:0"
         return {
             "data-dir": str(self.directory / "etcd"),

@@ -21,7 +21,9 @@ def new_token() -> str:
 
 
 def write_service_account_keys(folder: Path) -> tuple[Path, Path]:
-    """The private and public key that sign and check service account tokens."""
+    """Writes the private and public key that sign and check service account tokens, and returns
+    their paths.
+    """
     private = ec.generate_private_key(ec.SECP256R1())
     private_path, public_path = folder / "service-account.key", folder / "service-account.pub"
     write_private(private_path, _private_bytes(private))
@@ -57,7 +59,7 @@ class Authority:
         organization: str = "",
         addresses: Sequence[str] = (),
     ) -> tuple[Path, Path]:
-        """A certificate for a client and for a server on loopback and these addresses, in one."""
+        """Issues one certificate for a client and for a server on loopback and these addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(common_name, organization)
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -82,12 +84,14 @@ class Authority:
 
     @property
     def _of_authority(self) -> x509.AuthorityKeyIdentifier:
-        """Python 3.13 and later refuse a certificate without it (RFC 5280, section 4.2.1.1)."""
+        """Returns the extension without which Python 3.13 and later reject a certificate (RFC 5280,
+        4.2.1.1).
+        """
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_identifier)
 
 
 def _signs_certificates() -> x509.KeyUsage:
-    """Of an authority, whose certificates strict clients otherwise refuse."""
+    """Returns an authority's key usage. Strict clients reject its certificates without that."""
     return x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -102,7 +106,7 @@ def _signs_certificates() -> x509.KeyUsage:
 
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    # SEC1 ("EC PRIVATE KEY"), which every Kubernetes component reads.
+    # SEC1 ("EC PRIVATE KEY"), which every Kubernetes component can read.
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.TraditionalOpenSSL,

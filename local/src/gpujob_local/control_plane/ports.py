@@ -3,14 +3,14 @@
 import random
 import socket
 
-# Below the range from which Linux takes ports for outgoing connections (32768 and up), so that a
-# port that is free now is not taken by a passing connection before the server binds it.
+# The range is below the one from which Linux takes ports for outgoing connections (32768 and up). A
+# passing connection therefore cannot take a port before the server binds it.
 FIRST_PORT, LAST_PORT = 20000, 32000
 TRIES = 200
 
 
 def free_port() -> int:
-    """A port that nobody listens on now. Raises `OSError` after 200 busy ones."""
+    """Returns a port on which no process listens now. Raises `OSError` after 200 busy ones."""
     for _ in range(TRIES):
         port = random.randint(FIRST_PORT, LAST_PORT)  # noqa: S311 - spread, not secrecy
         with socket.socket() as probe:

@@ -1,9 +1,9 @@
 """The binaries of a control plane: found, or built once from pinned Go modules.
 
-`python -m gpujob_local.control_plane.tools [kubernetes|helm|...]` prints where the binaries of
-those sets are; without a set, those of `DEFAULT_SETS` (`make tools`). A binary comes from, in this
-order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a go.mod in `tools/` into the cache.
-Those not built here must have the version that the go.mod pins.
+`python -m gpujob_local.control_plane.tools [kubernetes|helm|...]` prints the paths of those sets'
+binaries. Without a set, it prints those of `DEFAULT_SETS` (`make tools`). A binary comes from, in
+this order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a go.mod in `tools/` into the
+cache. A binary that was not built here must have the version that the go.mod pins.
 """
 
 import fcntl
@@ -38,11 +38,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One binary: its Go package, and how it tells its version.
+    """One binary: its Go package, and how to get its version.
 
-    `version_parts` is how many leading numbers of the version must equal the pinned ones; without a
-    `version_command` only what was built here is taken. `build_seconds` is what a cold build took
-    on two cores; `tags` are build tags of its source.
+    `version_parts` is the number of leading version numbers that must equal the pinned ones.
+    Without a `version_command` only binaries built here are used. `build_seconds` is the duration
+    of a cold build on two cores. `tags` are build tags of its source.
     """
 
     name: str
@@ -60,7 +60,7 @@ def _kubernetes(name: str, version_command: tuple[str, ...], build_seconds: int)
 
 
 def _containerd(name: str, build_seconds: int) -> Binary:
-    # Those on PATH are not asked for their version: shim, daemon and client must be of one build.
+    # The versions on PATH are not read, because shim, daemon and client must come from one build.
     return Binary(name, f"{_CONTAINERD}/cmd/{name}", _CONTAINERD, (), 0, build_seconds)
 
 
@@ -83,7 +83,8 @@ SETS: dict[str, tuple[Binary, ...]] = {
             "helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", ("version", "--short"), 1, 100
         ),
     ),
-    # Without the clients of two dozen clouds, whose targets Prometheus could find: minutes less.
+    # Prometheus could find targets in two dozen clouds. Without these clients the build is minutes
+    # shorter.
     "promtool": (
         Binary(
             "promtool",
@@ -108,19 +109,20 @@ SETS: dict[str, tuple[Binary, ...]] = {
     "coredns": (Binary("coredns", ".", "github.com/coredns/coredns", (), 0, 100),),
     # Plays kubelets in a benchmark.
     "kwok": (Binary("kwok", f"{_KWOK}/cmd/kwok", _KWOK, (), 0, 100),),
-    # With its provider of played nodes, for tests/karpenter. Built beside other work.
+    # With its provider of played nodes, for tests/karpenter. The duration was measured next to
+    # other work.
     "karpenter": (Binary("karpenter", f"{_KARPENTER}/kwok", _KARPENTER, (), 0, 1500),),
     # Its manager, for a benchmark that runs the same jobs through its queues.
     "kueue": (Binary("kueue", f"{_KUEUE}/cmd/kueue", _KUEUE, (), 0, 220),),
 }
-# What a local cluster of process nodes and the chart's tests need; real kubelets need all sets.
+# The sets for a local cluster of process nodes and the chart's tests. Real kubelets need all sets.
 DEFAULT_SETS = ("kubernetes", "helm", "promtool")
 
 
 def find_tools(set_name: str = "kubernetes", say: Say | None = None) -> dict[str, Path]:
-    """Paths of all binaries of a set, by name; builds what is missing.
+    """Returns the paths of a set's binaries by name, and builds missing ones.
 
-    Raises `ToolError` with what to do when a build fails or `tools/` is not there.
+    Raises `ToolError` with what to do if a build fails or `tools/` is missing.
     """
     say = say or _print
     pins = Pins.read(set_name)
@@ -137,7 +139,7 @@ def find_tools(set_name: str = "kubernetes", say: Say | None = None) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What a go.mod pins, and the cache folder that belongs to exactly these pins."""
+    """The pins of a go.mod, and the cache folder that belongs to exactly these pins."""
 
     folder: Path
     go_version: Version
@@ -174,7 +176,7 @@ def _linker_flags(binary: Binary, versions: dict[str, str]) -> str:
         return f"-s -w -X helm.sh/helm/v4/internal/version.version=v{version}"
     if binary.module != "k8s.io/kubernetes":
         return "-s -w"
-    # Without these the server calls itself v0.0.0 and clients that look at its version misbehave.
+    # Without these flags the server reports v0.0.0, and clients that read its version misbehave.
     package = "k8s.io/component-base/version"
     major, minor = version.split(".")[:2]
     stamp = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
@@ -228,9 +230,11 @@ def _build_all(todo: Sequence[Binary], pins: Pins, say: Say) -> None:
 
 @contextmanager
 def _build_folder(cache: Path) -> Generator[Path]:
-    """Go's downloads and objects of one build: 3.6 GB for Kubernetes, of no use afterwards."""
+    """Yields the folder for one build's downloads and objects: 3.6 GB for Kubernetes, useless
+    afterwards.
+    """
     folder = cache / "build"
-    # A build that was killed left its own.
+    # A build that was killed left its folder.
     shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder
@@ -307,7 +311,7 @@ def _print(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Finds or builds the sets that are named, else `DEFAULT_SETS`, and prints their paths."""
+    """Finds or builds the named sets or `DEFAULT_SETS`, and prints their paths."""
     unknown = [name for name in arguments if name not in SETS]
     if unknown:
         _print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SETS)}")

@@ -1,1 +1,1 @@
-"""The story that `make demo` tells on a local cluster, and its claims."""
+"""The demo on a local cluster (`make demo`), and its claims."""

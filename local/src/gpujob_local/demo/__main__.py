@@ -1,4 +1,6 @@
-"""`make demo`: a story on a local cluster that checks its own claims; exits 1 when one fails."""
+"""`make demo`: a demo on a local cluster that checks its own claims. It exits with 1 if
+one fails.
+"""
 
 import argparse
 import sys
@@ -34,7 +36,7 @@ def _options() -> ClusterOptions:
         NodeOptions("node-2", cards=1),
         NodeOptions("spot-1", cards=1, spot=True),
     )
-    # A newcomer wants to see figures move; a cluster would write them less often.
+    # A newcomer expects figures to move. A real cluster would write them less often.
     configuration = {"retryBackoffSeconds": 1.0, "progressWriteSeconds": 2.0}
     return ClusterOptions(nodes=nodes, card_bytes=CARD_BYTES, operator_configuration=configuration)
 

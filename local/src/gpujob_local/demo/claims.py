@@ -1,4 +1,4 @@
-"""The claims of the demo as pure checks of what was seen."""
+"""The claims of the demo as pure checks of the observations."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,16 @@ from gpujob_api.settings import TunedSettings
 from gpujob_local.demo.telling import Claim
 from gpujob_local.demo.turns import PAIRS, Comparison
 
-# Relative, for the loss of a tuned run against the plain one: bfloat16 keeps 8 bits of mantissa.
+# Relative tolerance for the loss of a tuned run against the plain one. bfloat16 keeps 8 bits of
+# mantissa.
 LOSS_TOLERANCE = 0.05
 
 
 def packed(
     first: Sequence[GPUJob], joined: GPUJob, others: Iterable[GPUJob], card_bytes: int
 ) -> Claim:
-    """A job ran alone, was measured, made room, and its like joined a card that others use.
+    """Checks that a job ran alone, was measured and made room, and that a second one joined a used
+    card.
 
     `others` are the remaining jobs as they were when `joined` was placed.
     """
@@ -61,7 +63,8 @@ def unmanaged_process_respected(
 
 
 def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | None) -> Claim:
-    """Settings are in force, faster than none with all of their interval, and learn the same.
+    """Checks that settings are applied, that all of their interval is faster, and that the losses
+    agree.
 
     `learned` is the result of the job itself, which chose the settings while it trained.
     """
@@ -72,7 +75,7 @@ def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | Non
     name, speedup = job.metadata.name, comparison.speedup
     seconds = (comparison.plain_seconds, comparison.tuned_seconds)
     plain, fast = (f"{statistics.median(each) * 1000:.1f} ms" for each in seconds)
-    # Nothing changed is nothing injected, whatever was measured.
+    # Without any changed setting nothing was injected, whatever was measured.
     in_force = comparison.in_force == tuned != TunedSettings()
     losses = (learned["loss"], comparison.tuned_loss)
     apart = max(abs(loss - comparison.plain_loss) for loss in losses)
@@ -90,7 +93,7 @@ def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | Non
 
 
 def _changed(tuned: TunedSettings | None) -> list[str]:
-    """The settings that differ from a script as it is written."""
+    """Returns the settings that differ from a script as written."""
     if tuned is None:
         return []
     written = encode(TunedSettings())

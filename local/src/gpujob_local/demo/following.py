@@ -1,4 +1,4 @@
-"""Follows the jobs of the demo: retells their events and keeps every state they went through."""
+"""Follows the jobs of the demo: prints their events and keeps every state they went through."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _EVENTS = "/api/v1/events"
 
 
 class StoryError(Exception):
-    """Something that the story waits for did not come; the message says what was seen."""
+    """An expected event of the demo did not happen. The message has the observations."""
 
 
 class Follower:
@@ -49,7 +49,9 @@ class Follower:
     def wait(
         self, name: str, what: str, condition: Callable[[GPUJob], bool], limit_seconds: float
     ) -> GPUJob:
-        """The first state of the job that meets the condition, also if it has passed already."""
+        """Returns the first state of the job that meets the condition, even if it has already
+        passed.
+        """
         seen = 0
 
         def met() -> GPUJob | None:

@@ -1,4 +1,4 @@
-"""The acts of the demo, side by side where the machine allows: two cores run all of it."""
+"""The acts of the demo. They run side by side as far as two cores permit."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from gpujob_local.demo.turns import Comparison
 
 RECLAIM_NOTICE_SECONDS = 1.0
 RECLAIM_GRACE_SECONDS = 10.0
-# The spot node goes once the job there is at this step, so that there is something to lose.
+# The spot node is reclaimed once its job is at this step, so that there is something to lose.
 RECLAIM_AT_STEP = 20
 UNMANAGED_BYTES = 1200 * 1024**2
 SPOT_NODE = "spot-1"
 UNMANAGED_NODE = "node-2"
-# A quiet machine needs a tenth of these; a laptop that does other work may need most.
+# A quiet machine needs a tenth of these. A laptop that does other work may need most of them.
 LIMIT_SECONDS = 240.0
 FINISH_LIMIT_SECONDS = 600.0
 JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest", "recommender")
@@ -28,7 +28,9 @@ JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest", "reco
 
 @dataclass(slots=True)
 class Story:
-    """One telling. `examples` holds the YAML files; the training scripts are beside it."""
+    """One run of the demo. `examples` holds the YAML files, and the training scripts are next to
+    it.
+    """
 
     cluster: LocalCluster
     follower: Follower
@@ -37,7 +39,7 @@ class Story:
     card_bytes: int
 
     def tell(self) -> None:
-        """All acts in order. Raises `StoryError` when something does not come."""
+        """Runs all acts in order. Raises `StoryError` if an expected event does not happen."""
         self.teller.chapter(
             "An unmanaged process allocates memory on a card; five jobs are applied"
         )
@@ -78,7 +80,7 @@ class Story:
         return handle
 
     def _unmanaged_process_seen(self, card: str) -> None:
-        """Until the agent has published all of it: a job could still fit beside a part."""
+        """Waits until the agent has published all of it. A job could still fit next to a part."""
         used = f'{{.status.gpus[?(@.uuid=="{card}")].memoryUsedBytes}}'
         end = time.monotonic() + LIMIT_SECONDS
         while True:
@@ -101,8 +103,9 @@ class Story:
         return self.follower.wait(name, what, condition, limit_seconds)
 
     def _profile_saved(self) -> None:
-        """Until the first job's own profile has settings, which a busy machine finds long after the
-        measurement. Other jobs' profiles may come before.
+        """Waits until the first job's own profile has settings.
+
+        A busy machine finds them long after the measurement. Other jobs' profiles may come before.
         """
         end = time.monotonic() + LIMIT_SECONDS
         while not self._settings_saved():
@@ -147,7 +150,7 @@ class Story:
         )
 
     def _others(self, name: str) -> list[GPUJob]:
-        """All other jobs as they are now."""
+        """Returns all other jobs as they are now."""
         history = self.follower.history
         return [states[-1] for other, states in history.items() if other != name]
 
@@ -188,7 +191,7 @@ class Story:
         return turns.read_result(path)
 
     def _compare(self) -> Comparison | None:
-        """The recommender's script with its settings, and as a user runs it without us."""
+        """Compares the recommender's script with its settings and without us."""
         states = self.follower.history["recommender"]
         job, tuned = states[-1], states[-1].status.tuned
         if tuned is None:

@@ -1,4 +1,4 @@
-"""What the demo prints: lines with the seconds since its start, and the table of claims."""
+"""Prints the demo: lines with the seconds since its start, and the table of claims."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ NAME_WIDTH = 18
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One promise of the story, whether it held, and the figures that say so."""
+    """One promise of the demo, whether it held, and its figures."""
 
     title: str
     holds: bool
@@ -18,7 +18,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Teller:
-    """Prints as things happen; several threads may speak, a line at a time."""
+    """Prints events as they happen. Several threads may print, one line at a time."""
 
     started: float = field(default_factory=time.monotonic)
     claims: list[Claim] = field(default_factory=list[Claim])
@@ -39,7 +39,7 @@ class Teller:
             self.say("", f"  {figure}")
 
     def verdict(self) -> bool:
-        """Prints the table of claims; True when there is one and all hold."""
+        """Prints the table of claims. Returns True if there is one and all hold."""
         self.chapter("Claims and results")
         for number, claim in enumerate(self.claims, 1):
             mark = "ok  " if claim.holds else "FAIL"

@@ -1,4 +1,4 @@
-"""A script with the injected settings and without them, in turns on one CPU card.
+"""Runs a script with and without the injected settings, in turns on one CPU card.
 
 Both are processes that stay there to the end. One is stopped while the other makes its steps, so
 each meets the same neighbours, a moment apart, and neither waits for the other. Pairs of such turns
@@ -22,9 +22,9 @@ from gpujob_api.report import Report
 from gpujob_api.settings import ENV_SETTINGS, ENV_TERMINATION_FILE, Settings, TunedSettings
 from gpujob_local.processes.processes import Child
 
-# The scripts of the examples say every tenth step, so that is the shortest turn.
+# The scripts of the examples print every tenth step, so that is the shortest turn.
 STEPS_IN_TURN = 10
-# Imports, the worker's first look at the model and the first steps are nobody's turn.
+# Imports, the worker's first inspection of the model and the first steps belong to no turn.
 WARM_UP_STEPS = 30
 PAIRS = 20
 # Of 20 pairs the sixth lowest and the sixth highest ratio enclose the median with 95.9 %, however
@@ -35,23 +35,23 @@ LIMIT_SECONDS = 180.0
 _POLL_SECONDS = 0.001
 _STEP = re.compile(r"^step (\d+) ", re.MULTILINE)
 
-# A name, a command and variables of its own: started on the card.
+# Starts a command on the card, with a name and its own variables.
 Start = Callable[[str, Sequence[str], Mapping[str, str]], Child]
 
 
 class TurnsError(Exception):
-    """A program ended early or took too long; the message has its last words."""
+    """A program ended early or took too long. The message has its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Seconds a step by pair of turns, and what both programs ended with."""
+    """Seconds per step by pair of turns, and the final losses of both programs."""
 
     plain_seconds: tuple[float, ...]
     tuned_seconds: tuple[float, ...]
     plain_loss: float
     tuned_loss: float
-    # What the worker itself reports to be in force; None when it reports nothing.
+    # The settings that the worker itself reports as applied, or None if it reports nothing.
     in_force: TunedSettings | None
 
     @property
@@ -62,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The median of ratios and what encloses it with 95 %."""
+    """The median of ratios, and the interval that encloses it with 95 %."""
 
     median: float
     low: float
@@ -78,7 +78,8 @@ class Interval:
 
 
 def compare(start: Start, script: Sequence[str], tuned: TunedSettings, folder: Path) -> Comparison:
-    """Runs `script` (its path and arguments but --result) both ways, for `STEPS_MIN` steps or more.
+    """Runs `script` (its path and arguments except --result) both ways, for at least `STEPS_MIN`
+    steps.
 
     Raises `TurnsError`. Neither process outlives the call.
     """
@@ -117,7 +118,8 @@ def _take_turns(
     for program in (plain, tuned):
         program.run_to(WARM_UP_STEPS)
     for pair in range(PAIRS):
-        # Who comes second finds the processor's cache as the other left it: each does by turns.
+        # The second program finds the processor's cache as the other left it, so the order
+        # alternates.
         order = (plain, tuned) if pair % 2 == 0 else (tuned, plain)
         for program in order:
             program.turn(WARM_UP_STEPS + (pair + 1) * STEPS_IN_TURN)
@@ -125,7 +127,7 @@ def _take_turns(
 
 
 class _Program:
-    """A process group that is stopped except in its turns; runs freely until its first one."""
+    """A process group that is stopped except in its turns. It runs freely until its first turn."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -139,11 +141,11 @@ class _Program:
             self._check(step)
             time.sleep(_POLL_SECONDS)
         self._signal(signal.SIGSTOP)
-        # The kernel stops it the next time that it would run; only then is it the other's turn.
+        # The kernel stops it the next time that it would run. The other's turn begins only then.
         os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def turn(self, step: int) -> None:
-        """One turn up to this step; remembers what a step took in it."""
+        """Runs one turn up to this step, and records its seconds per step."""
         started = time.monotonic()
         self.run_to(step)
         self.step_seconds.append((time.monotonic() - started) / STEPS_IN_TURN)
@@ -181,5 +183,5 @@ class _Program:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What a training script wrote with --result."""
+    """Returns the result that a training script wrote with --result."""
     return json.loads(path.read_text())

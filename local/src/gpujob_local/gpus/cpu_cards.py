@@ -1,6 +1,6 @@
-"""The CPU cards of process nodes: described by a file, and bound by the environment of processes.
+"""The CPU cards of process nodes: described by a file, and bound by processes' environments.
 
-What a CPU card is, and how its use is measured, is in `gpujob_operator.agent.cpu`.
+`gpujob_operator.agent.cpu` defines a CPU card and measures its use.
 """
 
 import json
@@ -44,5 +44,7 @@ def read_cards(path: Path) -> tuple[CpuCard, ...]:
 
 
 def open_cards(path: Path) -> CpuCardSource:
-    """Readings of the CPU cards that a file describes. Raises `ValueError` as `read_cards` does."""
+    """Returns readings of the CPU cards that a file describes. Raises `ValueError` like
+    `read_cards`.
+    """
     return CpuCardSource(read_cards(path), EnvironmentDevices())

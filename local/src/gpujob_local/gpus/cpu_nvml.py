@@ -1,4 +1,4 @@
-"""NVML for the CPU cards of a process node: use this module where `pynvml` is used with GPUs.
+"""NVML for the CPU cards of a process node, a substitute for `pynvml` with GPUs.
 
 The cards are in the JSON file that GPUJOB_CPU_CARDS names (`cpu_cards.write_cards` writes it).
 """
@@ -14,7 +14,7 @@ CARDS_VARIABLE = "GPUJOB_CPU_CARDS"
 
 
 def _open() -> CpuCardSource:
-    """At nvmlInit, so that importing this module needs no cards."""
+    """Opens the cards at nvmlInit, so that importing this module needs none."""
     path = os.environ.get(CARDS_VARIABLE)
     if not path:
         raise ValueError(f"{CARDS_VARIABLE} is not set: it names the file with the CPU cards")

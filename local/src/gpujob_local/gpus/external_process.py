@@ -1,7 +1,7 @@
-"""A process that takes memory on a card and belongs to nobody: `external_process.py BYTES`.
+"""An unmanaged process that takes memory on a card: `external_process.py BYTES`.
 
-It is bound like any process, by NVIDIA_VISIBLE_DEVICES, but to no pod. It touches every page, so
-the memory is really in use, prints `ready` and then waits to be ended.
+It is bound like any process, by NVIDIA_VISIBLE_DEVICES, but belongs to no pod. It touches every
+page, so the memory is really in use, prints `ready`, and then waits to be ended.
 """
 
 import signal

@@ -26,7 +26,7 @@ SCRIPT_VARIABLE = "GPUJOB_SCRIPTED_CARDS"
 
 
 def card_reading(item: dict[str, Any]) -> GPUReading:
-    """One card of the script. Raises `KeyError` naming what is missing."""
+    """Returns one card of the script. Raises `KeyError` naming the missing field."""
     processes = tuple(
         ProcessReading(entry["pid"], entry["memoryBytes"], entry.get("utilizationPercent", 0.0))
         for entry in item.get("processes", [])

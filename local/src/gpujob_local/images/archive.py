@@ -1,4 +1,4 @@
-"""OCI image archives: a configuration and layers, as `ctr images import` reads them."""
+"""OCI image archives: a configuration and layers, in the form that `ctr images import` reads."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ READ_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An uncompressed tar of files; its digest is both the blob's and the content's."""
+    """An uncompressed tar of files. Its digest is both the blob's and the content's."""
 
     path: Path
     digest: str
@@ -37,7 +37,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`names` are full references (docker.io/library/NAME:TAG), the rest a Dockerfile's words."""
+    """An image. `names` are full references (docker.io/library/NAME:TAG); the other fields are
+    those of a Dockerfile.
+    """
 
     names: tuple[str, ...]
     layers: tuple[Layer, ...]
@@ -49,7 +51,7 @@ class Image:
 
 
 def configuration(image: Image, architecture: str) -> Json:
-    """The image configuration; without dates, so that equal layers give equal images."""
+    """Returns the image configuration. It has no dates, so that equal layers give equal images."""
     variables = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     config: Json = {
         "Env": [f"{name}={value}" for name, value in (variables | dict(image.environment)).items()],
@@ -71,7 +73,7 @@ def configuration(image: Image, architecture: str) -> Json:
 
 
 def write_archive(images: Sequence[Image], architecture: str, target: Path) -> Path:
-    """One archive with several images; a layer that several have is in it once."""
+    """Writes one archive with several images. A layer that several of them share is in it once."""
     manifests: list[Json] = []
     blobs: dict[str, bytes] = {}
     layers: dict[str, Layer] = {}

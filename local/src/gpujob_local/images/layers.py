@@ -1,4 +1,4 @@
-"""Makes layers, each once: a tar in the cache under a name that says what it was made of."""
+"""Makes layers, each once: a tar in the cache whose name is derived from its inputs."""
 
 import fcntl
 import hashlib
@@ -16,15 +16,16 @@ from pathlib import Path
 from gpujob_local.control_plane.go_toolchain import ToolError, cache_directory
 from gpujob_local.images.archive import Layer
 
-# The base's release of Debian, and the Python that it brings.
+# The base's release of Debian, and its Python.
 SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
 SITE_PACKAGES = f"opt/gpujob/lib/python{PYTHON_VERSION}/site-packages"
 LIMIT_SECONDS = 900.0
-# Of a layer that follows every change of a checkout, so many are kept, and what may be in use.
+# Number of kept layers of one name that follows every change of a checkout. Recently used ones are
+# kept too.
 KEPT = 4
 IN_USE_SECONDS = 3600.0
-# No use in a container, and a third of the base.
+# Useless in a container, and a third of the base.
 _LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt")
 
 Say = Callable[[str], None]
@@ -46,12 +47,13 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def cached_layer(name: str, key: str, fill: Fill, owner: str = "0:0") -> Layer:
-    """The layer NAME-KEY from the cache; else `fill` writes its files into a folder to be packed.
+    """Returns the layer NAME-KEY from the cache, or packs the files that `fill` writes into a
+    folder.
 
-    Raises `ToolError` when a command fails; what was begun is removed.
+    Raises `ToolError` if a command fails. A partial layer is removed.
     """
     target = images_cache() / f"{name}-{key}.tar"
-    # What two processes make is not the same to the byte: a digest would be of a file that is gone.
+    # Two processes do not make the same bytes, so one digest would be of a file that is gone.
     with only_one(name):
         if not target.is_file():
             _fill_layer(target, name, fill, owner)
@@ -71,19 +73,19 @@ def _fill_layer(target: Path, name: str, fill: Fill, owner: str) -> None:
 
 
 def remove_old(made: Iterable[Path], kept: int, in_use_seconds: float) -> None:
-    """Of what was made under one name, what is neither among the newest nor was used of late."""
+    """Removes files and folders of one name that are neither among the newest nor recently used."""
     for old in newest_first(made)[kept:]:
         if time.time() - old.stat().st_mtime > in_use_seconds:
             shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
 
 
 def newest_first(made: Iterable[Path]) -> list[Path]:
-    """By when they were used last."""
+    """Returns them by their last use, the newest first."""
     return sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def cached_folder(name: str, key: str, fill: Fill) -> Path:
-    """The same for a folder that is used as it is."""
+    """Does the same for a folder that is used directly."""
     target = images_cache() / f"{name}-{key}"
     with only_one(name):
         _fill_folder(target, name, fill)
@@ -92,7 +94,7 @@ def cached_folder(name: str, key: str, fill: Fill) -> Path:
 
 @contextmanager
 def only_one(name: str) -> Generator[None]:
-    """Of several processes that want the same made, one makes it and the others wait."""
+    """Makes several processes that need the same thing wait for the one that makes it."""
     with (images_cache() / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -111,7 +113,9 @@ def _fill_folder(target: Path, name: str, fill: Fill) -> None:
 
 
 def pack(root: Path, target: Path, owner: str) -> None:
-    """A tar that depends on the files alone: sorted, without dates, with one owner for all."""
+    """Writes a tar that depends on the files alone: sorted, without dates, with one owner
+    for all.
+    """
     user, group = owner.split(":")
     command = ["tar", "--create", f"--file={target}", f"--directory={root}", "--sort=name"]
     command += ["--mtime=@0", "--numeric-owner", "--no-xattrs"]
@@ -120,7 +124,7 @@ def pack(root: Path, target: Path, owner: str) -> None:
 
 
 def fill_base(root: Path) -> None:
-    """Debian's smallest, with Python."""
+    """Installs Debian's smallest variant with Python."""
     run(
         [
             "debootstrap",
@@ -135,7 +139,9 @@ def fill_base(root: Path) -> None:
 
 
 def fill_packages(root: Path, requirements: str, mounted_at: str) -> None:
-    """Packages with locked hashes, for the base's Python and not the one that runs this."""
+    """Installs packages with locked hashes, for the base's Python and not the one that
+    runs this.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirements)
@@ -158,20 +164,23 @@ def fill_packages(root: Path, requirements: str, mounted_at: str) -> None:
 
 
 def compile_bytecode(root: Path, mounted_at: str) -> None:
-    """Nobody can write bytecode where it is used. Left out where this Python is not the base's.
+    """Compiles bytecode, because it cannot be written where it is used. Skipped if this Python is
+    not the base's.
 
-    By hash and unchecked: in a layer all files are of one date.
+    The bytecode is checked neither by date nor by hash, because all files in a layer have one date.
     """
     if f"{sys.version_info.major}.{sys.version_info.minor}" != PYTHON_VERSION:
         return
-    # Packages bring templates that are no Python; compileall says so with exit code 1.
+    # Packages contain templates that are not Python, for which compileall returns exit code 1.
     command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", "-s", str(root)]
     command += ["-p", mounted_at, "--invalidation-mode", "unchecked-hash", str(root)]
     subprocess.run(command, check=False, timeout=LIMIT_SECONDS, stdout=subprocess.DEVNULL)
 
 
 def fill_environment(root: Path, wheel: Path) -> None:
-    """What `python3 -m venv /opt/gpujob` makes, with our wheel and its commands in it."""
+    """Makes what `python3 -m venv /opt/gpujob` would make, with our wheel and its
+    commands in it.
+    """
     site_packages = root / SITE_PACKAGES
     site_packages.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
@@ -195,7 +204,9 @@ def fill_environment(root: Path, wheel: Path) -> None:
 
 
 def entry_points(site_packages: Path) -> list[tuple[str, str, str]]:
-    """Name, module and function of every command of the one wheel that is unpacked there."""
+    """Returns name, module and function of every command of the single wheel that is unpacked
+    there.
+    """
     (path,) = site_packages.glob("gpujob-*.dist-info/entry_points.txt")
     rows: list[tuple[str, str, str]] = []
     for line in path.read_text().splitlines():
@@ -207,21 +218,21 @@ def entry_points(site_packages: Path) -> list[tuple[str, str, str]]:
 
 
 def build_wheel(repository: Path, folder: Path) -> Path:
-    """Our own packages. Its content, not its name, says what it is made of."""
+    """Builds our own packages. The key is derived from the wheel's content, not its name."""
     run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], repository)
     (wheel,) = folder.glob("gpujob-*.whl")
     return wheel
 
 
 def wheel_key(wheel: Path) -> str:
-    """Of the files in a wheel: the archive itself has dates in it."""
+    """Returns a key of the files in a wheel. The archive itself contains dates."""
     with zipfile.ZipFile(wheel) as archive:
         parts = [name.encode() + archive.read(name) for name in sorted(archive.namelist())]
     return key_of(*parts)
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> None:
-    """Raises `ToolError` with the end of what a command printed when it fails."""
+    """Runs a command. Raises `ToolError` with the end of its output if it fails."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The images of a cluster of kubelets: what the Dockerfile describes, made without an engine.
+"""The images of a cluster of kubelets, made from the Dockerfile's description without an engine.
 
-What differs from the Dockerfile: the base is Debian's smallest instead of python:3.12-slim; the
-worker has no compiler, and torch and its CUDA libraries are not in it but mounted into every
+They differ from the Dockerfile: the base is Debian's smallest instead of python:3.12-slim, and the
+worker has no compiler. torch and its CUDA libraries are not in the image but mounted into every
 container from this machine (`SHARED_PACKAGES_MOUNT`).
 """
 
@@ -31,7 +31,7 @@ from gpujob_local.images.requirement_files import is_shared, select
 
 PAUSE_IMAGE = "gpujob.local/pause:1"
 DNS_IMAGE = "gpujob.local/coredns:1"
-# Names without a registry's host mean this one; the chart's and the examples' have none.
+# Names without a registry's host mean this one. The chart's and the examples' names have none.
 DEFAULT_REGISTRY = "docker.io/library"
 OPERATOR_NAME = f"{DEFAULT_REGISTRY}/gpujob-operator:{version('gpujob')}"
 WORKER_NAME = f"{DEFAULT_REGISTRY}/gpujob-worker:{version('gpujob')}"
@@ -43,13 +43,15 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-# The number has no name in /etc/passwd.
+# The user's number has no name in /etc/passwd.
 _OPERATOR_ENVIRONMENT = {"HOME": "/tmp", "USER": "gpujob", "LOGNAME": "gpujob"}  # noqa: S108
 _WORKER_ENVIRONMENT = {"HOME": "/workspace", "USER": "gpujob", "LOGNAME": "gpujob"}
 
 
 def shared_packages(say: Say) -> Path:
-    """The folder with torch and its libraries, linked from the package cache where that can be."""
+    """Returns the folder with torch and its libraries, linked from the package cache if
+    possible.
+    """
     text = select((REPOSITORY / "requirements" / "worker.txt").read_text(), is_shared)
     began = time.monotonic()
 
@@ -65,7 +67,7 @@ def shared_packages(say: Say) -> Path:
 
 
 def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
-    """All images that a cluster needs; a layer that is cached is not made again."""
+    """Returns all images that a cluster needs. A cached layer is not made again."""
     began = time.monotonic()
     operator = operator_image(REPOSITORY, OPERATOR_NAME)
     base, _, product = operator.layers
@@ -89,7 +91,7 @@ def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
 
 
 def operator_image(repository: Path, name: str) -> Image:
-    """Of any checkout of this project."""
+    """Returns the operator's image of any checkout of this project."""
     base = base_layer()
     with tempfile.TemporaryDirectory() as folder:
         wheel = build_wheel(repository, Path(folder))
@@ -106,12 +108,12 @@ def operator_image(repository: Path, name: str) -> Image:
 
 
 def base_layer() -> Layer:
-    """Debian with its Python."""
+    """Returns the layer with Debian and its Python."""
     return cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
 
 
 def packages_layer(repository: Path, image: str) -> Layer:
-    """The locked packages of `operator` or `worker`, without the shared ones and GPUJob."""
+    """Returns the locked packages of `operator` or `worker`, without the shared ones and GPUJob."""
     text = (repository / "requirements" / f"{image}.txt").read_text()
     text = select(text, lambda name: not is_shared(name))
 

@@ -4,17 +4,19 @@ import re
 from collections.abc import Callable
 
 _NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*==", re.MULTILINE)
-# torch's CUDA build and what it alone needs: 5 GB, which an image need not hold a copy of.
+# torch's CUDA build and its own dependencies: 5 GB, which an image need not copy.
 SHARED = re.compile(r"^(torch|triton|cuda-.*|nvidia-(?!ml-py).*)$")
 
 
 def is_shared(name: str) -> bool:
-    """Whether a package is shared with the machine instead of copied into the worker's image."""
+    """Returns whether a package is shared with the machine instead of copied into the worker's
+    image.
+    """
     return SHARED.match(name) is not None
 
 
 def select(text: str, wanted: Callable[[str], bool]) -> str:
-    """The requirements, with their hashes, whose package is wanted; comments are left out."""
+    """Returns the requirements of wanted packages, with their hashes and without comments."""
     rows: list[str] = []
     taken = False
     for line in text.splitlines():

@@ -1,1 +1,1 @@
-"""Process nodes: what a kubelet does, with local processes in place of containers."""
+"""Process nodes, which do the work of a kubelet with local processes in place of containers."""

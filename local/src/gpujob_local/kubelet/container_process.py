@@ -1,4 +1,6 @@
-"""One container as a local process; when its main process ends, all that it started ends too."""
+"""One container as a local process. When its main process ends, everything that it started ends
+too.
+"""
 
 import asyncio
 import contextlib
@@ -16,12 +18,14 @@ CONTAINER_MARKER = "GPUJOB_LOCAL_CONTAINER"
 
 
 class StartError(Exception):
-    """The command cannot be executed; the message is what a container runtime says."""
+    """The command cannot be executed. The message is that of a container runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpecification:
-    """`identity` marks every process of this container in its environment."""
+    """A container's process. `identity` marks every process of this container in its
+    environment.
+    """
 
     identity: str
     command: Sequence[str]
@@ -32,7 +36,7 @@ class ProcessSpecification:
 
 
 class ContainerProcess:
-    """The main process of a container. When it ends, whatever it started ends too."""
+    """The main process of a container. When it ends, everything that it started ends too."""
 
     def __init__(self, specification: ProcessSpecification) -> None:
         self._specification = specification
@@ -44,7 +48,7 @@ class ContainerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Raises `StartError` when there is no such command."""
+        """Starts the process. Raises `StartError` if there is no such command."""
         wanted = self._specification
         _require_executable(wanted.command[0], wanted.environment, wanted.folder)
         with wanted.log.open("ab") as log:
@@ -59,7 +63,7 @@ class ContainerProcess:
             )
 
     async def wait(self) -> int:
-        """The main process' return code, once nothing of the container is left."""
+        """Returns the main process's return code once no process of the container is left."""
         assert self._process is not None, "start it first"
         code = await self._process.wait()
         kill_group(self._process.pid)
@@ -68,19 +72,19 @@ class ContainerProcess:
         return code
 
     def terminate(self) -> None:
-        """SIGTERM to the main process only, as a container runtime does."""
+        """Sends SIGTERM to the main process only, as a container runtime does."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the main process and its group."""
+        """Sends SIGKILL to the main process and its group."""
         if self._process is not None and self._process.returncode is None:
             kill_group(self._process.pid)
             self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
-            # Not `Process.send_signal`: it polls the child first. Where the child has just ended,
-            # the poll takes the exit status away from asyncio, which then says 255.
+            # `Process.send_signal` polls the child first. If the child has just ended, the poll
+            # takes the exit status away from asyncio, which then returns 255.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 

@@ -1,4 +1,4 @@
-"""Runs one container of a pod to its end, restarts included; keeps its record up to date."""
+"""Runs one container of a pod to its end, including restarts, and keeps its record up to date."""
 
 import asyncio
 import os
@@ -40,14 +40,14 @@ from gpujob_local.processes.launch import EXIT_START_ERROR
 from gpujob_operator.agent.cpu.cards import CpuCard
 
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.2, 2.0
-# Shorter than a kubelet's 10 s to 5 min: a local cluster is there to be watched.
+# Shorter than a kubelet's 10 s to 5 min, because a local cluster is there to be watched.
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 1.0, 30.0
 LOG_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What all pods of a node have in common. `images` maps image names to local folders."""
+    """The settings that all pods of a node share. `images` maps image names to local folders."""
 
     name: str
     folder: Path
@@ -58,7 +58,7 @@ class NodeSettings:
 
 
 class Stop:
-    """A request to end a pod; a later one can only shorten the grace period."""
+    """A request to end a pod. A later one can only shorten the grace period."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
@@ -70,14 +70,14 @@ class Stop:
         self.requested.set()
 
     async def wait(self, limit_seconds: float) -> bool:
-        """True as soon as a stop is requested, False after the limit."""
+        """Returns True as soon as a stop is requested, and False after the limit."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.requested.wait(), limit_seconds)
         return self.requested.is_set()
 
 
 class ContainerRunner:
-    """`run` returns when the container will not run again."""
+    """Runs a container. `run` returns when it will not run again."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class ContainerRunner:
         self._set(self._ended(code, started_at, message))
 
     async def _started(self) -> ContainerProcess | None:
-        """The started process, or None when the pod is stopped before it can start."""
+        """Returns the started process, or None if the pod is stopped before it can start."""
         delay = RETRY_SECONDS_MIN
         while not self._stop.requested.is_set():
             try:
@@ -187,7 +187,7 @@ class ContainerRunner:
         )
 
     def _prepare_folder(self) -> Path:
-        """A fresh copy of the image's folder: what a container writes is its own."""
+        """Makes a fresh copy of the image's folder, so that a container's writes are its own."""
         image = self._settings.images.get(self._container["image"])
         if image is None:
             known = ", ".join(sorted(self._settings.images)) or "none"
@@ -227,7 +227,7 @@ class ContainerRunner:
         )
 
     def _cores(self, visible: str) -> list[int] | None:
-        """The cores of the cards that the container was given; None: all cores."""
+        """Returns the cores of the container's cards, or None for all cores."""
         names = [name for name in visible.split(",") if name not in ("", "all", "none", "void")]
         cores = {card.uuid: card.core for card in self._settings.cards}
         for name in names:

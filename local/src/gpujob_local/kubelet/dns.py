@@ -1,8 +1,9 @@
-"""Names of pods behind headless Services, as a cluster's DNS gives them; for process nodes.
+"""Resolves names of pods behind headless Services on process nodes, as a cluster's DNS does.
 
-A local process asks the machine's own resolver, which knows no pods. So a name of the form
+A local process uses the machine's own resolver, which has no pods. So a name of the form
 HOSTNAME.SERVICE.NAMESPACE.svc in a container's variables or command is replaced by the pod's
-address before the process starts; until the name has one, the container waits and says so.
+address before the process starts. Until the name has an address, the container waits and reports
+that.
 """
 
 import re
@@ -23,17 +24,19 @@ _OVER = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class HostNames:
-    """Pods' names and their addresses."""
+    """The names of pods and their addresses."""
 
     addresses: dict[str, str]
 
     def rewrite(self, text: str) -> str:
-        """The text with every name in it replaced by its address."""
+        """Returns the text with every name in it replaced by its address."""
         return _NAME.sub(lambda match: self.addresses.get(match.group(0), match.group(0)), text)
 
 
 async def find_addresses(api: NodeApi, texts: Iterable[str]) -> HostNames:
-    """All names that occur. Raises `ContainerConfigError` for one without an address yet."""
+    """Finds all names in the texts. Raises `ContainerConfigError` for a name without an address
+    yet.
+    """
     found = {match.group(0): match.groups() for text in texts for match in _NAME.finditer(text)}
     return HostNames(
         {

@@ -1,5 +1,6 @@
-"""What the worker's image gives every process, for process nodes: each folder there stands for an
-image that was made from the worker's.
+"""The environment that the worker's image gives every process, for process nodes.
+
+Each folder there stands for an image that was made from the worker's.
 """
 
 from functools import cache
@@ -11,7 +12,7 @@ from gpujob_api.settings import HOOK_FOLDER, PYTHON_PATH_VARIABLE
 
 @cache
 def local_paths() -> dict[str, str]:
-    """Paths of the image, and the local folders that stand for them."""
+    """Returns paths of the image with the local folders that stand for them."""
     found = find_spec("gpujob_worker")
     assert found is not None, "it comes with this package"
     assert found.origin is not None
@@ -19,5 +20,7 @@ def local_paths() -> dict[str, str]:
 
 
 def image_environment() -> dict[str, str]:
-    """Whatever a container's command is, what trains in it is hooked."""
+    """Returns variables with which every process that trains is hooked, whatever a container's
+    command is.
+    """
     return {PYTHON_PATH_VARIABLE: local_paths()[HOOK_FOLDER], "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""The Kubernetes API as a process node uses it: asynchronous, patient, few calls."""
+"""The Kubernetes API for a process node: asynchronous, with retries and few calls."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from gpujob_local.control_plane.identity import Identity
 REQUEST_LIMIT_SECONDS = 15.0
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.1, 2.0
 WATCH_SECONDS = 300
-# One line of a watch is one object; the API server stores none above 1.5 MiB.
+# One line of a watch is one object, and the API server stores none above 1.5 MiB.
 LINE_BYTES_MAX = 4 * 1024 * 1024
 
 T = TypeVar("T")
 
 
 class NodeApi:
-    """Requests that answer or raise; `patiently` for those that must get through."""
+    """Requests that answer or raise. Use `patiently` for those that must succeed."""
 
     def __init__(self, identity: Identity) -> None:
         self._server = identity.server
@@ -47,7 +47,9 @@ class NodeApi:
     async def request(
         self, method: str, path: str, body: Json | None = None, content: str = "application/json"
     ) -> Json:
-        """Raises `ApiError` on refusal and `OSError` or `TimeoutError` when nobody answers."""
+        """Sends a request. Raises `ApiError` on refusal, and `OSError` or `TimeoutError` without an
+        answer.
+        """
         assert self._session is not None, "use it as a context manager"
         async with self._session.request(
             method,
@@ -65,7 +67,9 @@ class NodeApi:
         return await self.request("GET", path)
 
     async def watch(self, path: str, **parameters: str) -> AsyncGenerator[tuple[str, Any]]:
-        """Endless: ("SYNC", all items) first and after every gap, then (ADDED, item) and so on."""
+        """Yields ("SYNC", all items) first and after every gap, then (ADDED, item) and so on,
+        endlessly.
+        """
         delay = RETRY_SECONDS_MIN
         while True:
             try:
@@ -103,10 +107,11 @@ class NodeApi:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], *, forbidden_is_later: bool = False) -> T:
-    """Repeats a call until it answers; waits at most 2 s in between, ends by cancellation.
+    """Repeats a call until it is answered. Waits at most 2 s in between, and ends by cancellation.
 
-    Refusals go through, except those that say "later" (429, 5xx). `forbidden_is_later`: for what a
-    node may always do, because an API server knows no roles for a moment after its start.
+    Refusals are raised, except those that mean "later" (429, 5xx). `forbidden_is_later` is for
+    calls that a node may always make, because an API server has no roles for a moment after its
+    start.
     """
     later = (401, 403, 429) if forbidden_is_later else (429,)
     delay = RETRY_SECONDS_MIN

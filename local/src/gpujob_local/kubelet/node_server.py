@@ -1,6 +1,6 @@
 """The port of a process node: container logs for `kubectl logs`, and the node's own reclaim.
 
-Only who holds the API server's client certificate gets an answer.
+Only clients with the API server's client certificate get an answer.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ServerFiles:
 
 
 class NodeServer:
-    """Serves on a free port of loopback; `start` returns it."""
+    """Serves on a free port of loopback, which `start` returns."""
 
     def __init__(self, files: ServerFiles, find: FindContainer, reclaim: Reclaim) -> None:
         self._files = files
@@ -101,7 +101,7 @@ async def _send_log(request: web.Request, container: ContainerRunner) -> web.Str
     await response.prepare(request)
     position = await asyncio.to_thread(_tail_offset, container.log, request.query.get("tailLines"))
     while left is None or left > 0:
-        # Asked before reading: what is written before the end is then surely read.
+        # Checked before reading, so that everything written before the end is read.
         over = not container.record.running
         chunk = await asyncio.to_thread(_read, container.log, position, left)
         if chunk:
@@ -123,7 +123,7 @@ def _read(path: Path, position: int, limit: int | None) -> bytes:
 
 
 def _tail_offset(path: Path, tail_lines: str | None) -> int:
-    """Where the last lines begin; 0 when all are wanted."""
+    """Returns where the last lines begin, or 0 if all are wanted."""
     if tail_lines is None:
         return 0
     wanted = int(tail_lines)

@@ -1,7 +1,8 @@
-"""What a container's process gets: environment, command and paths. Pure; part of a process node.
+"""The environment, command and paths of a container's process. Pure; part of a process node.
 
-Follows the kubelet's rules for $(NAME), env, envFrom and the downward API. There is no container
-file system: a path below a volume's mountPath is rewritten to the local directory of that volume.
+It follows the kubelet's rules for $(NAME), env, envFrom and the downward API. There is no container
+file system, so a path below a volume's mountPath is rewritten to the local directory of that
+volume.
 """
 
 import re
@@ -13,15 +14,15 @@ Json = dict[str, Any]
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
-# What may stand around a path for it to be this path: not a longer name, not a URL's tail.
+# Characters allowed around a path, so that a longer name or a URL's tail does not match.
 _BEFORE = r"(?<![\w.\-/])"
 _AFTER = r"(?=$|[/:;,\s\"'\]})])"
 
 
 class ContainerConfigError(Exception):
-    """The container cannot be started as it is written; the message names the field.
+    """The container cannot be started as it is written. The message names the field.
 
-    `reason` is what the kubelet gives as reason of the waiting container.
+    `reason` is the kubelet's reason for the waiting container.
     """
 
     def __init__(self, message: str, reason: str = "CreateContainerConfigError") -> None:
@@ -30,7 +31,7 @@ class ContainerConfigError(Exception):
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replaces $(NAME) by its value; unknown names stay, and $$ is a plain $."""
+    """Replaces $(NAME) by its value. Unknown names stay, and $$ becomes a plain $."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -41,12 +42,12 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PathMap:
-    """Mount paths and the local directories (or files) that stand for them."""
+    """Mount paths, and the local directories (or files) that stand for them."""
 
     paths: Mapping[str, str]
 
     def rewrite(self, text: str) -> str:
-        """The text with every mount path in it replaced; the longest mount path wins."""
+        """Returns the text with every mount path in it replaced. The longest mount path wins."""
         mounts = {mount.rstrip("/"): local for mount, local in self.paths.items()}
         if not mounts:
             return text
@@ -57,14 +58,14 @@ class PathMap:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What the node knows of a pod beyond its object: addresses that go into the downward API."""
+    """The node's facts about a pod beyond its object: addresses that go into the downward API."""
 
     pod: Json
     pod_ip: str
     host_ip: str
 
     def field(self, path: str) -> str:
-        """A downward API field. Raises `ContainerConfigError` for one that does not exist."""
+        """Returns a downward API field. Raises `ContainerConfigError` if it does not exist."""
         metadata, spec = self.pod["metadata"], self.pod["spec"]
         match = _SUBSCRIPT.match(path)
         if match is not None:
@@ -85,18 +86,20 @@ class PodFacts:
         return fields[path]
 
     def mapping(self, path: str) -> Mapping[str, str] | None:
-        """All labels or annotations, for files; None when the path names something else."""
+        """Returns all labels or annotations, for files, or None if the path names
+        something else.
+        """
         if path in ("metadata.labels", "metadata.annotations"):
             return self.pod["metadata"].get(path.partition(".")[2], {})
         return None
 
 
-# (ConfigMap or Secret, its name) -> its data; None where it does not exist
+# (ConfigMap or Secret, its name) -> its data, or None if it does not exist
 Objects = Mapping[tuple[str, str], Mapping[str, str] | None]
 
 
 def referenced_objects(container: Json) -> set[tuple[str, str]]:
-    """The config maps and secrets that a container's environment reads."""
+    """Returns the config maps and secrets that a container's environment reads."""
     found: set[tuple[str, str]] = set()
     for source in container.get("envFrom", []):
         for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
@@ -111,7 +114,9 @@ def referenced_objects(container: Json) -> set[tuple[str, str]]:
 
 
 def build_environment(container: Json, facts: PodFacts, objects: Objects) -> dict[str, str]:
-    """The container's own variables. Raises `ContainerConfigError` naming what is missing."""
+    """Returns the container's own variables. Raises `ContainerConfigError` naming what is
+    missing.
+    """
     values: dict[str, str] = {}
     for source in container.get("envFrom", []):
         values |= _from_object(source, objects)
@@ -163,7 +168,7 @@ def _key_of_object(reference: Json, kind: str, objects: Objects) -> str | None:
 
 
 def build_command(container: Json, values: Mapping[str, str], paths: PathMap) -> list[str]:
-    """Command and arguments, expanded and rewritten. Raises when there is no command."""
+    """Returns command and arguments, expanded and rewritten. Raises if there is no command."""
     if not container.get("command"):
         raise ContainerConfigError(
             "no command specified: process nodes know no image's default, so write one",
@@ -174,7 +179,7 @@ def build_command(container: Json, values: Mapping[str, str], paths: PathMap) ->
 
 
 def unsupported_feature(pod: Json) -> str | None:
-    """What in this pod a process node cannot do; None when it can run it."""
+    """Returns the feature of this pod that a process node does not support, or None."""
     spec = pod["spec"]
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind, [])):

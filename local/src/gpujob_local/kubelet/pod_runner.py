@@ -1,4 +1,4 @@
-"""One pod on a process node: volumes, containers, status, deletion; a kubelet in small."""
+"""One pod on a process node: volumes, containers, status, deletion, as a small kubelet."""
 
 import asyncio
 import shutil
@@ -30,15 +30,17 @@ from gpujob_local.kubelet.pod_volumes import PodVolumes
 
 HOST_IP = "127.0.0.1"
 GRACE_SECONDS_DEFAULT = 30.0
-# What is left to a pod whose object was deleted by force.
+# Seconds that a pod has left after its object was deleted by force.
 FORCED_GRACE_SECONDS = 1.0
-# Between two requests to remove the object of a pod that has ended.
+# Seconds between two requests to remove the object of a pod that has ended.
 DELETE_AGAIN_SECONDS = 2.0
 TERMINAL = ("Succeeded", "Failed")
 
 
 class PodRunner:
-    """Started with `start`; ends by itself when the pod's object is gone from the API."""
+    """Runs a pod. It is started with `start`, and ends when the pod's object is gone from
+    the API.
+    """
 
     def __init__(self, pod: Json, api: NodeApi, settings: NodeSettings, pod_ip: str) -> None:
         self.pod = pod
@@ -86,20 +88,22 @@ class PodRunner:
         self.update(self.pod)
 
     def update(self, pod: Json) -> None:
-        """The object changed; all that matters while a pod runs is its deletion."""
+        """Called when the object changed. While a pod runs, only its deletion matters."""
         self.pod = pod
         if "deletionTimestamp" in pod["metadata"]:
             self._deleting.set()
             self._stop.request(float(pod["metadata"].get("deletionGracePeriodSeconds", 0)))
 
     def object_gone(self) -> None:
-        """Deleted by force, or while this node did not look."""
+        """Called when the object was deleted by force, or while this node was not running."""
         self._gone.set()
         self._deleting.set()
         self._stop.request(FORCED_GRACE_SECONDS)
 
     async def shut_down(self, grace_seconds: float, limit_seconds: float) -> None:
-        """The node goes away: ends the pod within its grace period and publishes how it ended."""
+        """Ends the pod within its grace period and publishes how it ended, because the node goes
+        away.
+        """
         if not self._ended.is_set():
             self._verdict = Verdict(
                 "Terminated",
@@ -129,7 +133,7 @@ class PodRunner:
                 tokens.cancel()
 
     async def _admit(self) -> bool:
-        """True when the containers may start."""
+        """Returns whether the containers may start."""
         problem = unsupported_feature(self.pod)
         if problem is not None:
             self._verdict = Verdict("UnexpectedAdmissionError", problem)
@@ -144,7 +148,9 @@ class PodRunner:
         return await self._prepare_volumes()
 
     def _record_lost_containers(self) -> None:
-        """This node was restarted: processes of before are dead, and nobody saw how they ended."""
+        """Records containers lost in this node's restart. Their processes are dead, and how they
+        ended is unknown.
+        """
         now = datetime.now(UTC)
         message = "The container could not be located when the node came back"
         before = self.pod.get("status", {})
@@ -176,7 +182,7 @@ class PodRunner:
     async def _run_containers(self) -> None:
         policy = self.pod["spec"].get("restartPolicy", "Always")
         for runner in self._init:
-            # An init container is not run again once it succeeded, whatever the policy.
+            # An init container is not run again once it succeeded, whatever the policy is.
             await runner.run("OnFailure" if policy == "Always" else policy)
             if runner.record.exit_code != 0:
                 return
@@ -198,7 +204,7 @@ class PodRunner:
         processes = [runner.process for runner in (*self._init, *self._main) if runner.process]
         for process in processes:
             process.terminate()
-        # Looks again and again because a later request may shorten the grace period.
+        # Checks repeatedly, because a later request may shorten the grace period.
         while not self._ended.is_set():
             left = self._stop.deadline - asyncio.get_running_loop().time()
             if left <= 0:
@@ -218,7 +224,7 @@ class PodRunner:
         task.add_done_callback(self._background.discard)
 
     async def _publish(self) -> None:
-        """Writes the newest status; nothing when it is written already or the object is gone."""
+        """Writes the newest status, unless it is already written or the object is gone."""
         async with self._publishing:
             status = self._status()
             if status == self._published or self._gone.is_set():
@@ -250,8 +256,9 @@ class PodRunner:
         }
 
     async def _delete_object(self) -> None:
-        """Until the watch says that it is gone: an API server that has just started may refuse what
-        it takes a moment later.
+        """Tries until the watch reports that the object is gone.
+
+        An API server that has just started may refuse what it accepts a moment later.
         """
         namespace, name = self.name
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"

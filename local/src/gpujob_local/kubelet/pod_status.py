@@ -13,7 +13,7 @@ TERMINATION_MESSAGE_BYTES_MAX = 4096
 
 @dataclass(slots=True)
 class ContainerRecord:
-    """What happened to one container so far. `state` has the API's form."""
+    """The history of one container so far. `state` has the API's form."""
 
     name: str
     image: str
@@ -28,7 +28,7 @@ class ContainerRecord:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it has not ended."""
+        """None until it has ended."""
         return self.state["terminated"]["exitCode"] if "terminated" in self.state else None
 
     def to_json(self, init: bool) -> Json:
@@ -62,7 +62,7 @@ def terminated(
     reason: str = "",
     container_id: str = "",
 ) -> Json:
-    """`reason` defaults to Completed or Error, as the exit code says."""
+    """Returns a terminated state. `reason` defaults to Completed or Error, by the exit code."""
     state: Json = {
         "exitCode": exit_code,
         "reason": reason or ("Completed" if exit_code == 0 else "Error"),
@@ -77,7 +77,9 @@ def terminated(
 
 
 def exit_code_of(return_code: int) -> int:
-    """A process ended by signal n (return code -n) is 128 + n for Kubernetes."""
+    """Returns the exit code in Kubernetes. A process ended by signal n (return code -n) has 128 +
+    n.
+    """
     return 128 - return_code if return_code < 0 else return_code
 
 
@@ -88,7 +90,9 @@ def timestamp(moment: datetime) -> str:
 def phase_of(
     restart_policy: str, init: Sequence[ContainerRecord], main: Sequence[ContainerRecord]
 ) -> str:
-    """The kubelet's rule: what has ended for good decides, then what has ever started."""
+    """Returns the phase by the kubelet's rule: containers that have ended for good decide, then
+    those that have ever started.
+    """
     for record in init:
         if record.exit_code is None or (record.exit_code != 0 and restart_policy != "Never"):
             return "Pending"
@@ -111,7 +115,7 @@ def _started(record: ContainerRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The node ended the pod for a reason of its own; the phase is then Failed."""
+    """The node ended the pod for its own reason. The phase is then Failed."""
 
     reason: str
     message: str
@@ -125,7 +129,7 @@ def pod_status(
     now: datetime,
     verdict: Verdict | None = None,
 ) -> Json:
-    """Phase, conditions and container statuses; addresses are the caller's to add."""
+    """Returns phase, conditions and container statuses. The caller adds addresses."""
     spec = pod["spec"]
     phase = phase_of(spec.get("restartPolicy", "Always"), init, main)
     ended = not any(record.running for record in (*init, *main))
@@ -174,7 +178,7 @@ def _condition(
     same = before is not None and before["status"] == status
     since = before.get("lastTransitionTime") if before is not None and same else timestamp(now)
     condition = {"type": kind, "status": status, "lastTransitionTime": since}
-    # A merge patch keeps what is not named, so an old reason must be taken away by name.
+    # A merge patch keeps fields that it does not name, so an old reason must be removed by name.
     return condition | {"reason": why[0] or None, "message": why[1] or None}
 
 
@@ -193,7 +197,9 @@ def _not_initialized(init: Sequence[ContainerRecord]) -> tuple[str, str]:
 
 
 def termination_message(file_content: bytes, log_tail: bytes, exit_code: int, policy: str) -> str:
-    """The file's first 4,096 bytes; with FallbackToLogsOnError a failure's last 80 log lines."""
+    """Returns the file's first 4,096 bytes. With FallbackToLogsOnError, a failure without a file
+    has its last 80 log lines.
+    """
     content = file_content[:TERMINATION_MESSAGE_BYTES_MAX]
     if not content and exit_code != 0 and policy == "FallbackToLogsOnError":
         content = b"\n".join(log_tail[-2048:].splitlines()[-80:])

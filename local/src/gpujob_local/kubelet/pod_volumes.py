@@ -1,4 +1,4 @@
-"""Volumes of a pod as local directories, and the service account token kept fresh in them."""
+"""A pod's volumes as local directories, with a service account token that is renewed."""
 
 import asyncio
 import base64
@@ -31,9 +31,10 @@ class _Token:
 
 @dataclass(slots=True)
 class PodVolumes:
-    """`directories` maps the name of every volume to where it lies. Make them with `prepare`.
+    """A pod's volumes. `directories` maps the name of every volume to its path; `prepare` makes
+    them.
 
-    `shared` is the one folder under which volumes of claims may lie.
+    `shared` is the only folder under which volumes of claims may be.
     """
 
     api: NodeApi
@@ -48,13 +49,15 @@ class PodVolumes:
         return f"/api/v1/namespaces/{self.facts.pod['metadata']['namespace']}"
 
     async def prepare(self) -> None:
-        """Raises `ContainerConfigError` while something is missing; may be called again."""
+        """Makes the directories. Raises `ContainerConfigError` while something is missing; may be
+        called again.
+        """
         self._tokens.clear()
         for volume in self.facts.pod["spec"].get("volumes", []):
             self.directories[volume["name"]] = await self._make(volume)
 
     def mounts(self, container: Json) -> dict[str, str]:
-        """Mount path to local path for one container."""
+        """Returns the local path of each mount path of one container."""
         result: dict[str, str] = {}
         for mount in container.get("volumeMounts", []):
             if mount.get("subPathExpr"):
@@ -68,7 +71,7 @@ class PodVolumes:
         return result
 
     async def keep_tokens_fresh(self) -> None:
-        """Endless; returns at once when there are none."""
+        """Renews tokens endlessly. Returns at once if there are none."""
         if not self._tokens:
             return
         lifetime = min(token.lifetime_seconds for token in self._tokens)
@@ -148,7 +151,7 @@ class PodVolumes:
             write_atomically(_inside(folder, item["path"]), data[item["key"]])
 
     async def _get(self, path: str) -> Json | None:
-        """None where it does not exist, or is not yet visible to this node's rights."""
+        """Returns the object, or None if it does not exist or this node may not see it yet."""
         try:
             return await self.api.get(path)
         except ApiError as error:
@@ -175,7 +178,7 @@ class PodVolumes:
 
 
 def text_data(found: Json, encoded: bool) -> Mapping[str, str]:
-    """The data of a config map or secret as text."""
+    """Returns the data of a config map or secret as text."""
     data: dict[str, str] = found.get("data") or {}
     if not encoded:
         return data
@@ -183,7 +186,7 @@ def text_data(found: Json, encoded: bool) -> Mapping[str, str]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never a part."""
+    """Writes a file so that a reader sees either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}")
     temporary.write_bytes(content)

@@ -1,9 +1,9 @@
 """A process node: a small stand-in for a kubelet that runs containers' commands as processes.
 
-`python -m gpujob_local.kubelet.process_node CONFIGURATION.json`. It registers a Node,
-keeps its Lease and status fresh, and runs every pod that the scheduler binds to it. It ends on
-SIGTERM, and its pods' processes end with it. There are no images, namespaces or limits: what it
-cannot do it says in the pod's status.
+`python -m gpujob_local.kubelet.process_node CONFIGURATION.json`. It registers a Node, keeps its
+Lease and status fresh, and runs every pod that the scheduler binds to it. It ends on SIGTERM, and
+its pods' processes end with it. There are no images, namespaces or limits. Unsupported features are
+reported in the pod's status.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class NodeConfiguration:
 
 
 class ProcessNode:
-    """Runs until it is stopped; `run` needs an entered `NodeApi`."""
+    """Runs until it is stopped. `run` needs an entered `NodeApi`."""
 
     def __init__(self, configuration: NodeConfiguration, api: NodeApi, server: ServerFiles) -> None:
         self._configuration = configuration
@@ -153,7 +153,7 @@ class ProcessNode:
                 _say(f"node status refused: {error}")
 
     async def _keep_lease(self) -> None:
-        """Tells the control plane every 3 s that this node is alive."""
+        """Renews the Lease every 3 s, which shows the control plane that this node is alive."""
         name = self._configuration.name
         while True:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -190,7 +190,8 @@ class ProcessNode:
         for uid, runner in list(self._runners.items()):
             if uid not in present:
                 runner.object_gone()
-        # Those with an address first, so that no other gets it after a restart of this node.
+        # Pods with an address come first, so that no other pod gets it after a restart of this
+        # node.
         for pod in sorted(pods, key=lambda pod: "podIP" not in pod.get("status", {})):
             self._see(pod)
         await asyncio.to_thread(self._remove_old_folders, present | set(self._runners))
@@ -220,7 +221,9 @@ class ProcessNode:
             _say(f"pod {uid}: {problem!r}")
 
     def _next_address(self) -> str:
-        """Every pod has its own address on loopback, so that two may listen on the same port."""
+        """Returns a free address. Every pod has its own on loopback, so that two may listen on the
+        same port.
+        """
         taken = {runner.address for runner in self._runners.values()}
         for _ in range(ADDRESSES_MAX):
             self._addresses = self._addresses % ADDRESSES_MAX + 1
@@ -237,7 +240,7 @@ class ProcessNode:
         return None
 
     async def _reclaim(self, grace_seconds: float) -> int:
-        """Ends all pods as a node does that shuts down; new ones are no longer started."""
+        """Ends all pods like a node that shuts down. New ones are no longer started."""
         self._reclaimed = True
         runners = list(self._runners.values())
         await asyncio.gather(

@@ -1,8 +1,8 @@
-"""Volumes for claims: folders that all nodes of a local cluster share, as a storage system would.
+"""Makes volumes for claims: folders that all nodes of a local cluster share, like a storage system.
 
-`python -m gpujob_local.kubelet.storage KUBECONFIG FOLDER`. Makes a PersistentVolume for
-every claim of the storage class `local`, so that the real volume controller binds it,
-and removes it with its claim.
+`python -m gpujob_local.kubelet.storage KUBECONFIG FOLDER`. Makes a PersistentVolume for every claim
+of the storage class `local`, so that the real volume controller binds it, and removes it with its
+claim.
 """
 
 import asyncio
@@ -31,7 +31,9 @@ STORAGE_CLASS_OBJECT: Json = {
 
 
 def volume_for(claim: Json, folder: Path) -> Json | None:
-    """The volume that a claim waits for; None when it waits for nobody or for another."""
+    """Returns the volume for which a claim waits, or None if it waits for none or for another
+    class.
+    """
     spec = claim["spec"]
     pending = claim.get("status", {}).get("phase") == "Pending"
     if not pending or spec.get("volumeName") or spec.get("storageClassName") != STORAGE_CLASS:
@@ -63,7 +65,7 @@ def volume_for(claim: Json, folder: Path) -> Json | None:
 
 
 async def provide(api: NodeApi, folder: Path) -> None:
-    """Makes volumes for claims, for ever."""
+    """Makes volumes for claims, endlessly."""
     async for kind, item in api.watch("/api/v1/persistentvolumeclaims"):
         for claim in item if kind == "SYNC" else [item]:
             volume = volume_for(claim, folder)
@@ -81,7 +83,7 @@ async def _create(api: NodeApi, volume: Json, folder: Path) -> None:
 
 
 async def remove_released(api: NodeApi, folder: Path) -> None:
-    """Removes volumes whose claim is gone, for ever."""
+    """Removes volumes whose claim is gone, endlessly."""
     async for kind, item in api.watch(VOLUMES_PATH):
         for volume in item if kind == "SYNC" else [item]:
             name = volume["metadata"]["name"]

@@ -1,4 +1,6 @@
-"""A control group a node in every hierarchy: made before its kubelet, emptied and removed after."""
+"""A node's control group in every hierarchy: made before its kubelet, and emptied and removed after
+it.
+"""
 
 import contextlib
 import os
@@ -14,7 +16,7 @@ _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
-    """With version 1 one folder a controller, with version 2 the root alone."""
+    """Returns one folder per controller with version 1, and the root alone with version 2."""
     if (root / "cgroup.controllers").is_file():
         return [root]
     folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir()]
@@ -24,7 +26,7 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
 
 
 def make(name: str, root: Path = ROOT) -> None:
-    """A kubelet wants its root to be there, with processors and memory nodes given to it."""
+    """Makes the group. A kubelet requires its root, with processors and memory nodes assigned."""
     for hierarchy in hierarchies(root):
         folder = hierarchy / name.lstrip("/")
         folder.mkdir(exist_ok=True)
@@ -43,7 +45,7 @@ def _enable(folder: Path) -> None:
 
 
 def processes(name: str, root: Path = ROOT) -> set[int]:
-    """Process ids in the group and those below it, in any hierarchy."""
+    """Returns the ids of processes in the group and those below it, in any hierarchy."""
     found: set[int] = set()
     for folder in _folders(name, root):
         with contextlib.suppress(OSError):
@@ -52,7 +54,7 @@ def processes(name: str, root: Path = ROOT) -> set[int]:
 
 
 def remove(name: str, root: Path = ROOT) -> list[int]:
-    """Kills what is in the group and removes it; returns the processes that could not be ended."""
+    """Kills the group's processes and removes it. Returns the processes that could not be ended."""
     for _ in range(KILL_ROUNDS_MAX):
         alive = processes(name, root)
         for process in alive:
@@ -72,7 +74,7 @@ def _remove_folders(name: str, root: Path) -> bool:
 
 
 def _folders(name: str, root: Path) -> Generator[Path]:
-    """Deepest first."""
+    """Yields folders, the deepest first."""
     for hierarchy in hierarchies(root):
         for folder, _, _ in os.walk(hierarchy / name.lstrip("/"), topdown=False):
             yield Path(folder)

@@ -1,4 +1,4 @@
-"""Removes all that a cluster of kubelets made of the machine, from its record alone."""
+"""Removes everything that a cluster of kubelets changed on the machine, from its record alone."""
 
 import ctypes
 import os
@@ -18,12 +18,12 @@ REMOVE_SECONDS = 0.1
 
 
 def clean(record: Record) -> None:
-    """Ends processes, then removes mounts, groups, settings and at last the record's folder.
+    """Ends processes, then removes mounts, groups, settings and finally the record's folder.
 
-    May be repeated, and finds nothing to do where all is gone. Raises `ClusterError` naming what
-    stays; the record then stays too.
+    May be repeated, and does nothing if all is gone. Raises `ClusterError` naming what is left. The
+    record is then left too.
     """
-    # A node's first process takes all others of the node with it, containers included.
+    # A node's first process takes down all others of the node, including containers.
     if not kill_marked(record.marker):
         raise ClusterError(f"processes of {record.directory} cannot be ended")
     for name in record.cgroups:
@@ -32,7 +32,7 @@ def clean(record: Record) -> None:
     directory = Path(record.directory)
     for mount in mounts_below(directory, MOUNTS.read_text()):
         _unmount(mount)
-    # Never through a mount: what is behind it is somebody else's.
+    # Never remove through a mount, because the content behind it is not ours.
     if left := mounts_below(directory, MOUNTS.read_text()):
         raise ClusterError(f"still mounted: {', '.join(left)}")
     if not others(directory):
@@ -41,7 +41,7 @@ def clean(record: Record) -> None:
 
 
 def mounts_below(directory: Path, mountinfo: str) -> list[str]:
-    """Mount points in a folder, deepest first, from the text of a mountinfo file."""
+    """Returns mount points in a folder, the deepest first, from the text of a mountinfo file."""
     points = [_unescaped(line.split()[4]) for line in mountinfo.splitlines() if line.strip()]
     inside = [point for point in points if point.startswith(f"{directory}/")]
     return sorted(inside, key=len, reverse=True)
@@ -60,7 +60,7 @@ def _unmount(point: str) -> None:
 
 
 def _remove(directory: Path) -> None:
-    # What a namespace that just ended had mounted is given back a moment later.
+    # The mounts of a namespace that just ended are released a moment later.
     for _ in range(REMOVE_TRIES):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():

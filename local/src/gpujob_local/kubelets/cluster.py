@@ -1,8 +1,8 @@
-"""A cluster of real kubelets: control plane, containerd, images, names, and nothing of GPUJob yet.
+"""A cluster of real kubelets: control plane, containerd, images, names, and no part of GPUJob yet.
 
 The chart is installed on it as on any cluster. Everything ends with the process that owns the
-`KubeletCluster`; what the kernel cannot end by itself is removed by `stop`, by `gpujob-local down`
-or by the next `up` of the same name.
+`KubeletCluster`. What the kernel does not end by itself is removed by `stop`, by `gpujob-local
+down` or by the next `up` of the same name.
 """
 
 import os
@@ -42,9 +42,9 @@ Say = Callable[[str], None]
 
 
 class KubeletCluster:
-    """`start` makes one that is ready; use it as a context manager, or call `stop`.
+    """A cluster. `start` makes one that is ready; use it as a context manager, or call `stop`.
 
-    Its methods block; they may be called from any thread, one at a time.
+    Its methods block. They may be called from any thread, one at a time.
     """
 
     def __init__(self, options: KubeletOptions, directory: Path, say: Say) -> None:
@@ -66,9 +66,9 @@ class KubeletCluster:
 
     @classmethod
     def start(cls, options: KubeletOptions, directory: Path, say: Say) -> "KubeletCluster":
-        """A cluster whose nodes are ready, in an empty or absent folder whose name is its own.
+        """Returns a cluster whose nodes are ready, in an empty or absent folder of the same name.
 
-        Raises `ClusterError` or `ToolError` and leaves nothing.
+        If that fails, raises `ClusterError` or `ToolError` and leaves nothing behind.
         """
         machine = Machine.look()
         if words := refusal(machine):
@@ -90,7 +90,7 @@ class KubeletCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends everything, removes all that was made. Raises `ClusterError` if something stays."""
+        """Ends everything and removes what was made. Raises `ClusterError` if something is left."""
         for node in self.nodes.values():
             node.switch_off()
         if hasattr(self, "control_plane"):
@@ -104,15 +104,17 @@ class KubeletCluster:
         return self.control_plane.kubeconfig
 
     def client(self) -> ApiClient:
-        """A small blocking client with all rights."""
+        """Returns a small blocking client with all rights."""
         return self.control_plane.client()
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What the real kubectl printed. Raises `ClusterError` with what it said when it fails."""
+        """Returns the real kubectl's output. Raises `ClusterError` with its error output if it
+        fails.
+        """
         return self.command("kubectl", *arguments, stdin=stdin)
 
     def command(self, tool: str, *arguments: str, stdin: str | None = None) -> str:
-        """The same for another tool: helm."""
+        """Does the same for another tool, such as helm."""
         done = subprocess.run(
             [str(self._binaries[tool]), *arguments],
             input=stdin,
@@ -127,7 +129,7 @@ class KubeletCluster:
         return done.stdout
 
     def add_image(self, image: Image) -> None:
-        """Every node has it from now on, as if it had been pulled; a name means one image."""
+        """Adds an image to every node, as if it had been pulled. A name means one image."""
         if self._added.issuperset(image.names):
             return
         archive = write_archive([image], architecture(), self.directory / "image.tar")
@@ -137,7 +139,7 @@ class KubeletCluster:
         self._added.update(image.names)
 
     def user_environment(self) -> dict[str, str]:
-        """What a shell needs to work with this cluster."""
+        """Returns the variables that a shell needs for this cluster."""
         folders = [self._binaries[tool].parent for tool in ("kubectl", "helm")]
         folders.append(Path(sys.executable).parent)
         return {
@@ -148,13 +150,13 @@ class KubeletCluster:
         }
 
     def copy_logs(self, where: Path) -> Path:
-        """Keeps the logs of all parts in a folder beyond the cluster's end."""
+        """Copies the logs of all parts into a folder that outlives the cluster."""
         where.mkdir(parents=True, exist_ok=True)
         for path in self.directory.glob("*/*.log"):
             shutil.copy(path, where)
         return where
 
-    # Inside
+    # Internals
 
     def _start(self, machine: Machine) -> None:
         assert machine.cni_folder is not None
@@ -227,7 +229,7 @@ class KubeletCluster:
             time.sleep(POLL_SECONDS)
 
     def _not_ready(self) -> list[str]:
-        """Nodes that take no pods yet, then DNS."""
+        """Returns nodes that take no pods yet, then DNS."""
         found = {
             item["metadata"]["name"]: item["spec"].get("taints")
             for item in self.client().get("/api/v1/nodes")["items"]
@@ -256,7 +258,7 @@ def _start_node(node: KubeletNode) -> None:
 
 
 def _apply_addons(client: ApiClient) -> None:
-    """Names and rights, by the paths of their kinds."""
+    """Applies names and rights, by the paths of their kinds."""
     for item in yaml.safe_load_all(ADDONS.read_text()):
         client.apply(_path(item), item)
 

@@ -1,4 +1,4 @@
-"""What the command line asks of clusters of kubelets: which are meant, and the end of one."""
+"""Commands about clusters of kubelets: which cluster is meant, and how one ends."""
 
 import os
 import re
@@ -17,7 +17,9 @@ _NODES = re.compile(r"kubelet(?::(\d+))?")
 
 
 def kubelets_wanted(nodes: str) -> int | None:
-    """How many kubelets `--nodes` asks for: kubelet, or kubelet:3; None for process nodes."""
+    """Returns the number of kubelets in `--nodes` (kubelet, or kubelet:3), or None for process
+    nodes.
+    """
     match = _NODES.fullmatch(nodes)
     if match is None:
         return None
@@ -29,7 +31,7 @@ def has_kubelets(directory: Path) -> bool:
 
 
 def clean_leftovers(directory: Path) -> bool:
-    """Removes what a crashed cluster of kubelets left; False where there was none.
+    """Removes the remains of a crashed cluster of kubelets. Returns False if there were none.
 
     Raises `StateError` while its owner lives.
     """
@@ -43,9 +45,9 @@ def clean_leftovers(directory: Path) -> bool:
 
 
 def end(directory: Path) -> None:
-    """Has the owner end its cluster, where there is one, and removes what is left of it.
+    """Makes the owner, if there is one, end its cluster, and removes what is left of it.
 
-    Raises `StateError` when the owner does not end in time, `ClusterError` when something stays.
+    Raises `StateError` if the owner does not end in time, and `ClusterError` if something is left.
     """
     owner = _owner(directory)
     if owner is not None:

@@ -11,14 +11,16 @@ Json = dict[str, Any]
 
 
 def containerd_configuration(folder: Path, cni_folder: Path) -> Json:
-    """Root, state and sockets of a node's own; its runtime is runc with the node's base spec."""
+    """Returns a configuration with the node's own root, state and sockets. Its runtime is runc with
+    the node's base spec.
+    """
     runc = {
         "runtime_type": "io.containerd.runc.v2",
         "base_runtime_spec": str(specification_file(folder)),
         "options": {"SystemdCgroup": False},
     }
     runtime = {
-        # Neither is to be had in every container that a build machine is itself.
+        # Neither is available in every container that is used as a build machine.
         "restrict_oom_score_adj": True,
         "disable_apparmor": True,
         "netns_mounts_under_state_dir": True,
@@ -45,7 +47,7 @@ def specification_file(folder: Path) -> Path:
 
 
 def to_toml(value: Mapping[str, Any], path: Sequence[str] = ()) -> str:
-    """TOML of nested tables of strings, numbers, booleans and lists of strings."""
+    """Returns nested tables of strings, numbers, booleans and lists of strings as TOML."""
     lines = [
         f"{key} = {_scalar(item)}" for key, item in value.items() if not isinstance(item, dict)
     ]
@@ -64,7 +66,8 @@ def _scalar(value: Any) -> str:
 
 
 def container_specification(default: Json, shared_packages: Path) -> Json:
-    """The base of every container's specification, with what is mounted into all of them.
+    """Returns the base of every container's specification, with the mounts that all containers
+    have.
 
     torch is shared with the machine instead of copied into an image and from there to every node.
     """
@@ -78,7 +81,9 @@ def container_specification(default: Json, shared_packages: Path) -> Json:
 
 
 def network_configuration(plan: NodePlan, folder: Path) -> Json:
-    """A bridge a node; the hub knows which node has which range, so no address is translated."""
+    """Returns one bridge per node. The hub routes each node's range, so no address is
+    translated.
+    """
     addresses = {
         "type": "host-local",
         "dataDir": str(folder / "addresses"),
@@ -99,7 +104,7 @@ def network_configuration(plan: NodePlan, folder: Path) -> Json:
 def kubelet_configuration(
     plan: NodePlan, folder: Path, authority: Path, serving: tuple[Path, Path], lease_seconds: int
 ) -> Json:
-    """Authentication and authorization by the API server, as kubeadm sets them up."""
+    """Returns the settings. The API server authenticates and authorizes, as kubeadm sets it up."""
     certificate, key = serving
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -1,8 +1,8 @@
 """A port on loopback that leads into a network namespace: `door.py PORT NAMESPACE_FILE INNER_PORT`.
 
-The API server runs in a namespace that this machine's own network does not reach, on purpose. Here
-whoever connects to 127.0.0.1:PORT is connected to 127.0.0.1:INNER_PORT inside. A socket belongs to
-the namespace in which it was made: the listening one is made outside, those that connect inside.
+The API server runs in a namespace that this machine's own network does not reach, on purpose. A
+connection to 127.0.0.1:PORT is forwarded to 127.0.0.1:INNER_PORT inside. A socket belongs to the
+namespace in which it was made. The listening one is made outside, and the connecting ones inside.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def enter_network(namespace_file: str) -> None:
 
 
 async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Until the source ends or either side is gone."""
+    """Copies until the source ends or either side is gone."""
     with contextlib.suppress(OSError):
         while data := await source.read(CHUNK_BYTES):
             target.write(data)

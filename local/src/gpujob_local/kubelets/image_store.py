@@ -1,8 +1,8 @@
-"""The images as a node's containerd keeps them: unpacked once, then linked into every node.
+"""The images in the form of a node's containerd: unpacked once, then linked into every node.
 
-Unpacking half a gigabyte takes a node half a minute, linking the files a second. Nothing writes to
-the linked files: content never changes, and containers write to a layer of their own above them.
-Only containerd's databases change; every node has copies of those.
+Unpacking half a gigabyte takes a node half a minute, and linking the files takes a second. Nothing
+writes to the linked files: content never changes, and containers write to their own layer above
+them. Only containerd's databases change, so every node has copies of those.
 """
 
 import json
@@ -38,18 +38,19 @@ def image_store(
     environment: Mapping[str, str],
     say: Say,
 ) -> Path:
-    """The root of a containerd that has these images, from the cache or made now.
+    """Returns the root of a containerd that has these images, from the cache or made now.
 
-    Raises `ToolError` or `ClusterError` with what containerd said.
+    Raises `ToolError` or `ClusterError` with containerd's error output.
     """
     parts = [json.dumps([configuration(image, architecture()), image.names]) for image in images]
     target = images_cache() / f"{NAME}-{key_of(str(binaries['containerd']), *parts)}"
     with only_one(NAME):
         if not target.is_dir():
             _make(target, images, binaries, environment, say)
-        # Its folder has the date of the one that it was linked from, and the oldest ones go.
+        # The folder has the date of the one from which it was linked, and the oldest ones are
+        # removed.
         os.utime(target)
-        # Not those of which somebody may just link files.
+        # Folders whose files may just be linked are not removed.
         remove_old(_stores(), KEPT, IN_USE_SECONDS)
     return target
 
@@ -64,7 +65,7 @@ def _make(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{NAME}-") as temporary:
         folder = Path(temporary)
-        # What an earlier store has unpacked is not unpacked again.
+        # Images that an earlier store has unpacked are not unpacked again.
         if earlier := newest_first(_stores()):
             link_store(earlier[0], folder / "root")
         archive = write_archive(images, architecture(), folder / "images.tar")
@@ -74,12 +75,12 @@ def _make(
 
 
 def architecture() -> str:
-    """This machine's, as images name it."""
+    """Returns this machine's architecture as images name it."""
     return ARCHITECTURES[platform.machine()]
 
 
 def link_store(source: Path, target: Path) -> None:
-    """A containerd root of its own with the source's files; copies across file systems."""
+    """Makes a separate containerd root with the source's files; copies across file systems."""
     link = ["--link"] if source.stat().st_dev == target.parent.stat().st_dev else []
     done = subprocess.run(
         ["cp", "--archive", *link, str(source), str(target)], capture_output=True, check=False
@@ -97,7 +98,9 @@ def _stores() -> Iterator[Path]:
 
 
 def import_archive(archive: Path, socket: Path, ctr: Path) -> None:
-    """Into a running containerd, for its kubelet. Raises `ClusterError` with what it said."""
+    """Imports into a running containerd, for its kubelet. Raises `ClusterError` with its error
+    output.
+    """
     done = subprocess.run(
         [
             str(ctr),

@@ -1,8 +1,9 @@
-"""The first process of a node: `init.py [SOURCE:TARGET ...]`, started in namespaces of its own.
+"""The first process of a node: `init.py [SOURCE:TARGET ...]`, started in its own namespaces.
 
-It puts the node's own folders over the machine's, turns the node's network on, prints `ready`, and
-then only waits for processes that lost their parent. When it ends, the kernel kills every process
-of its process namespace: a node that is switched off. Run with `-I -S`, so it imports little.
+It mounts the node's own folders over the machine's, turns the node's network on, prints `ready`,
+and then only waits for processes that lost their parent. When it ends, the kernel kills every
+process of its process namespace, as if the node were switched off. Run with `-I -S`, so it imports
+little.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ def main(bindings: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    # What goes from pod to pod over a node's bridge passes its iptables, too.
+    # Traffic from pod to pod over a node's bridge passes its iptables too.
     with contextlib.suppress(FileNotFoundError):
         Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text("1")
     for binding in bindings:

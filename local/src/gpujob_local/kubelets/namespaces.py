@@ -1,7 +1,7 @@
 """The hub's and the nodes' namespaces, and the cables between them.
 
-Nothing of this is named in the machine's own network or mount table: every namespace lives as long
-as a process is in it, so that what is killed leaves nothing behind.
+None of these is named in the machine's own network or mount table. Every namespace lives as long as
+a process is in it, so a killed cluster leaves nothing behind.
 """
 
 import subprocess
@@ -20,13 +20,13 @@ READY_LIMIT_SECONDS = 15.0
 COMMAND_LIMIT_SECONDS = 15.0
 POLL_SECONDS = 0.02
 BRIDGE = "nodes"
-# A node's own; the programs of a node keep sockets, locks and logs there.
+# The node's own folders. Its programs keep sockets, locks and logs there.
 PRIVATE_FOLDERS = ("run", "var/lib", "var/log")
 
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """Those of one running process; `enter` is how a command is started in them."""
+    """The namespaces of one running process. `enter` starts a command in them."""
 
     child: Child
     enter: tuple[str, ...]
@@ -36,7 +36,7 @@ class Namespaces:
         return f"/proc/{self.child.pid}/ns/net"
 
     def run(self, *command: str) -> None:
-        """Raises `ClusterError` with what the command said when it fails."""
+        """Runs a command inside. Raises `ClusterError` with its error output if it fails."""
         done = subprocess.run(
             [*self.enter, *command],
             capture_output=True,
@@ -49,7 +49,7 @@ class Namespaces:
 
 
 def start_hub(folder: Path, environment: Mapping[str, str]) -> Namespaces:
-    """A network for the control plane, with a bridge that the nodes are plugged into."""
+    """Starts a network for the control plane, with a bridge to which the nodes are connected."""
     child = _start("hub", ["--net"], [], folder, environment)
     hub = Namespaces(child, ("nsenter", f"--net=/proc/{child.pid}/ns/net", "--"))
     for command in hub_commands():
@@ -60,7 +60,7 @@ def start_hub(folder: Path, environment: Mapping[str, str]) -> Namespaces:
 def start_node(
     plan: NodePlan, hub: Namespaces, folder: Path, environment: Mapping[str, str]
 ) -> Namespaces:
-    """Network, mounts and processes of a node's own, plugged into the hub."""
+    """Starts a node's own network, mounts and processes, connected to the hub."""
     bindings: list[str] = []
     for name in PRIVATE_FOLDERS:
         private = folder / "private" / name
@@ -88,7 +88,9 @@ def hub_commands() -> list[list[str]]:
 
 
 def cable_commands(plan: NodePlan, process: int) -> list[list[str]]:
-    """In the hub: a cable to the namespace of a process, and the way to the node's pods."""
+    """Returns commands for the hub: a cable to the namespace of a process, and the route to the
+    node's pods.
+    """
     peer = ["peer", "name", "eth0", "netns", str(process)]
     return [
         ["ip", "link", "add", plan.link, "type", "veth", *peer],

@@ -1,4 +1,6 @@
-"""One node: its namespaces, containerd, kubelet and the programs beside it, and what can happen."""
+"""One node: its namespaces, containerd, kubelet and other programs, and the faults that can happen
+to it.
+"""
 
 import contextlib
 import json
@@ -32,7 +34,7 @@ POLICY_USER = "gpujob-local:network-policies"
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all nodes of a cluster share."""
+    """The facts that all nodes of a cluster share."""
 
     options: KubeletOptions
     binaries: Mapping[str, Path]
@@ -56,7 +58,7 @@ class KubeletNode:
         self._namespaces: Namespaces | None = None
 
     def start_runtime(self) -> None:
-        """Namespaces and containerd with all images; again after `switch_off`."""
+        """Starts namespaces and containerd with all images, also after `switch_off`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "containerd").is_dir():
             (self.folder / "containerd").mkdir()
@@ -79,12 +81,14 @@ class KubeletNode:
             time.sleep(POLL_SECONDS)
 
     def import_images(self, archive: Path) -> None:
-        """Beside those that it began with."""
+        """Adds images to those with which it began."""
         socket = configuration.containerd_socket(self.folder)
         import_archive(archive, socket, self._ground.binaries["ctr"])
 
     def start_kubelet(self) -> None:
-        """Kubelet and, where they do not run, those beside it; again after `stop_kubelet`."""
+        """Starts the kubelet and, if they do not run, the other programs; also after
+        `stop_kubelet`.
+        """
         plan, folder = self.plan, self.folder
         self._start(
             "kubelet",
@@ -102,15 +106,17 @@ class KubeletNode:
             self._start(POLICY_AGENT, plan.name, str(folder / "policies.kubeconfig"))
 
     def restart_early_kubelet(self) -> None:
-        """Again, as a service manager would: containerd has its socket before its service for
-        kubelets, and a kubelet that finds none ends.
+        """Starts an ended kubelet again, as a service manager would.
+
+        containerd has its socket before its service for kubelets, and a kubelet that finds none
+        ends.
         """
         kubelet = self.children["kubelet"]
         if not kubelet.alive() and RUNTIME_NOT_THERE_YET in kubelet.log_tail():
             self.start_kubelet()
 
     def write_kubelet_files(self) -> None:
-        """Certificates and settings, once; a node is known by them and keeps them."""
+        """Writes certificates and settings, once. They identify a node, so it keeps them."""
         plan, folder, control_plane = self.plan, self.folder, self._ground.control_plane
         user = f"system:node:{plan.name}"
         identity = control_plane.certificate_identity(f"{plan.name}-client", user, "system:nodes")
@@ -131,28 +137,30 @@ class KubeletNode:
         policies = control_plane.certificate_identity(f"{plan.name}-policies", POLICY_USER)
         policies.write_kubeconfig(folder / "policies.kubeconfig")
 
-    # What can happen to a node
+    # Faults of a node
 
     def stop_kubelet(self) -> None:
-        """SIGKILL to the kubelet alone: containers go on."""
+        """Kills only the kubelet with SIGKILL. Containers continue."""
         self._stop("kubelet")
 
     def cut_network(self) -> None:
-        """Nothing reaches the node and nothing leaves it; what runs there goes on."""
+        """Cuts the node off in both directions. Its processes continue."""
         self._ground.hub.run("ip", "link", "set", self.plan.link, "down")
 
     def restore_network(self) -> None:
         self._ground.hub.run("ip", "link", "set", self.plan.link, "up")
 
     def kill_containers(self) -> None:
-        """SIGKILL to every container and its shim at once, the kubelet first: nobody reports it."""
+        """Kills the kubelet, then every container and its shim with SIGKILL, so that none is
+        reported.
+        """
         self.stop_kubelet()
         for process in self._shims() | cgroups.processes(self.plan.cgroup):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
     def switch_off(self) -> None:
-        """As a power cut: every process of the node is gone at once, its disk stays."""
+        """Ends every process of the node at once, as in a power cut. Its disk stays."""
         if self._namespaces is not None:
             stop_child(self._namespaces.child, grace_seconds=0)
             self._namespaces = None
@@ -160,10 +168,10 @@ class KubeletNode:
             self._stop(name)
 
     def processes(self) -> set[int]:
-        """Process ids of the node's containers, as this machine counts them."""
+        """Returns the ids of the node's container processes on this machine."""
         return cgroups.processes(self.plan.cgroup)
 
-    # Inside
+    # Internals
 
     def _shims(self) -> set[int]:
         wanted = str(self.folder).encode()

@@ -1,4 +1,4 @@
-"""What a cluster of real kubelets consists of, and the addresses that follow from it."""
+"""The options of a cluster of real kubelets, and the addresses that follow from them."""
 
 from dataclasses import dataclass, field
 
@@ -9,15 +9,15 @@ HUB_ADDRESS = "10.199.0.1"
 HUB_NETWORK_BITS = 24
 POD_NETWORK = "10.200.0.0/16"
 DNS_ADDRESS = "10.96.0.10"
-# Where API servers listen in most clusters, and what the chart's NetworkPolicies allow.
+# The port of API servers in most clusters, and the one that the chart's NetworkPolicies allow.
 API_PORT = 6443
-# The first address of the API server's range of services: what pods know the API server by.
+# The first address of the API server's service range, by which pods reach the API server.
 API_SERVICE_ADDRESS = "10.96.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node: everything that differs between nodes is derived from its number and cluster."""
+    """One node. All differences between nodes are derived from its number and cluster."""
 
     cluster: str
     number: int
@@ -41,13 +41,13 @@ class NodePlan:
 
     @property
     def cgroup(self) -> str:
-        """Where the node's pods are, below each controller's root."""
+        """The group of the node's pods, below each controller's root."""
         return f"/gpujob-{self.cluster}-{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletOptions:
-    """How many nodes, and how they keep in touch.
+    """The number of nodes, and their heartbeat.
 
     The heartbeat is quicker than a real cluster's (2 s and 12 s, not 10 s and 50 s), so that a lost
     node is noticed in a test's time.

@@ -1,8 +1,8 @@
 """The process that owns a named cluster of kubelets.
 
 `python -m gpujob_local.kubelets.owner DIRECTORY OPTIONS.json`. It starts the cluster and ends it on
-SIGTERM, SIGINT or SIGHUP. When it is killed, the kernel ends what it started, and `down` or the
-next `up` removes the rest.
+SIGTERM, SIGINT or SIGHUP. If it is killed, the kernel ends its processes, and `down` or the next
+`up` removes the rest.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What a cluster of kubelets will have made of the machine, written down before it is made.
+"""Records what a cluster of kubelets is about to change on the machine.
 
-Whoever finds the record after a crash can remove everything (`cleaning.py`).
+After a crash, the record is enough to remove everything (`cleaning.py`).
 """
 
 import json
@@ -23,9 +23,9 @@ KERNEL_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`owner` is the process that the cluster belongs to, and when it was started, in clock ticks.
+    """A cluster's record. `owner` is the id of its process and that process's start in clock ticks.
 
-    `cgroups` are below each controller's root; `settings` are values from before, by path.
+    `cgroups` are below each controller's root. `settings` are earlier values by path.
     """
 
     directory: str
@@ -42,7 +42,9 @@ class Record:
 
     @classmethod
     def read(cls, directory: Path) -> "Record | None":
-        """None where no cluster of kubelets was begun. Raises `ValueError` for another content."""
+        """Reads the record. None if no cluster of kubelets was begun. Raises `ValueError` for other
+        content.
+        """
         path = directory / RECORD_NAME
         try:
             data = json.loads(path.read_text())
@@ -59,12 +61,12 @@ class Record:
             raise ValueError(f"{path} is not a record of kubelets: {error!r}") from None
 
     def owned(self) -> bool:
-        """True while the very process that made the cluster is there."""
+        """Returns whether the very process that made the cluster is running."""
         return process_identity(self.owner[0]) == self.owner
 
 
 def process_identity(process: int) -> tuple[int, int]:
-    """A process id and when it was started; 0 for a process that is not there or has ended."""
+    """Returns a process id and its start; 0 for a process that does not exist or has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
@@ -74,18 +76,18 @@ def process_identity(process: int) -> tuple[int, int]:
 
 
 def others(directory: Path) -> list[Record]:
-    """Records of the clusters beside this one."""
+    """Returns records of the other clusters next to this one."""
     found = [Record.read(path.parent) for path in directory.parent.glob(f"*/{RECORD_NAME}")]
     return [one for one in found if one is not None and one.directory != str(directory)]
 
 
 def settings_before(directory: Path, root: Path = Path("/proc/sys")) -> dict[str, str]:
-    """The machine's own values: those from before any cluster that is there."""
+    """Returns the machine's own values: those from before any existing cluster."""
     return next((dict(one.settings) for one in others(directory)), kernel_settings(root))
 
 
 def kernel_settings(root: Path = Path("/proc/sys")) -> dict[str, str]:
-    """The present values of what a kubelet changes; a setting that is not there is left out."""
+    """Returns the present values of a kubelet's settings. Missing settings are left out."""
     return {name: (root / name).read_text().strip() for name in _present(root, KERNEL_SETTINGS)}
 
 

@@ -1,4 +1,4 @@
-"""What real kubelets need of this machine, and the words that say what is missing."""
+"""The requirements of real kubelets on this machine, and texts about missing ones."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# What each program is for, and the Debian package that has it.
+# The purpose of each program, and the Debian package that has it.
 PROGRAMS: Mapping[str, tuple[str, str]] = {
     "ip": ("links the nodes' networks", "iproute2"),
     "iptables": ("rules for Services and NetworkPolicies", "iptables"),
@@ -37,7 +37,7 @@ class Machine:
 
     @classmethod
     def look(cls) -> "Machine":
-        # /usr/sbin is not on every user's path, and some of the programs live there.
+        # /usr/sbin is not on every user's path, and some of the programs are there.
         path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         return cls(
             platform=sys.platform,
@@ -50,7 +50,7 @@ class Machine:
 
 
 def cni_folder(folders: tuple[Path, ...]) -> Path | None:
-    """The first folder that has every network plugin that a node uses."""
+    """Returns the first folder that has every network plugin that a node uses, or None."""
     for folder in folders:
         if all((folder / plugin).is_file() for plugin in CNI_PLUGINS):
             return folder
@@ -58,7 +58,7 @@ def cni_folder(folders: tuple[Path, ...]) -> Path | None:
 
 
 def refusal(machine: Machine) -> str | None:
-    """Why kubelets cannot run on a machine and what to do about it; None where they can."""
+    """Returns why kubelets cannot run on a machine and what to do about it, or None if they can."""
     if machine.platform != "linux":
         return f"real kubelets need Linux; this is {machine.platform}"
     if machine.user != 0:
@@ -78,7 +78,7 @@ def refusal(machine: Machine) -> str | None:
 
 
 def without_policies(machine: Machine) -> str | None:
-    """Why no NetworkPolicy is enforced between kubelets' pods here; None where they are."""
+    """Returns why no NetworkPolicy is enforced between kubelets' pods here, or None."""
     if machine.filters_bridges:
         return None
     return (

@@ -1,7 +1,7 @@
 """The programs of a cluster of real kubelets: found, or built once.
 
-`python -m gpujob_local.kubelets.tools` does so ahead of scenes that have a limit of their own: on a
-fresh machine it takes minutes. Where no kubelet can run it says why, and builds nothing.
+`python -m gpujob_local.kubelets.tools` does that before scenes with their own limit, because it
+takes minutes on a fresh machine. If no kubelet can run, it prints why and builds nothing.
 """
 
 import sys
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 def kubelet_tools(say: Say) -> dict[str, Path]:
-    """Paths of all programs, by name. Raises `ToolError` where one cannot be built."""
+    """Returns the paths of all programs by name. Raises `ToolError` if one cannot be built."""
     found: dict[str, Path] = {}
     for tools in TOOL_SETS:
         found |= find_tools(tools, say)
@@ -26,7 +26,7 @@ def kubelet_tools(say: Say) -> dict[str, Path]:
 
 
 def main(machine: Machine, say: Say) -> int:
-    """The exit code: 1 where a program cannot be built."""
+    """Returns the exit code: 1 if a program cannot be built."""
     if words := refusal(machine):
         say(f"nothing is built for real kubelets: {words}")
         return 0

@@ -1,8 +1,8 @@
 """Children that never outlive us, however we end.
 
-Two nets: the kernel kills a child when its parent dies (`launch.py`), and a watchdog
-(`watchdog.py`) kills everything that carries the cluster's marker in its environment, which also
-catches children of children.
+There are two nets. The kernel kills a child when its parent dies (`launch.py`). A watchdog
+(`watchdog.py`) kills every process with the cluster's marker in its environment, including children
+of children.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from gpujob_local.processes import launch, watchdog
 MARKER = "GPUJOB_LOCAL_CLUSTER"
 _ISOLATED = (sys.executable, "-I", "-S")
 
-# The kernel's parent-death signal comes when the *thread* that started a child ends, so one thread
-# that lives as long as this process starts them all.
+# The kernel's parent-death signal comes when the *thread* that started a child ends. One thread
+# that lives as long as this process therefore starts them all.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start-children")
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A started process and the file with what it printed."""
+    """A started process, with the file that has its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -45,7 +45,7 @@ class Child:
 
 
 def launch_command(command: Sequence[str], cores: Sequence[int] | None = None) -> list[str]:
-    """The command wrapped so that it dies with this process and keeps to these cores."""
+    """Returns the command wrapped so that it dies with this process and keeps to these cores."""
     wanted = ",".join(map(str, cores)) if cores else "-"
     return [*_ISOLATED, launch.__file__, str(os.getpid()), wanted, *command]
 
@@ -58,7 +58,7 @@ def start_child(
     folder: Path | None = None,
     cores: Sequence[int] | None = None,
 ) -> Child:
-    """Starts a command in its own session; output is appended to `log`."""
+    """Starts a command in its own session. Output is appended to `log`."""
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -76,7 +76,9 @@ def start_child(
 
 
 def stop_child(child: Child, grace_seconds: float) -> int:
-    """SIGTERM, then SIGKILL to the whole group after the grace period; returns the exit code."""
+    """Sends SIGTERM, then SIGKILL to the whole group after the grace period. Returns the
+    exit code.
+    """
     if grace_seconds > 0 and child.alive():
         child.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -86,7 +88,7 @@ def stop_child(child: Child, grace_seconds: float) -> int:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL to a process group; no error when it is gone."""
+    """Sends SIGKILL to a process group. It is no error if it is gone."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -94,7 +96,9 @@ def kill_group(leader: int) -> None:
 
 
 class Watchdog:
-    """Kills what carries `marker` and removes `directory` once this process is gone or says so."""
+    """Kills processes with `marker` and removes `directory` once this process is gone or releases
+    it.
+    """
 
     def __init__(self, marker_value: str, directory: Path) -> None:
         self.marker = f"{MARKER}={marker_value}"
@@ -110,7 +114,7 @@ class Watchdog:
         )
 
     def release(self, limit_seconds: float = 15) -> bool:
-        """Lets it clean up now; True when nothing is left."""
+        """Makes it clean up now. Returns True if nothing is left."""
         pipe = self._process.stdin
         if pipe is not None:
             pipe.close()
@@ -118,5 +122,5 @@ class Watchdog:
 
 
 def marked_processes(marker_value: str) -> list[int]:
-    """Process ids that belong to a cluster, by the marker in their environment."""
+    """Returns the ids of a cluster's processes, by the marker in their environment."""
     return watchdog.marked_processes(f"{MARKER}={marker_value}")

@@ -1,7 +1,7 @@
 """Outlives a cluster's owner to clean up after it: `watchdog.py MARKER DIRECTORY`.
 
-Standard input is a pipe whose other end only the owner holds: end of file means that the owner is
-gone, however it went. Then every process with MARKER (NAME=value) in its environment is killed and
+Standard input is a pipe whose other end only the owner holds. End of file means that the owner is
+gone, however it ended. Then every process with MARKER (NAME=value) in its environment is killed and
 DIRECTORY is removed. The watchdog's own environment is empty, so it does not find itself.
 """
 
@@ -17,7 +17,7 @@ ROUND_SECONDS = 0.05
 
 
 def marked_processes(marker: str) -> list[int]:
-    """Process ids whose environment holds MARKER (NAME=value), this process left out."""
+    """Returns the ids of processes whose environment has MARKER (NAME=value), except this one."""
     wanted = b"\0" + marker.encode() + b"\0"
     found: list[int] = []
     for entry in os.listdir("/proc"):
@@ -32,7 +32,7 @@ def marked_processes(marker: str) -> list[int]:
 
 
 def kill_marked(marker: str) -> bool:
-    """Kills until none is left, because a process may start another while we look."""
+    """Kills until none is left, because a process may start another meanwhile."""
     for _ in range(ROUNDS_MAX):
         alive = marked_processes(marker)
         if not alive:

@@ -20,11 +20,11 @@ def first_pid() -> int:
 
 
 def is_started_by_first_process() -> bool:
-    """Returns whether this process is a rank of the job's launcher or script, or the program of a
-    shell.
+    """Returns whether the job's launcher, script or shell started this process.
 
-    Shells in between do not count for a shell's program. A Python program below those may start
-    many trials, each for another purpose.
+    It may be a rank of a launcher, or of a script that starts its own ranks. If the job's command
+    is a shell, shells in between do not count. Processes that a Python program starts further below
+    do not qualify, because they may be many trials, each for another purpose.
     """
     from gpujob_worker.run.process_tree import ancestors, is_shell  # few processes need it
 

@@ -1,1 +1,1 @@
-"""NetworkPolicies on a node of a local cluster: what they allow, as rules of its own iptables."""
+"""NetworkPolicies on a node of a local cluster, as rules of its own iptables."""

@@ -1,7 +1,8 @@
 """A node's agent for NetworkPolicies: `agent.py NODE KUBECONFIG`, in the node's namespaces.
 
-It watches policies, pods and namespaces, and has iptables drop what they do not allow. When it
-ends, the rules stay as they were, as with any such agent, and go with the node's namespace.
+It watches policies, pods and namespaces, and makes iptables drop what they do not allow. When it
+ends, the rules stay as they were, as with any such agent, and are removed with the node's
+namespace.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ from gpujob_local.kubelets.network_policies.rules import Chains, chains_of_node
 from gpujob_local.kubelets.network_policies.tables import TABLE, restore_text
 
 PATHS = ("/api/v1/namespaces", "/api/v1/pods", "/apis/networking.k8s.io/v1/networkpolicies")
-# Changes that come together cost one change of the rules.
+# Changes that come together cause one change of the rules.
 GATHER_SECONDS = 0.1
 RETRY_SECONDS = 1.0
 COMMAND_LIMIT_SECONDS = 15.0
 
 
 class Agent:
-    """What is known of the cluster, and the rules that were made of it."""
+    """The known objects of the cluster, and the rules made from them."""
 
     def __init__(self, node: str, api: NodeApi) -> None:
         self._node = node
@@ -33,7 +34,7 @@ class Agent:
         self._applied: Chains | None = None
 
     async def run(self) -> None:
-        """Endless."""
+        """Runs endlessly."""
         async with asyncio.TaskGroup() as tasks:
             for path in PATHS:
                 tasks.create_task(self._follow(path))
@@ -72,7 +73,7 @@ class Agent:
 
 
 def write(wanted: Chains) -> None:
-    """Raises `OSError` with what iptables said when it refuses."""
+    """Applies the chains. Raises `OSError` with the error output if iptables refuses."""
     saved = _run(["iptables-save", "-t", TABLE], "")
     _run(["iptables-restore", "--noflush", "--wait"], restore_text(wanted, saved))
 

@@ -1,4 +1,6 @@
-"""Pods as NetworkPolicies see them: whom a selector or an address block means. Pure."""
+"""The peers of NetworkPolicies: pods and addresses that a selector or an address block
+means. Pure.
+"""
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +14,7 @@ ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody at the other end: a pod, or every address of a network; "" is everybody."""
+    """The other end: a pod, or every address of a network. "" is everyone."""
 
     network: str
     pod: Json | None = None
@@ -23,7 +25,7 @@ EVERYBODY = Peer("")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All pods that have an address of their own, by namespace, and the namespaces' labels."""
+    """All pods that have their own address, by namespace, and the namespaces' labels."""
 
     pods: Sequence[Json]
     namespaces: Mapping[str, Mapping[str, str]]
@@ -34,7 +36,7 @@ class World:
         return cls([pod for pod in pods if has_address(pod)], labels)
 
     def peers(self, wanted: Sequence[Json] | None, namespace: str) -> list[Peer]:
-        """Those of a rule's `from` or `to`, in a policy of this namespace."""
+        """Returns the peers of a rule's `from` or `to`, in a policy of this namespace."""
         if not wanted:
             return [EVERYBODY]
         return [peer for one in wanted for peer in self._peers_of(one, namespace)]
@@ -50,7 +52,9 @@ class World:
         ]
 
     def _in(self, selector: Json | None, pod: Json, namespace: str) -> bool:
-        """Without a selector of namespaces the policy's own is meant."""
+        """Returns whether the pod's namespace is selected. Without a selector, it is the policy's
+        own.
+        """
         where = pod["metadata"]["namespace"]
         if selector is None:
             return where == namespace
@@ -58,7 +62,9 @@ class World:
 
 
 def has_address(pod: Json) -> bool:
-    """False for the pods of a node's own network, and for an end whose address may be another's."""
+    """False for pods in a node's own network, and for ended pods, whose address may be
+    another's.
+    """
     status = pod.get("status", {})
     own_network = not pod["spec"].get("hostNetwork")
     return own_network and bool(status.get("podIP")) and status.get("phase") not in ENDED
@@ -73,7 +79,7 @@ def labels_of(item: Json) -> Mapping[str, str]:
 
 
 def selects(selector: Json, labels: Mapping[str, str]) -> bool:
-    """A label selector; an empty one selects everything."""
+    """Returns whether a label selector matches. An empty one selects everything."""
     exact = (selector.get("matchLabels") or {}).items() <= labels.items()
     return exact and all(_holds(one, labels) for one in selector.get("matchExpressions") or [])
 
@@ -94,7 +100,7 @@ def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
 
 
 def networks(block: Json) -> list[ipaddress.IPv4Network]:
-    """The block without its exceptions. Nodes and pods here have no address of version 6."""
+    """Returns the block without its exceptions. Nodes and pods here have no IPv6 address."""
     whole = ipaddress.ip_network(block["cidr"], strict=False)
     if not isinstance(whole, ipaddress.IPv4Network):
         return []

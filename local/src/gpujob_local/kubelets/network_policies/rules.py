@@ -1,7 +1,7 @@
-"""What NetworkPolicies allow to the pods of one node, as chains of iptables. Pure.
+"""The traffic that NetworkPolicies allow to the pods of one node, as chains of iptables. Pure.
 
-A pod that a policy selects has a chain for each direction that the policy is about. What no rule
-there lets return to the first chain is dropped; a pod without such a chain is reached by all.
+A pod that a policy selects has a chain for each direction that the policy covers. Packets that no
+rule there returns to the first chain are dropped. A pod without such a chain is reachable by all.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ Chains = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Names in a policy; the options of iptables for the pod and for the other end."""
+    """Names in a policy, and the iptables options for the pod and for the other end."""
 
     policy_type: str
     rules: str
@@ -41,9 +41,9 @@ EGRESS = Direction("Egress", "egress", "to", "-s", "-d")
 
 
 def chains_of_node(node: str, world: World, policies: Iterable[Json]) -> Chains:
-    """The chains by name; the first one is where packets come in."""
+    """Returns the chains by name. Packets enter at the first one."""
     all_policies = sorted(policies, key=lambda one: one["metadata"]["uid"])
-    # Who was let through once is answered.
+    # Answers to allowed connections are allowed.
     chains: Chains = {FIRST_CHAIN: [f"-m conntrack --ctstate RELATED,ESTABLISHED {ALLOW}"]}
     local = [pod for pod in world.pods if pod["spec"].get("nodeName") == node]
     for pod in sorted(local, key=address):
@@ -67,7 +67,7 @@ def _concerns(policy: Json, pod: Json, direction: Direction) -> bool:
 def _rules(
     pod: Json, policies: Iterable[Json], direction: Direction, world: World
 ) -> Iterator[str]:
-    # No policy comes between a pod and itself.
+    # No policy applies between a pod and itself.
     yield f"{direction.peer_option} {address(pod)} {ALLOW}"
     for policy in policies:
         namespace = policy["metadata"]["namespace"]
@@ -80,7 +80,7 @@ def _rules(
 def _allowed(
     pod: Json, peer: Peer, ports: list[Json] | None, direction: Direction
 ) -> Iterator[str]:
-    """One rule a port. A port's name means what it means where the connection ends."""
+    """Yields one rule per port. A named port is that of the pod at which the connection ends."""
     end = pod if direction is INGRESS else peer.pod
     network = f"{direction.peer_option} {peer.network}" if peer.network else ""
     for port in ports or [{}]:
@@ -89,9 +89,9 @@ def _allowed(
 
 
 def _port_words(port: Json, end: Json | None) -> list[str]:
-    """Options for one entry of `ports`; none where nobody has a port of that name.
+    """Returns options for one entry of `ports`; empty if no pod has a port of that name.
 
-    Not known: a name in an egress rule to everybody or to a block of addresses.
+    A name in an egress rule to everyone or to a block of addresses cannot be resolved.
     """
     if not port:
         return [""]
