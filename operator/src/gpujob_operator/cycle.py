@@ -25,7 +25,7 @@ DUMPS_KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One cycle. `plan` is JSON: it is compared and never executed."""
+    """One cycle. `plan` is JSON, because it is compared and never executed."""
 
     snapshot: Snapshot
     now: datetime
@@ -33,7 +33,7 @@ class Cycle:
 
 
 def snapshot_to_json(snapshot: Snapshot) -> Json:
-    """The snapshot as JSON. `usage` is a list, because JSON keys can only be strings."""
+    """Returns the snapshot as JSON. `usage` is a list, because JSON keys can only be strings."""
     data = encode(replace(snapshot, usage={}))
     data["usage"] = [
         {"jobUid": uid, "attempt": attempt, **encode(usage)}
@@ -43,7 +43,7 @@ def snapshot_to_json(snapshot: Snapshot) -> Json:
 
 
 def snapshot_from_json(data: object) -> Snapshot:
-    """Reads what `snapshot_to_json` wrote. Raises `FieldError`."""
+    """Reads the output of `snapshot_to_json`. Raises `FieldError`."""
     if not isinstance(data, Mapping):
         raise FieldError("snapshot", "must be an object")
     fields = cast("Mapping[str, Any]", data)
@@ -56,13 +56,13 @@ def snapshot_from_json(data: object) -> Snapshot:
 
 
 def plan_to_json(plan: Plan) -> Json:
-    """The items with their kind, in order."""
+    """Returns the items with their kind, in order."""
     items = [{"kind": type(item).__name__, **encode(item)} for item in plan.items]
     return {"items": items, "nextSeconds": plan.next_seconds}
 
 
 def cycle_to_text(snapshot: Snapshot, now: datetime, plan: Plan | None) -> str:
-    """The file's text; `plan` is None when the decision itself failed."""
+    """Returns the file's text. `plan` is None if the decision itself failed."""
     data = {
         "format": FORMAT,
         "now": format_time(now),
@@ -73,7 +73,7 @@ def cycle_to_text(snapshot: Snapshot, now: datetime, plan: Plan | None) -> str:
 
 
 def cycle_from_text(text: str) -> Cycle:
-    """Reads a dump. Raises `FieldError` naming the field that does not fit."""
+    """Reads a dump. Raises `FieldError` with the name of the field that does not fit."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -88,8 +88,9 @@ def cycle_from_text(text: str) -> Cycle:
 
 
 def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
-    """Decides again. Returns the differences from the dumped plan as diff lines; empty if there are
-    none.
+    """Decides again. Returns the differences from the dumped plan as diff lines.
+
+    Returns no lines if the plans are equal.
     """
     again = plan_to_json(plan(cycle.snapshot, cycle.now))
     if again == cycle.plan:
@@ -100,7 +101,7 @@ def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
 
 
 def find_job(jobs: Iterable[GPUJob], name: str) -> GPUJob:
-    """The job NAMESPACE/NAME. The namespace may be omitted if the name is unique.
+    """Returns the job NAMESPACE/NAME. The namespace may be omitted if the name is unique.
 
     Raises `FieldError`.
     """

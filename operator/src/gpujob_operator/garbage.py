@@ -1,5 +1,5 @@
-"""When Python looks for garbage in a process that holds a million objects, and when what is free
-goes back to the system.
+"""When Python collects garbage in a process with a million objects, and when free memory is
+returned to the system.
 """
 
 import asyncio
@@ -8,45 +8,52 @@ import gc
 import time
 from collections.abc import Awaitable, Callable
 
-# Made and not yet gone, before garbage is looked for.
+# Number of newly created live objects that starts a collection.
 COLLECTION_OBJECTS = 50_000
-# A small cluster makes so many in half an hour, and their garbage would lie there as long.
+# Period of collections. A small cluster needs half an hour to create that many objects, and their
+# garbage would stay that long.
 COLLECTION_SECONDS = 60.0
-# Of the time, to look at old objects, too. Everything else waits meanwhile, the longer the more
-# objects came since this process leads.
+# Fraction of the time for collections that include old objects. Everything else waits during such a
+# collection. It takes longer the more objects were created since this process leads.
 OLD_TIME_FRACTION = 1 / 2000
-# After the first cycle, before long-lived objects are excluded: that takes half a second in a large
-# cluster, and what the first cycle decided is not to wait for it.
+# Delay after the first cycle until long-lived objects are excluded. Excluding them takes half a
+# second in a large cluster, and the first cycle's decisions must not wait for it.
 SPARE_SECONDS = 5.0
 _YOUNG, _OLD = 1, 2
 
 
 def collect_seldom() -> None:
-    """Collects garbage rarely instead of every 700 objects: the first snapshot of a large cluster
-    has a million objects that all stay.
+    """Collects garbage rarely instead of every 700 objects.
+
+    The first snapshot of a large cluster has a million objects that all stay.
     """
     gc.set_threshold(COLLECTION_OBJECTS)
 
 
 def collect_later() -> None:
-    """As `collect_seldom`, but begins with `spare_later`: lists leave no garbage, and to look for
-    some would take a fifth of the time that they take. `collect_regularly` collects before, too.
+    """Does the same as `collect_seldom`, but collection begins only with `spare_later`.
+
+    Lists leave no garbage, and looking for it would add a fifth to their time. `collect_regularly`
+    also collects before that.
     """
     collect_seldom()
     gc.disable()
 
 
 def spare_from_collection() -> None:
-    """Excludes long-lived API objects from garbage collection. They have no cycles, and scanning a
-    hundred thousand of them again would delay a cycle on a large cluster by half a second.
+    """Excludes long-lived API objects from garbage collection.
+
+    They have no cycles. Scanning a hundred thousand of them again would delay a cycle on a large
+    cluster by half a second.
     """
     gc.collect()
     gc.freeze()
 
 
 def spare_later() -> None:
-    """`spare_from_collection` in a moment. Garbage is collected from then on. Call it in the event
-    loop.
+    """Calls `spare_from_collection` after `SPARE_SECONDS`. Garbage is collected from then on.
+
+    Call it in the event loop.
     """
 
     def spare() -> None:
@@ -57,9 +64,10 @@ def spare_later() -> None:
 
 
 def give_back() -> None:
-    """Gives the system the pages in which nothing is used any more. By itself, glibc gives those at
-    the end of its heap only, and what is held there may be small. Other libraries have no such
-    function, and nothing is done.
+    """Returns unused pages to the system.
+
+    By itself, glibc only returns pages at the end of its heap, and a small object there can hold
+    them back. Nothing happens with other libraries, which have no such function.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -70,8 +78,10 @@ async def collect_regularly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Collects garbage every minute until cancelled, however few objects were made. `clock` is in
-    seconds."""
+    """Collects garbage every minute until cancelled, however few objects were created.
+
+    `clock` is in seconds.
+    """
     old_from = 0.0
     while True:
         await sleep(COLLECTION_SECONDS)

@@ -1,9 +1,13 @@
 """The scheduling loop: wait for changes, take a snapshot, plan, start the writes, repeat.
 
-No cycle waits for writes: the executor makes them in the background and assumes them in the next
-snapshot. The loop acts only while this process holds the Lease and the cache is complete. An
-exception in a cycle is logged and counted, the cycle is dumped, and a pause follows. The loop never
-ends by itself.
+* In: snapshots of the cache, with the decided statuses whose write is in flight.
+* Does: calls `plan`, at most a third of the time, while this process may act.
+* Out: plans that are submitted to the executor, and dumps of cycles.
+* Called by: `run`, which keeps the loop running. `dirty` wakes it after a change.
+
+No cycle waits for writes, because the executor makes them in the background. The loop acts only
+while this process holds the Lease and the cache is complete. An exception in a cycle is logged and
+counted, the cycle is dumped, and a pause follows. The loop never ends by itself.
 """
 
 import time
@@ -81,7 +85,7 @@ class SchedulingLoop:
         self._dirty.mark()
 
     async def run(self) -> None:
-        """Runs until `stop`. The executor finishes the writes under way."""
+        """Runs until `stop`. The executor finishes the writes in flight."""
         wait_seconds = 0.0
         while not self.stopping:
             await self._dirty.wait(wait_seconds, self._settle_seconds(), self._pace.soft)
@@ -90,9 +94,10 @@ class SchedulingLoop:
             wait_seconds = self._guarded_cycle()
 
     def _settle_seconds(self) -> float:
-        """Limits planning to a third of the time, because watches and writes need the rest.
-        Without the limit, on a large cluster every lane that ends would start a cycle and delay
-        everything else.
+        """Returns the settle time, which limits planning to a third of the time.
+
+        Watches and writes need the rest. Without the limit, every lane that ends on a large cluster
+        would start a cycle and delay everything else.
         """
         return max(self._pace.settle, min(2 * self.cycle_seconds, self._pace.settle_max))
 
@@ -101,7 +106,7 @@ class SchedulingLoop:
         self._dirty.mark()
 
     def _guarded_cycle(self) -> float:
-        """Runs one cycle. Returns the maximum wait before the next."""
+        """Runs one cycle. Returns the maximum wait before the next, in seconds."""
         self._dirty.take()
         if not self._may_act():
             self.last_cycle_at = self._monotonic()
@@ -118,7 +123,7 @@ class SchedulingLoop:
         return wait_seconds
 
     def _cycle(self) -> float:
-        """Plans and starts the writes. The snapshot includes the writes that are under way."""
+        """Plans and starts the writes. The snapshot includes the writes that are in flight."""
         started = self._monotonic()
         snapshot, now = self._executor.assume(self._snapshot()), self._clock()
         plan = self._decide(snapshot, now)
@@ -131,7 +136,9 @@ class SchedulingLoop:
         return self._wait_seconds(plan, submission)
 
     def _wait_seconds(self, plan: Plan, submission: Submission) -> float:
-        """Maximum wait until the next cycle. The end of a lane wakes the loop earlier."""
+        """Returns the maximum wait until the next cycle. The end of a lane wakes the loop
+        earlier.
+        """
         waits = [self._pace.resync]
         if submission.retry_seconds is not None:
             waits.append(max(self._pace.next_min, submission.retry_seconds))

@@ -31,7 +31,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`gpujob-operator run`. Addresses with port 0 take a free port and log it."""
+    """Options of `gpujob-operator run`. Addresses with port 0 take a free port and log it."""
 
     kubeconfig: str | None
     namespace: str
@@ -94,14 +94,16 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add(
         "--crash-after-writes",
         type=int,
-        help=argparse.SUPPRESS,  # of tests: exit without cleanup after the N-th write
+        help=argparse.SUPPRESS,  # for tests: exit without cleanup after the N-th write
     )
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
 def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
-    """The options. Raises `FieldError` naming the option or the field of the configuration file."""
+    """Returns the options. Raises `FieldError` with the option or the configuration
+    file's field.
+    """
     if not 1 <= arguments.lease_seconds <= 3600:
         raise FieldError("--lease-seconds", f"must be 1 to 3600; got {arguments.lease_seconds}")
     return RunOptions(

@@ -2,7 +2,7 @@
 
 
 class RateLimit:
-    """`burst` times at once, and then `per_second` for long. Times are seconds of one clock."""
+    """Allows `burst` times at once, and `per_second` on average. Times are seconds of one clock."""
 
     __slots__ = ("_burst", "_left", "_per_second", "_updated")
 
@@ -13,23 +13,23 @@ class RateLimit:
         self._updated = now
 
     def take(self, now: float) -> bool:
-        """Whether it may happen now; if so, it counts."""
+        """Returns whether it may happen now. If so, it is counted."""
         if self.seconds_left(now) > 0:
             return False
         self._left -= 1
         return True
 
     def spend(self, now: float) -> None:
-        """It happened, allowed or not."""
+        """Counts an occurrence, whether it was allowed or not."""
         self._refill(now)
         self._left -= 1
 
     def earn(self, times: float) -> None:
-        """It may happen so many times more, up to `burst` at once."""
+        """Allows this many more times, up to `burst` at once."""
         self._left = min(self._burst, self._left + times)
 
     def seconds_left(self, now: float) -> float:
-        """Seconds until it may happen; 0 if it may happen now."""
+        """Returns the seconds until it may happen. 0 if it may happen now."""
         self._refill(now)
         return max((1 - self._left) / self._per_second, 0.0)
 

@@ -1,7 +1,7 @@
 """Builds and runs the operator: connection, cache, watches, report server, Lease and loop.
 
 Start order: connection, lists and watches, servers, Lease, loop. Stop order: the loop ends, writes
-under way finish, events are flushed, the Lease is released, then everything else ends.
+in flight finish, events are flushed, the Lease is released, then everything else ends.
 """
 
 import asyncio
@@ -73,13 +73,13 @@ _KINDS: Mapping[ResourceType, Kind] = {
     NODES: Kind.NODE,
 }
 FLUSH_SECONDS = 2.0
-# Time for writes under way at shutdown; a request takes at most 5 s.
+# Time for writes in flight at shutdown. A request takes at most 5 s.
 DRAIN_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
-    """The API server's clients, by what they are for."""
+    """The API server's clients, by purpose."""
 
     objects: Kube
     lease: Kube
@@ -91,10 +91,11 @@ class _Clients:
 
 
 class Operator:
-    """One operator process. Everything runs in one event loop, kopf in a thread beside it.
+    """One operator process. Everything runs in one event loop, except kopf, which has its own
+    thread.
 
-    Signals are built first, then the parts with what they depend on, and last `_connect` names the
-    parts that act on each signal.
+    Signals are built first, then the parts with what they depend on. `_connect` comes last and
+    connects each signal to the parts that act on it.
     """
 
     def __init__(self, options: RunOptions, plan: PlanFunction, pace: Pace | None = None) -> None:
@@ -130,7 +131,7 @@ class Operator:
         self._restored.connect(self._sync.restored)
 
     def stop(self) -> None:
-        """Requests a graceful end. `run` returns once writes under way are finished."""
+        """Requests a graceful end. `run` returns after the writes in flight are finished."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -142,8 +143,8 @@ class Operator:
         connection = await load_configuration(self._options.kubeconfig)
         crash = self._options.crash_after_writes
         after_write = CrashAfterWrites(crash) if crash else None
-        # Each has connections of its own: neither many writes nor many reviews hold up the Lease.
-        # Every attempt to lead is answered with the API server's time.
+        # Each client has its own connections, so neither many writes nor many reviews delay the
+        # Lease. The API server's answer to every attempt to lead has its time.
         lease = Kube(connection, heard=self._clock.heard)
         clients = _Clients(Kube(connection, after_write), lease, Kube(connection))
         memo = Memo(connection, self._cache, self._metrics)
@@ -200,8 +201,9 @@ class Operator:
                         await self._hand_over(leadership)
 
     async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> bool:
-        """Holds the Lease and runs the loop until stopped. Returns whether all that was sent was
-        answered."""
+        """Holds the Lease and runs the loop until stopped. Returns whether every request was
+        answered.
+        """
         keep = self._supervisor.keep
         scheduling = keep("scheduling loop", loop.run, may_end=lambda: loop.stopping)
         async with background(keep("lease", leadership.keep)):
@@ -217,7 +219,7 @@ class Operator:
         await leadership.release(in_doubt=self._cache.placements.leaves_doubt)
 
     def _listen_from_now_on(self, leads: bool) -> None:
-        """Only the leader receives reports."""
+        """Records the start of leadership, because only the leader receives reports."""
         if leads:
             self._took_lead.set()
             self._listening_since = self._clock.now()

@@ -1,4 +1,4 @@
-"""Keeps the parts of the process running: a part that fails is restarted, and the others continue.
+"""Keeps the parts of the process running. A part that fails is restarted, and the others continue.
 
 The pause before a restart grows with every failure, with jitter. The operator stays up meanwhile,
 because the remaining parts are worth more than a clean start. If restarts do not help for longer
@@ -32,7 +32,7 @@ class _Part:
 
 
 class Supervisor:
-    """The parts by name. For one event loop."""
+    """The parts by name. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -52,8 +52,9 @@ class Supervisor:
         run: Callable[[], Awaitable[object]],
         may_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs a part until cancelled, or until it ends if it `may_end`. Errors of the part do not
-        raise.
+        """Runs a part until cancelled, or until it ends if `may_end` returns True.
+
+        Errors of the part are not raised.
         """
         part = self._parts[name] = _Part(self._monotonic())
         while True:
@@ -74,7 +75,7 @@ class Supervisor:
             await self._sleep(pause_seconds)
 
     def failing_seconds(self) -> Mapping[str, float]:
-        """Seconds for which each part has not run steadily; 0 for a steady part."""
+        """Returns the seconds for which each part has not run steadily. 0 for a steady part."""
         now = self._monotonic()
         return {name: self._failing_seconds(part, now) for name, part in self._parts.items()}
 

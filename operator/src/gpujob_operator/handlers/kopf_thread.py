@@ -1,10 +1,8 @@
-"""kopf in a thread: starts it, restarts it when it ends, and stops it.
+"""Runs kopf in a thread: starts it, restarts it when it ends, and stops it.
 
-kopf cancels every task of its event loop when it ends, and takes over the signals of the process if
-it runs in the main thread. Therefore it has a loop and a thread of its own.
-
-kopf is given an identity, because it would look up the process's user name otherwise, and a
-container's user has none.
+kopf cancels every task of its event loop when it ends, and handles the signals of the process if it
+runs in the main thread. It therefore has its own loop and thread. kopf is given an identity,
+because it would otherwise look up the process's user name, and a container's user has none.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
-"""What kopf's handlers share. kopf runs in a thread with an event loop of its own, and the cache
-belongs to the operator's loop: every call that changes the cache crosses by `call_soon_threadsafe`.
+"""What kopf's handlers share.
+
+kopf runs in a thread with its own event loop, and the cache belongs to the operator's loop. Every
+call that changes the cache therefore goes through `call_soon_threadsafe`.
 """
 
 import asyncio
@@ -25,8 +27,9 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Memo:
-    """kopf's memo, the same one for every object. Create it in the operator's event loop; call its
-    methods from any thread.
+    """kopf's memo, the same one for every object.
+
+    Create it in the operator's event loop. Its methods may be called from any thread.
     """
 
     def __init__(self, configuration: client.Configuration, cache: Cache, metrics: Metrics) -> None:
@@ -38,44 +41,44 @@ class Memo:
         self._listed: set[Kind] = set()
 
     def __copy__(self) -> "Memo":
-        """kopf copies the memo for every object that it remembers."""
+        """Returns itself, because kopf copies the memo for every object that it tracks."""
         return self
 
     def put(self, kind: Kind, event: kopf.RawEvent) -> None:
-        """An event of kopf's; its type is None for an object of a list."""
+        """Puts an event of kopf into the cache. Its type is None for an object of a list."""
         self._counters[kind].inc()
         self._call(self._cache.apply, kind, event["type"], event["object"])
 
     def knows(self, kind: Kind, found: Identity) -> bool:
-        """Whether the cache has this state of the object or a newer one."""
+        """Returns whether the cache has this state of the object or a newer one."""
         return 0 < found.version <= self._cache.version(kind, found.uid)
 
     def mark(self, kind: Kind) -> Mark:
-        """How much of the kind the cache has seen. Take it before a list is requested."""
+        """Returns how much of the kind the cache has seen. Call it before a list is requested."""
         return self._cache.mark(kind)
 
     def listed(
         self, kind: Kind, found: Sequence[Identity], resource_version: str, mark: Mark
     ) -> None:
-        """A whole list has arrived. Objects that are missing from it are gone."""
+        """Takes a whole list. Objects that are missing from it are gone."""
         self._listed.add(kind)
         self._call(self._cache.retain, kind, found, resource_version, mark)
 
     def refused(self, kind: Kind, error: Exception) -> None:
-        """An object or event that cannot be passed to kopf."""
+        """Records an object or event that cannot be passed to kopf."""
         self._call(self._cache.unreadable.note, kind.value, "", error)
 
     def heard(self, kind: Kind) -> None:
-        """A sign of life from the API server: an answer, an event or a bookmark."""
+        """Records a sign of life from the API server: an answer, an event or a bookmark."""
         self._heard_at[kind] = time.monotonic()
 
     def silent_seconds(self) -> Mapping[str, float]:
-        """Seconds since the last sign of life of each kind."""
+        """Returns the seconds since the last sign of life of each kind."""
         now = time.monotonic()
         return {kind.value: now - heard_at for kind, heard_at in self._heard_at.items()}
 
     def unlisted(self) -> list[str]:
-        """The kinds of which no whole list has arrived yet."""
+        """Returns the kinds of which no whole list has arrived yet."""
         return sorted(kind.value for kind in set(KINDS.values()) - self._listed)
 
     async def connection(self) -> kopf.ConnectionInfo:
@@ -94,6 +97,6 @@ class Memo:
         )
 
     def _call(self, function: Any, *arguments: object) -> None:
-        # The operator's loop is closed before kopf's thread has ended, if kopf takes too long.
+        # The operator's loop is closed before kopf's thread has ended if kopf takes too long.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)

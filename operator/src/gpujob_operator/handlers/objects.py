@@ -1,11 +1,11 @@
-"""kopf's handlers, one for each kind of the project's own.
+"""kopf's handlers, one for each of the project's own kinds.
 
 1. kopf lists and follows the kind with the connection that `login` returns.
 2. The kind's handler passes each event to `Memo`, which crosses to the operator's event loop.
 3. `observe.cache` parses the object and marks decisions as outdated.
 4. `loop` takes a snapshot of the cache and plans.
 
-Handlers are level-triggered: an event that is lost or repeated changes nothing once a later state
+Handlers are level-triggered. An event that is lost or repeated changes nothing once a later state
 or a list has arrived. Nothing is written here.
 """
 
@@ -30,7 +30,7 @@ async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 @kopf.on.login(registry=REGISTRY, retries=3, backoff=1.0)
 async def login(memo: Memo, **_: Any) -> kopf.AiohttpSession:
-    """The operator's own connection. kopf asks again whenever the API server answers 401."""
+    """Returns the operator's own connection. kopf calls it whenever the API server answers 401."""
     connection = await memo.connection()
     session = kopf_session(connection, memo)
     return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)

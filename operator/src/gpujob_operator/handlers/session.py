@@ -1,9 +1,13 @@
-"""kopf's HTTP session, as kopf accepts one (`kopf.AiohttpSession`). It does what kopf does not:
+"""kopf's HTTP session, in the form that kopf accepts (`kopf.AiohttpSession`).
 
-- records signs of life: bookmarks are the only ones of a quiet watch, and kopf reports none;
-- reports whole lists, because kopf reports no object that vanished while a watch was interrupted;
-- drops what would end kopf for good: an object without a UID, one nested too deeply for Python;
-- drops listed objects that the cache already has.
+It adds what kopf lacks:
+
+- It records signs of life. Bookmarks are the only ones of a quiet watch, and kopf reports none.
+- It reports whole lists, because kopf does not report objects that vanished while a watch was
+  interrupted.
+- It drops input that would end kopf for good: an object without a UID, or one that is nested too
+  deeply for Python.
+- It drops listed objects that the cache already has.
 """
 
 import json
@@ -25,15 +29,14 @@ from gpujob_operator.read.shapes import Identity, identity
 
 @dataclass(slots=True)
 class _List:
-    """A list of one kind, page by page. `mark` is what the cache had seen before it was
-    requested."""
+    """A list of one kind, page by page. `mark` is what the cache had seen before the request."""
 
     mark: Mark
     found: list[Identity] = field(default_factory=list[Identity])
 
 
 def kopf_session(connection: kopf.ConnectionInfo, memo: Memo) -> aiohttp.ClientSession:
-    """A session with the connection's credentials. Call it in kopf's event loop."""
+    """Returns a session with the connection's credentials. Call it in kopf's event loop."""
     lists: dict[Kind, _List] = {}
 
     class Response(_Response):
@@ -86,8 +89,9 @@ class _Response(aiohttp.ClientResponse):
         return page
 
     def _news(self, kind: Kind, page: Mapping[str, Any]) -> list[Any]:
-        """The page's objects that the cache does not know in this state. kopf takes a millisecond
-        of processor time for each, and a leader has just listed them all.
+        """Returns the page's objects that the cache does not have in this state.
+
+        kopf takes a millisecond of CPU time per object, and a leader has just listed them all.
         """
         whole = self.pages.get(kind)
         news: list[Any] = []
@@ -100,7 +104,7 @@ class _Response(aiohttp.ClientResponse):
             if not self.shared.knows(kind, found):
                 news.append(manifest)
         metadata = page.get("metadata") or {}
-        # Without the beginning of the list nothing is known to be missing from it.
+        # Without the beginning of the list, nothing is known to be missing from it.
         if whole is not None and not metadata.get("continue"):
             del self.pages[kind]
             version = str(metadata.get("resourceVersion") or "")
@@ -109,7 +113,7 @@ class _Response(aiohttp.ClientResponse):
 
 
 def _identity(manifest: object, kind: Kind, memo: Memo) -> Identity | None:
-    """None, and counted as refused, if the object has no readable UID or name."""
+    """Returns None, and counts the object as refused, if it has no readable UID or name."""
     try:
         return identity(manifest)
     except FieldError as error:
@@ -118,8 +122,9 @@ def _identity(manifest: object, kind: Kind, memo: Memo) -> Identity | None:
 
 
 class _Events:
-    """The body of a watch without lines that are no events. All other attributes are those of the
-    body.
+    """The body of a watch without lines that are not events.
+
+    All other attributes are those of the body.
     """
 
     def __init__(self, content: aiohttp.StreamReader, memo: Memo, kind: Kind) -> None:
@@ -137,7 +142,7 @@ class _Events:
                 yield passed + b"\n"
 
     def _passed(self, line: bytes) -> bytes:
-        """The line in a form that kopf can read; empty if the line is no event."""
+        """Returns the line in a form that kopf can read, or nothing if the line is not an event."""
         event = read_event(line)
         if event["type"] in ("BOOKMARK", "ERROR"):
             return line

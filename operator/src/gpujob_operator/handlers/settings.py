@@ -8,17 +8,18 @@ import kopf
 
 # A stream without a bookmark for this long is dead.
 INACTIVITY_SECONDS = 70.0
-# Between tries of one request of kopf's.
+# Pause between kopf's tries of one request.
 ERROR_SECONDS = 0.5
 ERROR_SECONDS_MAX = 10.0
 # How long kopf keeps an object's queue and task after its last event. Most jobs change again within
-# this time; a new task costs more than one that waits.
+# this time, and a new task costs more than a waiting one.
 IDLE_SECONDS = 10.0
 
 
 class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
-    """Storage that keeps kopf from writing to objects and from comparing them: the handlers are
-    level-triggered.
+    """Storage that keeps kopf from writing to objects and from comparing them.
+
+    The handlers are level-triggered and need neither.
     """
 
     def __init__(self) -> None:
@@ -44,9 +45,10 @@ class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
 
 
 class EndlessBackoffs:
-    """The pauses between kopf's tries of one request, without end. When kopf has no pause left, it
-    gives up the watch of that kind for good. A server that has just started refuses every request
-    (403) until it has read its roles.
+    """The pauses between kopf's tries of one request, without end.
+
+    kopf gives up the watch of a kind for good when it has no pause left. A server that has just
+    started refuses every request (403) until it has read its roles.
     """
 
     def __iter__(self) -> Iterator[float]:

@@ -1,5 +1,8 @@
-"""Whether decisions may rely on the cache: everything was listed since this process began to lead,
-and since the API server's data were restored."""
+"""Whether decisions may rely on the cache.
+
+They may once everything was listed since this process began to lead, and since the API server's
+data was last restored.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,30 +17,32 @@ log = Log(__name__)
 
 
 class CacheSync:
-    """Nothing is decided, and nothing is sent that changes anything, until `synced`."""
+    """Nothing is decided, and no changing request is sent, until `synced`."""
 
     def __init__(self, cache: Cache, dirty: Dirty) -> None:
         self.synced = False
         self._cache = cache
         self._dirty = dirty
         self._lost = asyncio.Event()
-        # Whether data of the API server were restored while this process ran.
+        # Whether the API server's data was restored while this process ran.
         self._lost_data = False
 
     def leads_changed(self, leads: bool) -> None:
-        """A leader lists everything anew before it decides."""
+        """Makes a new leader list everything again before it decides."""
         self.synced = False
         if leads:
             self.lose()
         self._dirty.mark()
 
     def lose(self) -> None:
-        """What the cache holds may be of another time: everything is to be listed again."""
+        """Requires a new list of everything, because the cache may be outdated."""
         self.synced = False
         self._lost.set()
 
     def restored(self) -> None:
-        """The API server's data were restored from a backup: nothing is decided on newer states."""
+        """Handles a restored backup of the API server. Nothing is decided on states from
+        before it.
+        """
         log.warning("data of the API server restored")
         self._lost_data = True
         self._cache.begin_another_history()
@@ -49,10 +54,10 @@ class CacheSync:
         executor: Executor,
         leadership: Leadership,
     ) -> None:
-        """Lists everything by `refresh` after each loss. Returns never.
+        """Lists everything by `refresh` after each loss. Never returns.
 
-        What was decided before ends first: a write that is to be repeated would otherwise be sent
-        once the cache is synced again, as if it had been decided on the newer state.
+        Writes that were decided before end first. A write that is to be repeated would otherwise be
+        sent after the cache is synced again, as if it had been decided on the newer state.
         """
         while True:
             await self._lost.wait()
@@ -61,10 +66,10 @@ class CacheSync:
             try:
                 await refresh()
             except Exception:
-                # Repeated if this part is restarted.
+                # The list is repeated when this part is restarted.
                 self._lost.set()
                 raise
-            # Lost again during the list: list again.
+            # If sync was lost again during the list, list again.
             self.synced = not self._lost.is_set()
             if self.synced:
                 in_doubt = leadership.in_doubt or self._lost_data

@@ -1,9 +1,9 @@
-"""The operator's time: that of the API server, whatever the wall clock of this machine says.
+"""The operator's time: the API server's, whatever this machine's wall clock shows.
 
-Times in objects are compared across leaders, nodes and the API server, so a leader whose wall clock
-is an hour wrong would time out every attempt that starts. The clock is set from the answers of the
-API server until this process leads, and then runs with the monotonic clock: a step of any wall
-clock does not move it. Whoever becomes the leader sets it again.
+Times in objects are compared across leaders, nodes and the API server. A leader with a wall clock
+that is an hour wrong would time out every attempt that starts. The clock is set from answers of the
+API server until this process leads, and then runs with the monotonic clock, so a step of any wall
+clock does not move it. The next leader sets its clock again.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
-# The `Date` of an answer is in whole seconds, and the answer takes its time. Up to this difference
-# the machine's own clock is good enough.
+# The `Date` of an answer is in whole seconds, and the answer takes time to arrive. The machine's
+# own clock is good enough up to this difference.
 TOLERANCE_SECONDS = 5.0
 
 
 class ClusterClock:
-    """`now` is cheap, and never goes back while this process leads.
+    """A clock. `now` is cheap, and never goes back while this process leads.
 
-    `moved` gets by how much the clock was set where that is more than the tolerance: what was
-    measured by the clock before was measured wrongly.
+    `moved` is called with the step if the clock was set by more than the tolerance. Earlier
+    measurements by this clock were wrong by that step.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ClusterClock:
         return self._at + timedelta(seconds=self._monotonic() - self._since)
 
     def hold(self, held: bool) -> None:
-        """While it is held, no answer sets it: this process leads."""
+        """Holds the clock, so that no answer sets it while this process leads."""
         self._held = held
 
     def heard(self, date: str | None) -> None:

@@ -3,11 +3,11 @@
 The holder renews the Lease five times within its duration. It stops acting at two thirds of the
 duration, counted from before its last successful renewal. Another process takes over only after it
 has seen the Lease unchanged for the whole duration. Both use their own monotonic clock, so wrong
-wall clocks do not matter, and the remaining third covers a request that is still under way.
+wall clocks do not matter, and the remaining third covers a request in flight.
 
-A renewal is one request: it replaces the Lease as the last one left it. A conflict says that this
-is no longer so. One renewal may hang for as long as a request may (5 s, a third of the default
-duration) without an end of leadership, because another one follows right after it.
+A renewal is one request, which replaces the Lease as the last one left it. A conflict means that
+the Lease has changed since. One renewal may hang as long as a request may (5 s, a third of the
+default duration) without ending leadership, because another one follows immediately.
 
 The holder can leave its private state with the Lease for its successor (`Legacy`).
 """
@@ -28,7 +28,7 @@ log = Log(__name__)
 LEASE_SECONDS = 15.0
 HOLD_FRACTION = 2 / 3
 RENEWAL_FRACTION = 1 / 5
-# After a renewal that took longer than that.
+# The pause after a renewal that took longer than that.
 PAUSE_FRACTION_MIN = 1 / 30
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
@@ -43,8 +43,8 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """An annotation of the Lease. It is written with every renewal and read once,
-    before the first.
+    """An annotation of the Lease. It is written with every renewal and read once, before
+    the first.
     """
 
     annotation: str
@@ -73,15 +73,15 @@ class Leadership:
         self._monotonic = monotonic
         self._sleep = sleep
         self._changed = changed
-        # Called for a Lease that is older than it once was: the data was restored from a backup.
+        # Called if the Lease is older than before, because the data was restored from a backup.
         self._restored = restored
         # The Lease as the last renewal left it.
         self._renewed: Manifest | None = None
-        # The UID and the newest version of the Lease that the API server has said.
+        # The UID and the newest version of the Lease that the API server has returned.
         self._seen: tuple[str, int] = ("", 0)
         self._legacy = legacy
-        # Whether the last holder, if there was one, had not released the Lease when this process
-        # took it: what that one sent may still arrive.
+        # Whether the last holder, if any, had not released the Lease when this process took it.
+        # Requests of that holder may still arrive.
         self.in_doubt = False
         # Whether the legacy has been read since another process may have led.
         self._inherited = False
@@ -89,7 +89,7 @@ class Leadership:
         self._said = False
         # The other holder's Lease, and since when it has not changed.
         self._observed: tuple[str, float] = ("", float("-inf"))
-        # Until it ends, where there is one and it does not change.
+        # Time until the other holder's Lease ends if it does not change.
         self._left_seconds = settings.seconds
 
     @property
@@ -97,8 +97,11 @@ class Leadership:
         return self._monotonic() < self._held_until
 
     async def keep(self) -> None:
-        """Runs until cancelled. Tries to acquire or renew the Lease five times within its duration,
-        counted from the start of each try, and as soon as that of another holder has ended."""
+        """Runs until cancelled.
+
+        It tries to acquire or renew the Lease five times within its duration, counted from the
+        start of each try, and as soon as another holder's Lease has ended.
+        """
         seconds = self._settings.seconds
         while True:
             started = self._monotonic()
@@ -110,7 +113,8 @@ class Leadership:
             await self._sleep(max(due - self._monotonic(), seconds * PAUSE_FRACTION_MIN))
 
     async def try_once(self) -> bool:
-        """Tries once to acquire or renew the Lease. Returns True if this process holds it now.
+        """Tries once to acquire or renew the Lease. Returns whether this process holds it now.
+
         Never raises.
         """
         started = self._monotonic()
@@ -120,7 +124,7 @@ class Leadership:
             elif self.leads:
                 self._held_until = float("-inf")
         except ApiError as error:
-            # A failed renewal does not end leadership: the held Lease expires by itself.
+            # A failed renewal does not end leadership, because the held Lease expires by itself.
             log.warning("lease attempt failed", error=str(error))
         self._say()
         return self.leads
@@ -128,8 +132,8 @@ class Leadership:
     async def release(self, *, in_doubt: bool = False) -> None:
         """Releases the Lease so that a successor need not wait. Best effort.
 
-        `in_doubt`: what this process doubts of the leaders before it, the successor is to doubt,
-        too. The Lease keeps its holder then, and ends after a second.
+        With `in_doubt`, the successor has to share this process's doubt about requests of earlier
+        leaders. The Lease then keeps its holder, and ends after a second.
         """
         if not self.leads:
             return
@@ -168,8 +172,8 @@ class Leadership:
             return False
         if acquires or not self.leads:
             self.in_doubt = bool(holder)
-            # Another process may have led since leadership was last reported, however briefly, and
-            # what this one was about to write meanwhile was given up.
+            # Another process may have led since leadership was last reported, however briefly.
+            # Writes that this process was about to make meanwhile were given up.
             self._said = False
         return True
 
@@ -185,13 +189,14 @@ class Leadership:
         metadata["annotations"] = annotations
 
     def _expired(self, lease: Manifest, now: float) -> bool:
-        """True if another holder's Lease did not change for its whole duration while this process
-        watched.
+        """Returns whether another holder's Lease stayed unchanged for its whole duration.
+
+        This process must have watched it all that time.
         """
         version = lease["metadata"]["resourceVersion"]
         seconds = float(lease["spec"].get("leaseDurationSeconds") or self._settings.seconds)
         if self._observed[0] != version:
-            # Not when the try began: the process may have been frozen since.
+            # Not the time when the try began, because the process may have been frozen since.
             self._observed = (version, self._monotonic())
             self._left_seconds = seconds
             return False
@@ -239,9 +244,7 @@ class Leadership:
         return True
 
     async def _replace(self, lease: Manifest) -> bool:
-        """Replaces the Lease. The resourceVersion in the object decides which process
-        wins a race.
-        """
+        """Replaces the Lease. The object's resourceVersion decides which process wins a race."""
         settings = self._settings
         try:
             found = await self._kube.replace(LEASES, settings.name, lease, settings.namespace)

@@ -8,7 +8,7 @@ from gpujob_operator.leadership.lease import Leadership
 
 @dataclass(frozen=True, slots=True)
 class Mandate:
-    """Cheap enough to ask before every write."""
+    """The mandate, cheap enough to check before every write."""
 
     leadership: Leadership
     sync: CacheSync
@@ -17,12 +17,13 @@ class Mandate:
         return self.leadership.leads
 
     def may_act(self) -> bool:
-        """True if everything was listed since this process began to lead. Before that it does not
-        know which attempts are in force.
+        """Returns whether everything was listed since this process began to lead.
+
+        It does not know which attempts are in force before that.
         """
         return self.leadership.leads and self.sync.synced
 
     def missing(self) -> list[str]:
-        """What this process lacks in order to act, for people."""
+        """Returns what this process lacks in order to act, in words."""
         parts = {"the Lease": self.leadership.leads, "a complete cache": self.sync.synced}
         return [name for name, is_there in parts.items() if not is_there]

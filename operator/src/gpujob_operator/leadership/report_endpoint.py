@@ -1,7 +1,7 @@
-"""The EndpointSlice behind the Service for reports: the address of the leader's pod alone.
+"""The EndpointSlice behind the Service for reports, with only the address of the leader's pod.
 
-Only the leader takes reports. A Service with a selector would send the half of them to a replica
-that does not lead. The slice is owned by the pod, so that the slice goes with the pod.
+Only the leader accepts reports. A Service with a selector would send half of them to a replica that
+does not lead. The pod owns the slice, so the slice is deleted with the pod.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReportService:
-    """A Service without a selector, and the pod that this process runs in."""
+    """A Service without a selector, and the pod in which this process runs."""
 
     namespace: str
     name: str
@@ -39,8 +39,11 @@ class ReportEndpoint:
         self._leads = leads
 
     async def keep(self, took_lead: asyncio.Event) -> None:
-        """Runs until cancelled. Publishes when `took_lead` is set, and again while this process
-        leads: somebody else may change or delete the slice."""
+        """Publishes when `took_lead` is set, and again while this process leads. Runs until
+        cancelled.
+
+        It repeats because others may change or delete the slice.
+        """
         while True:
             await took_lead.wait()
             while self._leads():
@@ -51,7 +54,7 @@ class ReportEndpoint:
             took_lead.clear()
 
     async def _try_to_publish(self) -> float:
-        """In how many seconds to publish again."""
+        """Publishes. Returns the seconds until the next time."""
         try:
             await self.publish()
         except ApiError as error:
@@ -69,12 +72,12 @@ class ReportEndpoint:
             try:
                 await self._kube.create(ENDPOINT_SLICES, body, namespace)
             except AlreadyExists:
-                # The last leader made the slice meanwhile.
+                # The last leader created the slice meanwhile.
                 await self._kube.patch(ENDPOINT_SLICES, name, body, namespace)
 
 
 def endpoint_slice(service: ReportService) -> Manifest:
-    """The type of address is immutable, and so part of the slice's name."""
+    """Returns the slice. The address type is immutable and therefore part of the slice's name."""
     version = ipaddress.ip_address(service.pod_address).version
     owner = {"apiVersion": "v1", "kind": "Pod", "name": service.pod_name, "uid": service.pod_uid}
     return {

@@ -1,7 +1,7 @@
 """Explains a placement: its score, the next best places, and the nodes that lack capacity.
 
 Everything comes from `assign` and `select.choose` themselves. The next best place is what they
-choose if the nodes of the better ones are excluded, and a score is the one that they compare.
+choose if the nodes of the better places are excluded. A score is the one that they compare.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,16 @@ CANDIDATES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place for all workers. `scores` are the scores of the single workers, in GPUs. They decide
-    for one worker; a gang is placed close together. None: the worker does not fit there any more.
+    """A place for all workers. `scores` are the scores of the single workers, in GPUs.
+
+    The score decides for one worker. A gang is placed close together. None means that the worker no
+    longer fits there.
     """
 
     placement: Placement
     reservation: Reservation | None
     scores: tuple[Score | None, ...]
-    # Price of the nodes per GPU-hour including interruptions; None if no price is set.
+    # Price of the nodes per GPU-hour including interruptions. None if no price is set.
     prices: tuple[float | None, ...]
     # Interruptions of the nodes per hour.
     interruptions_per_hour: tuple[float, ...]
@@ -51,9 +53,9 @@ class Candidate:
 class PlacementExplanation:
     """Where a job is or would be placed, and why not elsewhere.
 
-    `chosen` is the decision; None for a job without a placement. `best` has the places in order of
-    preference; the first one is chosen if no other job is in the way. `lacks` has for each node
-    that cannot take a worker what is missing. `before` is the number of jobs that the same cycle
+    `chosen` is the decision, or None for a job without a placement. `best` has the places in order
+    of preference. The first one is chosen unless another job takes it. `lacks` has what is missing
+    on each node that cannot take a worker. `before` is the number of jobs that the same cycle
     placed first.
     """
 
@@ -68,7 +70,7 @@ class PlacementExplanation:
 
     @property
     def rank(self) -> int | None:
-        """Rank of the decision's nodes in `best`; None if they are not in it."""
+        """Rank of the decision's nodes in `best`, or None if they are not in it."""
         chosen = _nodes(self.chosen.placement) if self.chosen is not None else None
         places = (n for n, one in enumerate(self.best) if _nodes(one.placement) == chosen)
         return next(places, None)
@@ -120,7 +122,7 @@ class _Explainer:
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
 
     def best(self, count: int) -> tuple[Candidate, ...]:
-        """The best places in order of preference, each on nodes of its own."""
+        """Returns the best places in order of preference. No two places share a node."""
         found: list[Candidate] = []
         while len(found) < count:
             self.assumed.unfit_classes.clear()
@@ -150,7 +152,7 @@ class _Explainer:
         return Candidate(where, held, scores, prices, rates, step)
 
     def lacks(self) -> dict[str, NodeLack]:
-        """What is missing on every node that could not take one worker on any model."""
+        """Returns what is missing on every node that could not take one worker on any model."""
         found: dict[str, NodeLack] = {}
         accepted = self.capacity.models(self.requirements.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
@@ -171,7 +173,7 @@ class _Explainer:
         return resolve(self.requirements, model, self.capacity, self.configuration)
 
     def _request(self, model: str) -> Request | None:
-        """The request on this model, if a place was found on it."""
+        """Returns the request on this model, if a place was found on it."""
         known = self.requests.get(model)
         return replace(known, nodes=None) if known is not None else None
 
@@ -206,7 +208,7 @@ def _explain(
 
 
 def _placed_by(snapshot: Snapshot, now: datetime) -> dict[str, GPUJobStatus]:
-    """The statuses of the jobs that this cycle places, by UID."""
+    """Returns the statuses of the jobs that this cycle places, by UID."""
     decided = plan(snapshot, now)
     return {
         item.job.metadata.uid: item.status
@@ -220,7 +222,7 @@ def _placed_by(snapshot: Snapshot, now: datetime) -> dict[str, GPUJobStatus]:
 def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
-    """Those of them that come before the job in the order of the cycle."""
+    """Returns the placed statuses that come before the job in the order of the cycle."""
     memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
     queues = memory.queues(snapshot)

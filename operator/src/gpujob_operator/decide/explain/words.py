@@ -11,13 +11,13 @@ from gpujob_operator.decide.packing.select import STEP_GPUS
 from gpujob_operator.decide.placement.diagnosis import NodeLack
 
 Row = tuple[str, str]
-# Nodes without capacity that are listed one by one; the others are counted.
+# Nodes without capacity that are listed one by one. The others are counted.
 LACKS_SHOWN = 10
 GPUS_SHOWN = 8
 
 
 def rows(explanation: PlacementExplanation) -> list[Row]:
-    """The rows: requirements, placement and its score, next best places, and what other
+    """Returns the rows: requirements, placement and score, next best places, and what
     nodes lack.
     """
     found: list[Row] = [("Needs", _needs(explanation))]
@@ -37,7 +37,7 @@ def rows(explanation: PlacementExplanation) -> list[Row]:
 
 
 def _others(explanation: PlacementExplanation) -> list[Row]:
-    """The places that rank before the decision now, then those behind it."""
+    """Returns the places that rank before the decision now, then those after it."""
     rank = explanation.rank if explanation.rank is not None else len(explanation.best)
     found: list[Row] = []
     for number, one in enumerate(explanation.best):
@@ -81,7 +81,7 @@ def _candidate(one: Candidate) -> str:
 
 
 def _score(score: Score) -> str:
-    """The score in GPUs with all of its terms, which add up to it."""
+    """Returns the score in GPUs with all of its terms, which add up to it."""
     names = [one.name for one in fields(score) if one.name != "total"]
     terms = " + ".join(f"{name} {getattr(score, name):.3f}" for name in names)
     return f"{score.total:.3f} of a GPU ({terms})"
@@ -120,7 +120,9 @@ def _because(explanation: PlacementExplanation) -> str:
 
 
 def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
-    """The first difference between the other place and the decision, in the order of comparison."""
+    """Returns the first difference between the other place and the decision, in order of
+    comparison.
+    """
     prefers = explanation.requirements.spot is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return (
@@ -138,7 +140,7 @@ def _difference(explanation: PlacementExplanation, first: Candidate, one: Candid
 
 
 def _between_models(first: Candidate, one: Candidate) -> str:
-    """The difference between the models, or "" if only their names differ."""
+    """Returns the difference between the models, or "" if only their names differ."""
     on = f"on {one.placement.gpu_model}"
     mine, theirs = first.step_cost, one.step_cost
     if None not in (mine.dollars, theirs.dollars) and mine.dollars != theirs.dollars:
@@ -186,7 +188,7 @@ def _listed(explanation: PlacementExplanation) -> list[tuple[str, NodeLack]]:
 
 
 def _counted(explanation: PlacementExplanation) -> str:
-    """The nodes that are not listed, counted by what they lack."""
+    """Returns the nodes that are not listed, counted by what they lack."""
     left = sorted(explanation.lacks.items())[LACKS_SHOWN:]
     counts = Counter(lack.reasons for _, lack in left)
     return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_SHOWN))

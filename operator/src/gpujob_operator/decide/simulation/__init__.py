@@ -5,5 +5,5 @@
 A simulation measures nothing, and no attempt fails. Running jobs continue at their measured pace.
 Stopped jobs use their whole grace. A job with a whole GPU keeps the whole GPU. A run without a
 number of steps and without a finished run of its workload does not end. The package may import
-every other package but `explain`.
+every other package except `explain`.
 """

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 
-# Cycles are simulated at intervals that grow with the elapsed time; a smaller difference is none.
+# Cycles are simulated at intervals that grow with the elapsed time. Smaller differences do not
+# count.
 SECONDS_MIN = 2.0
 FRACTION_MIN = 0.02
 
@@ -26,7 +27,7 @@ class Difference:
 
 
 def differences(before: Timeline, after: Timeline) -> tuple[Difference, ...]:
-    """Jobs that start at another time or are interrupted differently, by name."""
+    """Returns the jobs that start at another time or are interrupted differently, by name."""
     both = (
         Difference(before.jobs[uid], timeline)
         for uid, timeline in after.jobs.items()

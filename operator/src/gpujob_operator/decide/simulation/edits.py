@@ -27,10 +27,10 @@ class MoreNodes:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Added jobs and queues as objects, removed nodes by name."""
+    """Added jobs and queues as objects, and removed nodes by name."""
 
     jobs: tuple[GPUJob, ...] = ()
-    # A queue replaces the queue of its name, or is added.
+    # A queue replaces the queue of the same name, or is added.
     queues: tuple[GPUQueue, ...] = ()
     more_nodes: tuple[MoreNodes, ...] = ()
     without_nodes: tuple[str, ...] = ()
@@ -41,8 +41,10 @@ class Edits:
 
 
 def edited(snapshot: Snapshot, edits: Edits, now: datetime) -> Snapshot:
-    """The snapshot with the edits. Raises `FieldError` for an unknown node, for too many nodes or
-    jobs, and for a job that already exists.
+    """Returns the snapshot with the edits.
+
+    Raises `FieldError` for an unknown node, for too many nodes or jobs, and for a job that already
+    exists.
     """
     after = _with_nodes(snapshot, edits.more_nodes)
     after = _without_nodes(after, edits.without_nodes)
@@ -84,7 +86,7 @@ def _with_queues(snapshot: Snapshot, queues: tuple[GPUQueue, ...]) -> Snapshot:
 
 
 def _without_nodes(snapshot: Snapshot, names: Iterable[str]) -> Snapshot:
-    """The snapshot as if the nodes were lost now, with the pods on them."""
+    """Returns the snapshot as if the nodes were lost now, together with the pods on them."""
     gone = set(names)
     for name in sorted(gone):
         _node(snapshot, name, "without node")

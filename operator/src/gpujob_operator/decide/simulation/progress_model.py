@@ -31,7 +31,7 @@ class AttemptProgress:
 
 
 def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgress:
-    """The progress of an attempt that is running when the simulation starts."""
+    """Returns the progress of an attempt that is running when the simulation starts."""
     measured = job.status.measurement
     at = job.status.observed_at or now
     step = measured.step if measured is not None else 0
@@ -42,8 +42,9 @@ def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgr
 def pace_from_start(
     job: GPUJob, releases: ReleaseTimes, configuration: Configuration, now: datetime
 ) -> AttemptProgress:
-    """The progress of an attempt whose pods start now. A resumed attempt first takes the restart
-    time.
+    """Returns the progress of an attempt whose pods start now.
+
+    A resumed attempt takes the restart time first.
     """
     saved = durable_checkpoint(job, configuration)
     step = saved.step if saved is not None else 0
@@ -54,8 +55,10 @@ def pace_from_start(
 
 
 def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedReport:
-    """The report of rank 0 at this time. Without a new step, or without a step count, it reports
-    another phase, so that it does not count as hung.
+    """Returns the report of rank 0 at this time.
+
+    Without a new step, or without a step count, it reports another phase, so that the job does not
+    count as hung.
     """
     measured = job.status.measurement
     counted = measured is not None and measured.current is not None
@@ -75,8 +78,9 @@ def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedRepo
 def final_report(
     job: GPUJob, pace: AttemptProgress | None, configuration: Configuration, now: datetime
 ) -> tuple[int, Report | None]:
-    """Exit code and last report of a worker that used its grace. It saves if its last checkpoint
-    took no longer than the grace, as in `preemption.cost`.
+    """Returns exit code and last report of a worker that used its grace.
+
+    It saves if its last checkpoint took no longer than the grace, as in `preemption.cost`.
     """
     saved = durable_checkpoint(job, configuration)
     in_time = saved is not None and saved.write_seconds <= grace_seconds(job, configuration)
@@ -96,7 +100,7 @@ def _bounded_step(job: GPUJob, pace: AttemptProgress, now: datetime) -> int:
 
 
 def _from_step(job: GPUJob, step: int) -> GPUJob:
-    """The job as measured, with this many steps completed."""
+    """Returns the job as measured, with this many steps completed."""
     measured = job.status.measurement
     if measured is None:
         return job
@@ -111,6 +115,6 @@ def _step_seconds(job: GPUJob) -> float | None:
 
 
 def _in(now: datetime, seconds: float) -> datetime | None:
-    """A time more than a thousand years away is never."""
+    """Returns the time, or None if it is more than a thousand years away."""
     within = seconds < inf and isfinite(seconds) and seconds < 3e10
     return now + timedelta(seconds=max(seconds, 0.0)) if within else None

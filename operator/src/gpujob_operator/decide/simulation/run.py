@@ -1,5 +1,5 @@
-"""The simulation loop: plan, record, apply, advance time; until no job is pending, or
-the horizon.
+"""The simulation loop: plan, record, apply and advance time, until no job is pending or the horizon
+is reached.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ PlanFunction = Callable[[Snapshot, datetime], Plan]
 
 HORIZON_SECONDS = 24 * 3600.0
 CYCLES_MAX = 2000
-# Longest interval between cycles. The interval grows while nothing happens: what time alone
-# triggers (a nomination, a migration) comes within minutes, and every event triggers a cycle.
+# Longest interval between cycles. The interval grows while nothing happens. Changes that time alone
+# triggers (a nomination, a migration) come within minutes, and every event triggers a cycle.
 LOOK_SECONDS = 30.0
 LOOK_GROWTH = 1.5
 LOOK_SECONDS_MAX = 3600.0
@@ -62,8 +62,9 @@ def _acts(decided: Plan) -> bool:
 
 
 def _nobody_waits(cluster: SimulatedCluster) -> bool:
-    """True if every job has a placement, has finished or is suspended, and no pod is starting or
-    stopping.
+    """Returns whether no job waits for GPUs and no pod is starting or stopping.
+
+    Finished and suspended jobs do not wait.
     """
     waits = any(
         not job.finished and job.status.placement is None and not job.spec.suspend
@@ -73,9 +74,11 @@ def _nobody_waits(cluster: SimulatedCluster) -> bool:
 
 
 def _next_moment(cluster: SimulatedCluster, decided: Plan, start: datetime, calm: int) -> datetime:
-    """The time of the next cycle: an event, the plan's own deadline, or the longest interval."""
+    """Returns the time of the next cycle: an event, the plan's deadline, or the longest
+    interval.
+    """
     passed = (cluster.now - start).total_seconds()
-    # A write is visible at once.
+    # A write is visible immediately.
     look = LOOK_SECONDS * LOOK_GROWTH ** min(calm - 1, 100) if calm else 0.0
     look = min(look, LOOK_SECONDS_MAX)
     if decided.next_seconds is not None:

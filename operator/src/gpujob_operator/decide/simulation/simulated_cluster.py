@@ -44,7 +44,7 @@ START_SECONDS = 1.0
 # A worker reports this often within the time after which it would count as hung. More reports would
 # change no estimate, because estimates extrapolate from the last report.
 REPORTS_PER_HANG_TIMEOUT = 4
-# Readings that are fresh at the start stay fresh: their time is moved this far ahead.
+# Readings that are fresh at the start stay fresh, because their time is moved this far ahead.
 FRESH = timedelta(days=3650)
 
 
@@ -71,8 +71,9 @@ class SimulatedCluster:
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> "SimulatedCluster":
-        """The cluster of the snapshot. Unreadable jobs, deleted jobs (whose pods are stopping) and
-        unmanaged pods take no part.
+        """Returns the cluster of the snapshot.
+
+        Unreadable jobs, deleted jobs (whose pods are stopping) and unmanaged pods take no part.
         """
         cluster = cls(
             now=now,
@@ -146,7 +147,7 @@ class SimulatedCluster:
                     name = item.queue.metadata.name
                     self.queues[name] = replace(item.queue, status=item.status)
                 case RejectJob() | DeleteJob() | DeleteProfile():
-                    # What became of a finished job is what the simulation tells.
+                    # Finished jobs stay, because the simulation reports on them.
                     pass
 
     def _write(self, job: GPUJob) -> None:
@@ -190,7 +191,7 @@ class SimulatedCluster:
     # -- what time does
 
     def next_event(self) -> datetime | None:
-        """Time of the next event without a plan; never before now."""
+        """Returns the time of the next event without a plan, which is never before now."""
         own = (pace.ends_at for pace in self.paces.values() if pace.ends_at is not None)
         first = min((*self.starts.values(), *self.ends.values(), *own), default=None)
         return None if first is None else max(first, self.now)
@@ -219,7 +220,7 @@ class SimulatedCluster:
         return next((one.node for one in workers if one.rank == pod.rank), None)
 
     def _end(self, uid: str) -> None:
-        """Ends a stopped worker at the end of its grace; its pod stays until it is read."""
+        """Ends a stopped worker at the end of its grace. Its pod stays until it is read."""
         pod = self.pods[uid]
         job = self.jobs.get(pod.job_uid)
         code, words = None, None
@@ -229,7 +230,7 @@ class SimulatedCluster:
         self._finish(replace(pod, exit_code=code, termination=words, phase=PodPhase.FAILED))
 
     def _complete(self, job_uid: str) -> None:
-        """Completes the job after its last step, if all its workers are still there."""
+        """Completes the job after its last step, if all its workers still exist."""
         del self.paces[job_uid]
         job = self.jobs[job_uid]
         if job.status.phase is not JobPhase.RUNNING:
@@ -260,7 +261,7 @@ class SimulatedCluster:
         )
 
     def _renew_reports(self) -> None:
-        """Renews the report of every running job, which would otherwise count as hung."""
+        """Renews the reports of running jobs, which would otherwise count as hung."""
         for uid, pace in self.paces.items():
             job, known = self.jobs[uid], self.reports.get(uid)
             if known is None or self._is_old(job, known):
@@ -279,7 +280,7 @@ def _workers(job: GPUJob) -> tuple[WorkerPlacement, ...]:
 
 
 def _due(moments: dict[str, datetime], moment: datetime) -> list[str]:
-    """Removes and returns the events that are due, the earliest first."""
+    """Removes and returns the events that are due, earliest first."""
     due = sorted((at, uid) for uid, at in moments.items() if at <= moment)
     for _, uid in due:
         del moments[uid]
@@ -287,7 +288,7 @@ def _due(moments: dict[str, datetime], moment: datetime) -> list[str]:
 
 
 def _kept_fresh(node: GPUNode, configuration: Configuration, now: datetime) -> GPUNode:
-    """Keeps fresh readings fresh; stale readings stay stale."""
+    """Keeps fresh readings fresh. Stale readings stay stale."""
     at = node.status.observed_at
     if at is None or (now - at).total_seconds() > configuration.telemetry_stale_seconds:
         return node

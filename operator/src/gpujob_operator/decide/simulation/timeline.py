@@ -1,5 +1,6 @@
-"""The timeline of every job in a simulation, in seconds from its start. `TimelineRecorder` records
-it.
+"""The timeline of every job in a simulation, in seconds from its start.
+
+`TimelineRecorder` records it.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 
-# Messages of a job between two attempts, before the next admission pass.
+# Reasons of a job between two attempts, before the next admission pass.
 _IN_BETWEEN = ("PreviousAttemptTerminating", "BackingOff")
 # Maximum number of recorded starts and stops of one job.
 EVENTS_MAX = 100
@@ -24,13 +25,15 @@ class Placed:
     attempt: int
     placement: Placement
     reservation: Reservation
-    # The operator's own messages.
+    # The operator's own message.
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An attempt that was stopped early; `lost_gpu_seconds` is the work that is done again."""
+    """An attempt that was stopped early. `lost_gpu_seconds` is the work that has to be
+    done again.
+    """
 
     seconds: float
     reason: str
@@ -66,7 +69,7 @@ class JobTimeline:
 
     @property
     def starts_seconds(self) -> float | None:
-        """When the job first gets GPUs; 0 if it already has them."""
+        """When the job first gets GPUs. 0 if it already has them."""
         if self.ran_before is not None:
             return 0.0
         return self.placed[0].seconds if self.placed else None
@@ -105,7 +108,7 @@ class TimelineRecorder:
         }
 
     def note(self, plan: Plan, jobs: dict[str, GPUJob], now: datetime) -> bool:
-        """Records what the plan changes. Returns True if any job changes its phase."""
+        """Records what the plan changes. Returns whether any job changes its phase."""
         changed = False
         for item in plan.items:
             if isinstance(item, WriteStatus):
