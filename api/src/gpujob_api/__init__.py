@@ -1,5 +1,6 @@
-"""The nouns of GPUJob: what the API server stores and what operator and worker say to each other.
+"""The nouns of GPUJob: the objects that the API server stores, and the messages of operator and
+worker.
 
-Everything here is a frozen value that cannot hold nonsense; it is parsed at the edge and trusted
-inside. The package depends on nothing but the standard library.
+Everything here is a frozen value that cannot be invalid. It is parsed at the edge and trusted
+inside. The package depends only on the standard library.
 """

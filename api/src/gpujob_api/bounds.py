@@ -1,9 +1,10 @@
-"""What a field can hold, written beside its type: `Annotated[int, Range(1, 1024)]`.
+"""The bounds of fields, written next to their types: `Annotated[int, Range(1, 1024)]`.
 
-The CRD schemas state the same bounds; a test keeps both equal. `codec.decode` refuses what is out
-of bounds. Two kinds of value are made to fit instead, because they are for people or come from
-noisy measurement and must never cost a whole report or status: texts and lists with `clip`,
-numbers with `clamp`. Texts with `clip` are somebody's words: control characters are replaced.
+The CRD schemas state the same bounds; a test keeps both equal. `codec.decode` rejects values out of
+bounds. Two kinds of value are made to fit instead, because they are for people or come from noisy
+measurement and must never cost a whole report or status: texts and lists with `clip`, and numbers
+with `clamp`. Texts with `clip` come from users and programs, so their control characters are
+replaced.
 """
 
 import math
@@ -14,10 +15,11 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from gpujob_api.visible import visible
 
-# Whole numbers up to here survive every JSON reader, those with 64-bit floats included.
+# Whole numbers up to here survive every JSON reader, including those with 64-bit floats.
 INTEGER_MAX = 2**53 - 1
 INT32_MAX = 2**31 - 1
-# The API server compares whole numbers as 64-bit integers: bounds of fractions must fit into them.
+# The API server compares whole numbers as 64-bit integers, so bounds of fractions must fit into
+# them.
 FRACTION_MAX = 10**18
 # Times outside these years overflow in some zone or reader.
 YEAR_MIN, YEAR_MAX = 1000, 8999
@@ -31,11 +33,11 @@ _SHOWN_CHARACTERS_MAX = 120
 
 
 def shown(value: object) -> str:
-    """A value in an error message: short, and text whatever the value is."""
+    """Returns a value for an error message: short, and a text for any value."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        # Python writes no number of more than 4,300 digits, and nothing nested too deeply.
+        # Python writes no number of more than 4,300 digits, and no deeply nested value.
         return f"{type(value).__name__} too large to show"
     is_short = len(text) <= _SHOWN_CHARACTERS_MAX
     return text if is_short else text[:_SHOWN_CHARACTERS_MAX] + _CLIPPED
@@ -43,10 +45,10 @@ def shown(value: object) -> str:
 
 @runtime_checkable
 class Bound(Protocol):
-    """A statement about a value. `fitted` makes it fit where the bound allows that."""
+    """A condition on a value. `fitted` makes the value fit if the bound allows that."""
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with the value, or None."""
+        """Returns what is wrong with the value, or None."""
         ...
 
     def fitted(self, value: Any) -> Any: ...
@@ -56,7 +58,8 @@ class Bound(Protocol):
 class Range:
     """A number from `minimum` to `maximum`, both included.
 
-    Bounds are whole: the API server cuts their fraction off when it compares a whole number.
+    Bounds are whole, because the API server cuts off their fraction when it compares a whole
+    number.
     """
 
     minimum: int
@@ -107,7 +110,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of at most `items_max` entries. `keys` name the fields that tell entries apart.
+    """A list of at most `items_max` entries. `keys` are the fields that identify an entry.
 
     `unique` is for lists of plain values that must all differ.
     """

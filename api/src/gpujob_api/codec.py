@@ -1,9 +1,9 @@
 """Frozen dataclasses to and from the camelCase JSON that Kubernetes stores.
 
 One codec for all nouns keeps the Python types and the CRD schemas comparable field by field.
-Unknown fields are ignored when reading (`decoding`): an older reader must accept what a newer
-writer says. Bounds stand beside the types (`bounds`): reading refuses what breaks them, and writing
-shortens the texts and lists that are for people, so that no write is refused for a long message.
+Unknown fields are ignored when reading (`decoding`), because an older reader must accept a newer
+writer's fields. Bounds are next to the types (`bounds`). Reading rejects values that break them.
+Writing shortens texts and lists for people, so that no write is rejected for a long message.
 """
 
 import dataclasses
@@ -24,12 +24,14 @@ from gpujob_api.field_types import bare_and_bounds, bare_type, bounded_fields
 from gpujob_api.json_values import FieldError as FieldError
 from gpujob_api.json_values import parse_json as parse_json
 
-# From a value to its JSON; None is left out.
+# Turns a value into its JSON. None is left out.
 _Writer = Callable[[Any], Any]
 
 
 def encode(noun: Dataclass) -> dict[str, Any]:
-    """Writes a noun as JSON. Fields that are None are left out; what may be clipped fits."""
+    """Writes a noun as JSON. Fields that are None are left out, and values with `clip` are
+    shortened.
+    """
     result: dict[str, Any] = {}
     for json_name, name, write in _writers(type(noun)):
         value = getattr(noun, name)
@@ -41,8 +43,8 @@ def encode(noun: Dataclass) -> dict[str, Any]:
 
 
 def encode_given(noun: Dataclass) -> dict[str, Any]:
-    """As `encode`, without what is at its default: reading gives that back. Nouns in lists are
-    written in full.
+    """Like `encode`, but without fields at their default, which reading restores. Nouns in lists
+    are written in full.
     """
     result: dict[str, Any] = {}
     defaults = _defaults(type(noun))
@@ -59,7 +61,7 @@ def encode_given(noun: Dataclass) -> dict[str, Any]:
 
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
-    """By name, of the fields that have one."""
+    """Returns the defaults by name, for fields that have one."""
     found: dict[str, Any] = {}
     for one in dataclasses.fields(kind):
         if one.default is not dataclasses.MISSING:
@@ -70,7 +72,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def check(noun: Dataclass) -> None:
-    """Refuses a noun built in Python as `decode` would (for `__post_init__`)."""
+    """Rejects a noun built in Python as `decode` would (for `__post_init__`)."""
     for json_name, name, check_value in _checkers(type(noun)):
         value = getattr(noun, name)
         if value is not None:
@@ -88,7 +90,7 @@ def _checkers(kind: type) -> tuple[tuple[str, str, Callable[[Any, str], None]], 
 
 @cache
 def _fitter(hint: Any) -> Callable[[Any], Any] | None:
-    """Shortens what may be shortened; None where nothing may be."""
+    """Returns a function that shortens values, or None if nothing may be shortened."""
     bare, bounds = bare_and_bounds(hint)
     fit_item = _fitter(get_args(bare)[0]) if get_origin(bare) is tuple else None
     if not bounds and fit_item is None:
@@ -104,7 +106,7 @@ def _fitter(hint: Any) -> Callable[[Any], Any] | None:
 
 @cache
 def _checker(hint: Any) -> Callable[[Any, str], None] | None:
-    """Refuses what breaks its bounds; None where there are none."""
+    """Returns a function that rejects values out of bounds, or None without bounds."""
     bare, bounds = bare_and_bounds(hint)
     check_item = _checker(get_args(bare)[0]) if get_origin(bare) is tuple else None
     if not bounds and check_item is None:
@@ -122,7 +124,7 @@ def _checker(hint: Any) -> Callable[[Any, str], None] | None:
     return check_value
 
 
-# -- writing: what each field needs is found out once for a kind
+# -- writing: the needs of each field are determined once per type
 
 
 @cache
@@ -146,7 +148,7 @@ def _writer(hint: Any) -> _Writer:
 
 
 def _bare_writer(bare: Any) -> _Writer | None:
-    """None for what JSON has as it is."""
+    """Returns a writer, or None for values that JSON has itself."""
     origin = get_origin(bare)
     if bare in (bool, float, int, str):
         return None
@@ -168,7 +170,9 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _finite_or_none(value: float | None) -> float | None:
-    """JSON has no other numbers: the API server would refuse the whole write."""
+    """Returns None for numbers that JSON does not have, because the API server would reject the
+    whole write.
+    """
     return value if value is not None and math.isfinite(value) else None
 
 

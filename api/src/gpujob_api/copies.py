@@ -1,4 +1,4 @@
-"""Copies of large nouns with some fields changed, without looking at every field by name."""
+"""Copies large nouns with some fields changed, without reading every field by name."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def changed(noun: T, **changes: Any) -> T:
     """`dataclasses.replace` for a dataclass of at least two fields, all of which `__init__` takes.
 
-    Thousands of statuses change in a cycle. Raises KeyError for a field that there is not.
+    Thousands of statuses change in a cycle. Raises KeyError for a field that does not exist.
     """
     cls = type(noun)
     read, places, slots = _layout(cls)
@@ -33,10 +33,11 @@ _Put = Callable[[Any, Any], None]
 
 @cache
 def _layout(cls: Any) -> tuple[_Read, dict[str, int], tuple[_Put, ...] | None]:
-    """What reads all fields in the order of `__init__`, the place of each, and what writes each.
+    """Returns a reader of all fields in the order of `__init__`, each field's place, and a writer
+    of each.
 
-    Fields are written into their slots where `__init__` would do nothing else: that takes three
-    quarters of the time. None for other classes.
+    Fields are written into their slots if `__init__` would do nothing else, because that takes a
+    quarter less time. For other classes, the writers are None.
     """
     names = [field.name for field in fields(cls)]
     plain = hasattr(cls, "__slots__") and not hasattr(cls, "__post_init__")

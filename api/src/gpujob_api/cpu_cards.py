@@ -1,7 +1,7 @@
-"""CPU cards stand in for GPUs where there are none: their UUIDs, and the core of each one.
+"""CPU cards stand in for GPUs on nodes without GPUs: their UUIDs, and the core of each one.
 
-The agent makes the UUIDs and the worker reads the core from them, so nothing else needs to tell a
-worker which core belongs to its CPU card.
+The agent makes the UUIDs and the worker reads the core from them, so nothing else needs to pass a
+worker the core of its CPU card.
 """
 
 import re
@@ -15,11 +15,11 @@ _NUMBER_AT_END = re.compile(r"([0-9]{1,3})$")
 
 
 def cpu_card_uuids(node: str, count: int) -> tuple[str, ...]:
-    """The UUIDs of a node's CPU cards: the same ones whenever they are asked for.
+    """Returns the UUIDs of a node's CPU cards, which are the same on every call.
 
     Each one ends in a slot, from which `cores_of` finds the core. Nodes of one machine share its
-    cores. The number at the end of a node's name (kind-worker, kind-worker2) gives each node slots
-    of its own, as far as there are cores.
+    cores. The number at the end of a node's name (kind-worker, kind-worker2) gives each node its
+    own slots, as far as there are cores.
     """
     match = _NUMBER_AT_END.search(node)
     first = int(match[1]) * count if match is not None else count
@@ -30,9 +30,9 @@ def cpu_card_uuids(node: str, count: int) -> tuple[str, ...]:
 
 
 def cores_of(visible_devices: str, cores: Sequence[int]) -> frozenset[int]:
-    """The cores of the CPU cards that NVIDIA_VISIBLE_DEVICES names, out of those that may be used.
+    """Returns the cores of the CPU cards in NVIDIA_VISIBLE_DEVICES, out of those that may be used.
 
-    Empty where it names no CPU card of `cpu_card_uuids`: GPUs, all, none, or nothing.
+    Empty if it names no CPU card of `cpu_card_uuids`: GPUs, all, none, or nothing.
     """
     if not cores:
         return frozenset()

@@ -1,7 +1,7 @@
 """Reads nouns from parsed JSON, with a function for each type that is made once.
 
-The operator reads some objects of each job: most values are of the right type and within their
-bounds, and get through after one look. The path of a field is put together for an error only.
+The operator reads some objects of each job. Most values have the right type and are within their
+bounds, and pass after one check. The path of a field is only built for an error.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound, Range, Text, shown
 from gpujob_api.field_types import bare_and_bounds, bounded_fields, camel_case
 from gpujob_api.json_values import ANY_INTEGER, FieldError, clean_text, is_text, read_plain
 
-# Larger ones are beyond what any field may hold; so is what is not a number.
+# Larger numbers, and values that are not numbers, exceed every field.
 _FRACTION_MAX = 1e300
 
 
@@ -24,12 +24,12 @@ UTC = timezone.utc  # noqa: UP017 - the worker reads nouns under Python 3.9 too
 
 
 TEXTS_MAX = 4096
-# Longer ones seldom repeat, and would be held for others.
+# Longer texts rarely repeat, and would be kept without use.
 CHARACTERS_MAX = 128
 
 
 def shared_text(text: str) -> str:
-    """The text; the same object for equal ones that were seen lately."""
+    """Returns the text. Equal texts that were read recently are the same object."""
     return _shared(text) if len(text) <= CHARACTERS_MAX else text
 
 
@@ -39,13 +39,13 @@ def _shared(text: str) -> str:
 
 
 def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC with microseconds only where there are any, as Kubernetes writes it."""
+    """Returns RFC 3339 in UTC, with microseconds only if there are any, as Kubernetes writes it."""
     in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return in_utc.isoformat().replace("+00:00", "Z")
 
 
 def parse_time(text: str) -> datetime:
-    """Reads an ISO 8601 time, in UTC where it names no zone. Raises `ValueError`."""
+    """Reads an ISO 8601 time, in UTC if it has no zone. Raises `ValueError`."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is UTC:
         return moment
@@ -59,13 +59,13 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-# From a JSON value. Raises `FieldError` with the path within the value.
+# Reads a JSON value. Raises `FieldError` with the path within the value.
 _Reader = Callable[[Any], Any]
 DataT = TypeVar("DataT", bound=Dataclass)
 
 
 def decode(kind: type[DataT], data: object, path: str = "") -> DataT:
-    """Reads a noun from parsed JSON. Raises `FieldError` naming the field that does not fit."""
+    """Reads a noun from parsed JSON. Raises `FieldError` with the field that does not fit."""
     if not isinstance(data, Mapping):
         raise FieldError(path or kind.__name__, f"must be an object, not {_json_type(data)}")
     try:
@@ -143,7 +143,7 @@ def _text_reader(bound: Text, thorough: _Reader) -> _Reader:
 
 
 def _thorough_reader(bare: Any, bounds: tuple[Bound, ...]) -> _Reader:
-    """Knows what to do, or what to say, where a value does not fit as it is."""
+    """Returns a reader that converts or rejects a value which does not fit as it is."""
     read_bare = _bare_reader(bare)
     if not bounds:
         return read_bare
@@ -246,7 +246,7 @@ def _read_time(value: object) -> datetime:
 
 
 def _enum_reader(hint: type[Enum]) -> _Reader:
-    # YAML 1.1 reads an unquoted Off as false and On as true; users write both.
+    # YAML 1.1 reads an unquoted Off as false and On as true, and users write both.
     names = {False: "Off", True: "On"}
     members = {member.value: member for member in hint}
 

@@ -18,21 +18,21 @@ def camel_case(name: str) -> str:
 
 @cache
 def json_fields(kind: type) -> dict[str, tuple[str, Any]]:
-    """The fields of a noun: JSON name -> (Python name, type)."""
+    """Returns the fields of a noun: JSON name -> (Python name, type)."""
     hints = typing.get_type_hints(kind)
     return {camel_case(f.name): (f.name, hints[f.name]) for f in dataclasses.fields(kind)}
 
 
 @cache
 def bounded_fields(kind: type) -> dict[str, tuple[str, Any]]:
-    """As `json_fields`, with the bounds: types are `Annotated` where a field has any."""
+    """Like `json_fields`, with the bounds. Types are `Annotated` if a field has any."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {camel_case(f.name): (f.name, hints[f.name]) for f in dataclasses.fields(kind)}
 
 
 @cache
 def bare_and_bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
-    """The type of a field's value where there is a value, without bounds; and the bounds."""
+    """Returns the type of a field's value, without bounds and None, and the bounds."""
     if get_origin(hint) in _UNIONS:
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is Annotated:
@@ -42,5 +42,5 @@ def bare_and_bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
 
 
 def bare_type(hint: Any) -> Any:
-    """The type of a field's value, without bounds, where there is a value."""
+    """Returns the type of a field's value, without bounds and None."""
     return bare_and_bounds(hint)[0]

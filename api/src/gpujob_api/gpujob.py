@@ -1,4 +1,4 @@
-"""GPUJob: what the user asks for (`spec`) and what came of it (`status`)."""
+"""GPUJob: the user's request (`spec`) and its state (`status`)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ from gpujob_api.summary import Summary
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
 WORKER_CONTAINER = "worker"
-# Pods' names have at most 63 characters and end with attempt and rank: -99999-1023.
+# Names of pods have at most 63 characters and end with attempt and rank: -99999-1023.
 JOB_NAME_CHARACTERS_MAX = 52
 ATTEMPT_MAX = 99_999
 PRIORITY_MAX = 1_000_000
@@ -71,14 +71,14 @@ class SpotPolicy(Enum):
 
 
 class DisruptionPolicy(Enum):
-    """Avoid asks node autoscalers to keep the nodes of a job's running pods."""
+    """Avoid makes node autoscalers keep the nodes of a job's running pods."""
 
     AVOID = "Avoid"
     ALLOW = "Allow"
 
 
 class JobPhase(Enum):
-    """Where a job is in its life. Succeeded and Failed are final."""
+    """The phase of a job. Succeeded and Failed are final."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -89,7 +89,7 @@ class JobPhase(Enum):
 
 
 class ReservationSource(Enum):
-    """What a reservation rests on, from least to best known."""
+    """The source of a reservation, from least to best known."""
 
     WHOLE_GPU = "WholeGPU"
     HINT = "Hint"
@@ -99,7 +99,7 @@ class ReservationSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GPURequest:
-    """Which GPU a worker needs. `memory` is a hint until a measurement exists."""
+    """The GPU that a worker needs. `memory` is a hint until a measurement exists."""
 
     memory: Memory | None = None
     models: Annotated[
@@ -126,12 +126,12 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where and how often state is kept. Without a claim it goes with the pod."""
+    """Where and how often state is saved. Without a claim it is lost with the pod."""
 
     volume_claim_name: Subdomain | None = None
     interval: Annotated[str, Text(7, INTERVAL_PATTERN)] = "Auto"
     keep: Annotated[int, Range(2, 100)] = 3
-    # Checkpoints that the script writes by itself, and the arguments that make it resume from one.
+    # Checkpoints that the script writes itself, and the arguments that make it resume from one.
     path: Annotated[str, Text(1024, characters_min=1)] | None = None
     resume_arguments: Annotated[
         tuple[Annotated[str, Text(1024, characters_min=1)], ...], Items(16)
@@ -147,7 +147,7 @@ class Checkpoint:
 
     @property
     def interval_seconds(self) -> int | None:
-        """None is Auto."""
+        """The interval, or None for Auto."""
         match = _INTERVAL.fullmatch(self.interval)
         return int(match[1]) * _INTERVAL_SECONDS[match[2]] if match else None
 
@@ -159,7 +159,9 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a failed attempt is repeated, and after how long without progress it is hung."""
+    """How often a failed attempt is repeated, and after how many seconds without progress it is
+    hung.
+    """
 
     limit: Annotated[int, Range(0, 100)] = 3
     hang_timeout_seconds: Annotated[int, Range(1, 604_800)] = 600
@@ -171,7 +173,7 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class GPUJobSpec:
     template: Mapping[str, Any]
-    # Jobs of a namespace with the same name share what was measured. None: see `fingerprint`.
+    # Jobs of a namespace with the same name share measurements. If it is None, see `fingerprint`.
     workload: Label | None = None
     queue: Label = "default"
     priority: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] = 0
@@ -197,11 +199,13 @@ class GPUJobSpec:
 
     @property
     def gpus(self) -> int:
-        """Of all workers together."""
+        """The GPUs of all workers together."""
         return self.workers * self.gpus_per_worker
 
     def worker_container(self) -> Mapping[str, Any]:
-        """Gets the GPU: the only one, or the one named worker. Raises `FieldError` without."""
+        """Returns the container that gets the GPU: the only one, or the one named worker. Raises
+        `FieldError` without one.
+        """
         for container in (found := tuple(_containers(self.template))):
             if len(found) == 1 or container.get("name") == WORKER_CONTAINER:
                 return container
@@ -209,7 +213,7 @@ class GPUJobSpec:
 
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The template's containers; what is no container is passed over."""
+    """Yields the template's containers. Other values are skipped."""
     objects, lists = (dict, Mapping), (list, Sequence)  # JSON has dicts and lists.
     pod = template.get("spec")
     listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, objects) else None
@@ -226,16 +230,18 @@ class WorkerPlacement:
     rank: Annotated[int, Range(0, WORKERS_MAX - 1)]
     node: Subdomain
     gpus: Annotated[tuple[GPUUUID, ...], Items(GPUS_PER_WORKER_MAX)]
-    # Of its pod, once that was seen: no other is this worker, whoever claims to be.
+    # The UID of its pod, once that was seen. No other pod is this worker, whatever it claims.
     pod_uid: Annotated[str, Text(128)] | None = None
-    # Of a gang: it is done, whatever becomes of its pod while others go on.
+    # A gang's worker is done, whatever happens to its pod while others continue.
     done: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an attempt runs. Written before its pods are created, or on the only one of them, so
-    that a crash loses nothing.
+    """Where an attempt runs.
+
+    It is written before its pods are created, or on the only one of them, so that a crash loses
+    nothing.
     """
 
     workers: Annotated[tuple[WorkerPlacement, ...], Items(WORKERS_MAX, keys=("rank",))]
@@ -245,19 +251,19 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What an attempt holds on each of its GPUs until it is proven finished."""
+    """What an attempt reserves on each of its GPUs until it is proven finished."""
 
     memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
     source: ReservationSource
     exclusive: bool = False
-    # What the workers may use of each GPU beside contexts, if the attempt was placed with a cap.
+    # Memory that the workers may use on each GPU in addition to contexts, if the attempt has a cap.
     cap_bytes: GPUMemoryBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the job was seen to use per GPU, and how fast it goes."""
+    """The job's measured use per GPU, and its speed."""
 
     memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
@@ -267,37 +273,39 @@ class Measurement:
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
-    # As in the newest report. `baseline` and `current` were measured at different times.
+    # Taken from the newest report. `baseline` and `current` were measured at different times.
     speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
-    # Of the GPU, whoever else runs on it.
+    # The GPU's energy, including that of other processes.
     joules_per_step: Joules | None = None
     device: Model = ""
     torch_version: Version = ""
-    # What the contexts of its processes may take of a GPU, where there are several.
+    # Memory that the contexts of its processes may take on a GPU, if there are several processes.
     context_bytes: GPUMemoryBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What happened to earlier attempts. Interruptions are not the job's fault and not retries."""
+    """Counts of the outcomes of earlier attempts. Interruptions are not the job's fault and not
+    retries.
+    """
 
     out_of_memory: SmallCount = 0
     errors: SmallCount = 0
     hung: SmallCount = 0
     node_lost: SmallCount = 0
     interruptions: SmallCount = 0
-    # Those of the interruptions that another job or a move was the reason for.
+    # Interruptions caused by another job or by a move.
     preemptions: SmallCount = 0
-    # GPUs in a row that became unhealthy soon after an attempt had started on them.
+    # Consecutive GPUs that became unhealthy soon after an attempt had started on them.
     unhealthy_gpus: SmallCount = 0
-    # Interruptions in a row before the durable step grew.
+    # Consecutive interruptions before the durable step grew.
     fruitless: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """Why a running attempt is being stopped, and when its grace ends."""
+    """Why a running attempt is being stopped, and when its grace period ends."""
 
     reason: Annotated[str, Text(256, clip=True)]
     message: Message
@@ -312,10 +320,12 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The error of the latest failed attempt, and its step: one that comes twice would again."""
+    """The error of the latest failed attempt, and its step. An error that comes twice would come
+    again.
+    """
 
     step: Count
-    # Without moments and addresses.
+    # The text without times and addresses.
     text: Annotated[str, Text(512, clip=True)]
 
 
@@ -329,44 +339,45 @@ class GPUJobStatus:
     measurement: Measurement | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
-    # The newest one that the next attempt can resume from.
+    # The newest checkpoint from which the next attempt can resume.
     checkpoint: CheckpointReport | None = None
-    # As the worker last reported it.
+    # The worker's last report of it.
     protection: Protection | None = None
-    # 0: the latest attempt started again from the beginning.
+    # 0 if the latest attempt started again from the beginning.
     resumed_from_step: Count | None = None
     counters: Counters = field(default_factory=Counters)
     stop: StopReason | None = None
     failure: JobFailure | None = None
-    # None where the latest failure may pass by itself.
+    # None if the latest failure may be temporary.
     last_error: LastError | None = None
     profile: Annotated[str, Text(253)] | None = None
-    # The queue that admitted the attempt, and whose quota it uses.
+    # The queue that admitted the attempt. The attempt uses its quota.
     queue: Label | None = None
     next_attempt_at: datetime | None = None
-    # The newest ones.
+    # The newest refusals.
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
-    # A preempted job waits as if it had arrived then; so does one that could not start for a while.
+    # The time from which a job waits that was preempted, or that could not start for a while.
     requeued_at: datetime | None = None
-    # Since when the pending job could not start: suspended, not admitted, refused.
+    # The time since which the pending job could not start: suspended, not admitted, refused.
     held_back_since: datetime | None = None
-    # For how long attempts that have ended held GPUs.
+    # Total seconds for which ended attempts held GPUs.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
-    # The price of what they held, as far as prices are known.
+    # The price of the GPUs that they held, as far as prices are known.
     cost: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # The durable step when an attempt was last interrupted.
     interrupted_at_step: Count | None = None
     # The furthest step at which an attempt ran out of GPU memory.
     out_of_memory_step: Count | None = None
-    # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
+    # Minimum of its utilization when GPUs are shared. It is raised when the job slowed another one
+    # too much.
     utilization_floor_percent: Percent = 0.0
-    # For this job, which has not run since.
+    # Stopped for this job, which has not run since.
     others_stopped: OthersStopped | None = None
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    # When the figures of this status were last written; bounds the rate of writes.
+    # When the figures of this status were last written. It limits the rate of writes.
     observed_at: datetime | None = None
     explain: Explanations = ()
     summary: Summary = field(default_factory=Summary)

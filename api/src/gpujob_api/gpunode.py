@@ -1,4 +1,4 @@
-"""GPUNode: what an agent measures on the GPUs of one node. Cluster-scoped, named as the node."""
+"""GPUNode: an agent's measurements of one node's GPUs. Cluster-scoped, with the node's name."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -24,9 +24,10 @@ from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.quantities import format_memory, is_gpu_uuid
 
-# How the health message of a GPU begins whose state is not known, as opposed to one that is sick.
+# Prefix of the health message of a GPU whose state is not known, as opposed to one that is sick.
 UNREADABLE = "not readable"
-# A status that is for people, because the operator has the readings, is written so often at least.
+# Maximum seconds between writes of a status. It is for people only, because the operator gets the
+# readings.
 STATUS_SECONDS_MAX = 300.0
 GPUS_MAX = 64
 PROCESSES_MAX = 256
@@ -35,20 +36,23 @@ XIDS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class GPUProcess:
-    """A process on a GPU. `pod_uid` is None for an unmanaged process: nobody's pod."""
+    """A process on a GPU. `pod_uid` is None for an unmanaged process, which belongs to no pod."""
 
     pid: SmallCount
     memory_bytes: GPUMemoryBytes
     pod_uid: Annotated[str, Text(64)] | None = None
     utilization_percent: Percent | None = None
-    # The driver does not say what this process uses: `memory_bytes` is its part of the rest.
+    # The driver does not report this process's memory, so `memory_bytes` is its share of the rest.
     memory_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class XIDEvent:
-    """An error that the driver reported. `pod_uid` is that of the pod whose program caused it, if
-    known: the pod was alone on the GPU."""
+    """An error that the driver reported.
+
+    `pod_uid` is that of the pod whose program caused it, if known because the pod was alone on the
+    GPU.
+    """
 
     xid: SmallCount
     at: datetime
@@ -57,7 +61,7 @@ class XIDEvent:
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One GPU as measured. `memory_reserved_bytes` is what the driver keeps for itself."""
+    """One GPU as measured. `memory_reserved_bytes` is reserved by the driver."""
 
     uuid: GPUUUID
     index: Annotated[int, Range(0, 1023)]
@@ -71,10 +75,10 @@ class GPU:
     temperature_celsius: Annotated[float, Range(-273, 1000)] | None = None
     healthy: bool = True
     health_message: Message = ""
-    # GPUs with the same number are close together: NVLink, or one NUMA node.
+    # GPUs with the same number are close together, by NVLink or in one NUMA node.
     link_group: Annotated[int, Range(0, 1023)] = 0
     processes: Annotated[tuple[GPUProcess, ...], Items(PROCESSES_MAX, clip=True)] = ()
-    # Errors that matter still, oldest first: see the agent's `xids`.
+    # Errors that still matter, the oldest first; see the agent's `xids`.
     xids: Annotated[tuple[XIDEvent, ...], Items(XIDS_MAX)] = ()
 
     def __post_init__(self) -> None:
@@ -93,7 +97,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class GPUNodeSpec:
-    """What people set: a price per GPU, or no new jobs here."""
+    """Settings by people: a price per GPU, or no new jobs on this node."""
 
     price_per_gpu_hour: Annotated[float, Range(0, 1_000_000)] | None = None
     unschedulable: bool = False
@@ -104,7 +108,7 @@ class GPUNodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GPUNodeSummary:
-    """The printer columns, ready to read."""
+    """The texts of the printer columns."""
 
     gpus: Annotated[str, Text(128, clip=True)] = ""
     memory: Annotated[str, Text(64, clip=True)] = ""
@@ -112,7 +116,7 @@ class GPUNodeSummary:
 
 
 def summarize(gpus: Iterable[GPU]) -> GPUNodeSummary:
-    """What a node's GPUs have and do, for people: `2 x H100`, `3.1 GiB of 160 GiB`, `5-90 %`."""
+    """Returns the GPUs and their use for people: `2 x H100`, `3.1 GiB of 160 GiB`, `5-90 %`."""
     gpus = tuple(gpus)
     if not gpus:
         return GPUNodeSummary(gpus="0")

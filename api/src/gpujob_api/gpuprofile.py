@@ -28,8 +28,10 @@ SLOWDOWN_PERCENT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SharedPace:
-    """How much longer a step took beside others than alone, on GPUs whose tenants' utilizations
-    summed up to less than `up_to_percent`."""
+    """How much longer a step took next to other jobs than alone, on shared GPUs.
+
+    It was measured while the tenants' utilizations added up to less than `up_to_percent`.
+    """
 
     up_to_percent: Annotated[int, Range(1, 10_000)]
     slowdown_percent: Annotated[float, Range(0, SLOWDOWN_PERCENT_MAX, clamp=True)]
@@ -37,7 +39,7 @@ class SharedPace:
 
 @dataclass(frozen=True, slots=True)
 class ProfileEntry:
-    """Measured on one GPU model with one torch version."""
+    """Measurements on one GPU model with one torch version."""
 
     gpu_model: Model
     torch_version: Version
@@ -49,7 +51,7 @@ class ProfileEntry:
     current: Timing | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
-    # With GPUs to itself: the fastest step, and what one of its GPUs drew for it.
+    # Measured without other jobs on its GPUs: the fastest step, and the energy of one GPU for it.
     alone_step_seconds: Seconds | None = None
     alone_joules_per_step: Joules | None = None
     shared: Annotated[tuple[SharedPace, ...], Items(8, keys=("up_to_percent",))] = ()
@@ -57,14 +59,15 @@ class ProfileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GPUProfileSpec:
-    """What the workload is: the fingerprint's inputs, for people to recognise it."""
+    """The workload: the fingerprint's inputs, by which people recognize it."""
 
     fingerprint: Annotated[str, Text(128, characters_min=1)]
     image: Annotated[str, Text(1024)]
     command: Annotated[tuple[Annotated[str, Text(1024, clip=True)], ...], Items(64, clip=True)] = ()
     gpus_per_worker: Annotated[int, Range(1, GPUS_PER_WORKER_MAX)] = 1
     workers: Annotated[int, Range(1, WORKERS_MAX)] = 1
-    # The name that jobs give it, if they do: image and command are then those of the first one.
+    # The name that jobs give the workload, if they do. Image and command are then those of the
+    # first job.
     workload: Label | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +76,7 @@ class GPUProfileSpec:
 
 @dataclass(frozen=True, slots=True)
 class GPUProfileSummary:
-    """The printer columns, ready to read."""
+    """The texts of the printer columns."""
 
     workload: Annotated[str, Text(128, clip=True)] = ""
     step: Annotated[str, Text(64, clip=True)] = ""
@@ -91,7 +94,7 @@ class GPUProfileStatus:
 
 
 def summarize(spec: GPUProfileSpec, entries: Sequence[ProfileEntry]) -> GPUProfileSummary:
-    """What the workload is and what was measured last, for people: `train.py`, `1.4 s`."""
+    """Returns the workload and its newest measurement for people: `train.py`, `1.4 s`."""
     workload = spec.workload or _program(spec.command) or spec.image
     if not entries:
         return GPUProfileSummary(workload)
@@ -102,8 +105,10 @@ def summarize(spec: GPUProfileSpec, entries: Sequence[ProfileEntry]) -> GPUProfi
 
 
 def _program(command: Sequence[str]) -> str:
-    """The script, the module of `python -m`, else the command's first word; without folders."""
-    # A shell's command is one word to Kubernetes.
+    """Returns the script, the module of `python -m`, or the command's first word, without
+    folders.
+    """
+    # Kubernetes passes a shell's command as one word.
     words = [word.rsplit("/", 1)[-1] for part in command for word in part.split()]
     script = next((word for word in words if word.endswith(".py")), "")
     if not script and "-m" in words[:-1]:

@@ -15,7 +15,7 @@ NAMESPACES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a queue may always use. None is no limit."""
+    """The guaranteed use of a queue. None means no limit."""
 
     gpus: Annotated[int, Range(0, 1_000_000)] | None = None
     gpu_memory: FleetMemory | None = None
@@ -26,7 +26,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class PriorityRange:
-    """The priorities that a queue gives. None is no bound."""
+    """The priorities that a queue permits. None means no bound."""
 
     minimum: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] | None = None
     maximum: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] | None = None
@@ -41,8 +41,11 @@ class PriorityRange:
 
 @dataclass(frozen=True, slots=True)
 class GPUQueueSpec:
-    """`namespaces` are those whose jobs may use the queue; None: any. Queues of one `sharing_group`
-    let their jobs share GPUs; None: the queue is a group of its own."""
+    """A queue. Jobs of `namespaces` may use it, or of any namespace if it is None.
+
+    Queues of one `sharing_group` let their jobs share GPUs. If it is None, the queue is its own
+    group.
+    """
 
     weight: Annotated[int, Range(1, 1_000_000)] = 1
     parent: Label | None = None

@@ -1,7 +1,8 @@
-"""JSON as it comes, before a noun is made of it: nothing in it may break a reader or a writer.
+"""JSON before a noun is made of it. No value in it may break a reader or a writer.
 
-Python reads more than JSON can hold (NaN, halves of surrogate pairs), less than a text can say
-(numbers of more than 4,300 digits, nesting beyond its own stack), and neither with one exception.
+Python reads more than JSON permits (NaN, halves of surrogate pairs), and less than a text may
+contain (numbers of more than 4,300 digits, nesting beyond its own stack). It raises different
+exceptions for these.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from gpujob_api.bounds import Bound, Range, shown
 
-# No number that the API server can hold is outside, whatever the field.
+# The range of numbers that the API server can hold in any field.
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**63 - 1
 ANY_INTEGER: Bound = Range(_INTEGER_MIN, _INTEGER_MAX)
 # A pod template has about ten levels.
@@ -19,7 +20,7 @@ _DEPTH_MAX = 100
 
 
 class FieldError(ValueError):
-    """A value that a field cannot hold; `field` is its JSON path, such as `spec.gpu.memory`."""
+    """A value that a field cannot hold. `field` is its JSON path, such as `spec.gpu.memory`."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -27,14 +28,17 @@ class FieldError(ValueError):
         self.problem = problem
 
     def within(self, path: str) -> "FieldError":
-        """The same error of the value at this path, whose own field it names so far."""
+        """Returns the same error with its path inside `path`. So far it is relative to the value
+        there.
+        """
         is_entry = self.field.startswith("[")
         return FieldError(path + self.field if is_entry else join(path, self.field), self.problem)
 
 
 def parse_json(text: str | bytes, path: str = "") -> Any:
-    """Reads JSON. Raises `FieldError` for whatever Python cannot read: what is no JSON, numbers of
-    thousands of digits, nesting without end."""
+    """Reads JSON. Raises `FieldError` for anything that Python cannot read: text that is not JSON,
+    numbers of thousands of digits, endless nesting.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -48,8 +52,10 @@ def join(path: str, name: str) -> str:
 
 
 def read_plain(value: object, path: str) -> object:
-    """A value that nobody here knows the type of, such as a part of a pod template: what can be
-    written again as JSON, and what code that calls itself can walk through."""
+    """Reads a value of unknown type, such as a part of a pod template.
+
+    The result can be written as JSON again, and is shallow enough for recursive code.
+    """
     stack: list[tuple[object, str, int]] = [(value, path, 0)]
     while stack:
         one, place, depth = stack.pop()
@@ -69,8 +75,9 @@ def read_plain(value: object, path: str) -> object:
 
 
 def json_copy(value: Any) -> Any:
-    """A copy of parsed JSON to be changed: each object and list in it is one of its own, also where
-    the same one stood in several places."""
+    """Returns a copy of parsed JSON that may be changed. All objects and lists in it are distinct,
+    even if one was shared before.
+    """
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         return {name: json_copy(entry) for name, entry in fields.items()}
@@ -88,14 +95,14 @@ def _is_plain_scalar(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """A string without halves of surrogate pairs, which no UTF-8 can hold."""
+    """Returns whether it is a string without halves of surrogate pairs, which UTF-8 cannot hold."""
     if not isinstance(value, str):
         return False
     return value.isascii() or clean_text(value) == value
 
 
 def clean_text(value: str) -> str:
-    """The text with halves of surrogate pairs replaced: Python and JSON let them in."""
+    """Returns the text with halves of surrogate pairs replaced, which Python and JSON permit."""
     if value.isascii():
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,8 +1,8 @@
-"""Our four kinds to and from the objects that the Kubernetes API carries (`metadata/spec/status`).
+"""Our four kinds to and from the objects of the Kubernetes API (`metadata/spec/status`).
 
-The edge between the API server and the nouns: `observe` reads watch events through it, the command
-line, the simulator and the replay read files. A `FieldError` names the field by its path in the
-object, such as `spec.gpu.memory` or `metadata.name`.
+This is the edge between the API server and the nouns. `observe` reads watch events through it, and
+the command line, the simulator and the replay read files. A `FieldError` names the field by its
+path in the object, such as `spec.gpu.memory` or `metadata.name`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,9 @@ NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUProfile)
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """How the API server calls a kind: its plural in URLs, and whether it lives in a namespace."""
+    """The API server's names of a kind, such as its plural in URLs, and whether it is
+    namespaced.
+    """
 
     kind: str
     plural: str
@@ -84,7 +86,9 @@ def gpuprofile_from_manifest(data: object) -> GPUProfile:
 def from_manifest(
     kind: type[NounT], data: object, spec_reader: Callable[[object], Any] | None = None
 ) -> NounT:
-    """Reads an object of one of our kinds. An absent `kind` is trusted: lists leave it out."""
+    """Reads an object of one of our kinds. A missing `kind` is accepted, because lists leave it
+    out.
+    """
     resource = RESOURCES[kind]
     if not isinstance(data, Mapping):
         raise FieldError(resource.kind, "must be an object")
@@ -101,7 +105,7 @@ def from_manifest(
 
 
 def to_manifest(noun: Noun) -> dict[str, Any]:
-    """Writes the whole object, as `kubectl get -o json` would show it."""
+    """Writes the whole object in the form of `kubectl get -o json`."""
     return {
         "apiVersion": API_VERSION,
         "kind": RESOURCES[type(noun)].kind,
@@ -117,7 +121,7 @@ def metadata_from_manifest(data: object) -> Metadata:
 
 
 def metadata_to_manifest(metadata: Metadata) -> dict[str, Any]:
-    """Writes `metadata`; what is empty is left out, because the API server fills it."""
+    """Writes `metadata`. Empty fields are left out, because the API server fills them."""
     return {name: value for name, value in encode(metadata).items() if value}
 
 

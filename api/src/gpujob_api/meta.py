@@ -1,4 +1,4 @@
-"""What every Kubernetes object has: names, labels, conditions."""
+"""The parts that every Kubernetes object has: names, labels, conditions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RANK = f"{GROUP}/rank"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
-# Where the attempt of a pod was placed, until its job's status says so: see `PlacementRecord`.
+# The placement of a pod's attempt, until its job's status has it; see `PlacementRecord`.
 ANNOTATION_PLACEMENT = f"{GROUP}/placement"
-# On the operator's Lease: what it knows of spot pools, for the operator after it.
+# On the operator's Lease: its knowledge of spot pools, for the operator after it.
 ANNOTATION_SPOT_POOLS = f"{GROUP}/spot-pools"
-# What `kubectl delete --cascade=orphan` puts on an object until nothing is owned by it any more.
+# `kubectl delete --cascade=orphan` puts this on an object until it owns nothing any more.
 FINALIZER_ORPHAN = "orphan"
 TAINT_RECLAIM = f"{GROUP}/reclaim"
 
@@ -62,7 +62,7 @@ class OwnerReference:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The part of ObjectMeta that decisions need. `namespace` is empty for cluster kinds."""
+    """The part of ObjectMeta that decisions need. `namespace` is empty for cluster-scoped kinds."""
 
     name: str
     namespace: str = ""
@@ -78,5 +78,5 @@ class Metadata:
 
     @property
     def key(self) -> str:
-        """The namespace and name as text; the name alone for cluster kinds."""
+        """The namespace and name as text, or the name alone for cluster-scoped kinds."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name

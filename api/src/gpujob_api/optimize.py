@@ -10,8 +10,10 @@ from gpujob_api.settings import OptimizeMode, Precision, Toggle
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """`total` is what one optimizer step learns from and never changes by itself.
-    `per_step` divides it and goes through the GPU at once; None is Auto."""
+    """`total` is the number of samples of one optimizer step, and never changes by itself.
+
+    `per_step` divides it and is the number that goes through the GPU at once. None is Auto.
+    """
 
     total: Annotated[int, Range(1, INT32_MAX)] | None = None
     per_step: "PerStep | None" = None

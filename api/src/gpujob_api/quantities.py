@@ -1,4 +1,4 @@
-"""Amounts that carry their unit and refuse nonsense: quantities, memory and GPU identities."""
+"""Amounts with their unit that reject invalid values: quantities, memory and GPU identities."""
 
 import re
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ MEMORY_BYTES_MAX = GPU_MEMORY_BYTES_MAX
 FLEET_MEMORY_BYTES_MAX = 16 * 1024**5
 QUANTITY_PATTERN = r"^([0-9]{1,17})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
-# More than any node has, and still a number that sums and differences stay exact with.
+# More than any node has, and small enough for exact sums and differences.
 AMOUNT_MAX = 2**60
 
-# What one of a suffix is, as a numerator and a denominator.
+# The value of each suffix as a numerator and a denominator.
 _SCALES: Mapping[str, tuple[int, int]] = {
     "": (1, 1),
     "n": (1, 10**9),
@@ -36,16 +36,16 @@ _AMOUNT = re.compile(
     r"(m|u|n|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]([+-]?[0-9]{1,2}))?"
 )
 _MEMORY = re.compile(QUANTITY_PATTERN)
-# Python refuses to make texts of numbers that are very large; these are beyond every bound.
+# Python refuses to format very large numbers. These are beyond every bound.
 _TEXT_MAX = 10**18
 _GPU_UUID = re.compile(GPU_UUID_PATTERN)
 
 
 def quantity(value: object, per_unit: int = 1) -> int | None:
-    """A Kubernetes quantity in whole parts of which a unit has `per_unit`, rounded up as Kubernetes
-    does: "250m" is 250 per 1000, "1Ki" is 1024. At most `AMOUNT_MAX`.
+    """Returns a Kubernetes quantity in whole parts, of which a unit has `per_unit`.
 
-    An absent one is 0. None for one that cannot be read or is negative.
+    It is rounded up as in Kubernetes: "250m" is 250 per 1000, "1Ki" is 1024. It is at most
+    `AMOUNT_MAX`. A missing quantity is 0. None if it cannot be read or is negative.
     """
     if value is None:
         return 0
@@ -58,7 +58,7 @@ def quantity(value: object, per_unit: int = 1) -> int | None:
     return _amount(value, per_unit)
 
 
-# Thousands of jobs ask for the same few amounts.
+# Thousands of jobs request the same few amounts.
 @lru_cache(maxsize=1024)
 def _amount(text: str, per_unit: int) -> int | None:
     match = _AMOUNT.fullmatch(text)
@@ -119,14 +119,16 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FleetMemory(Memory):
-    """GPU memory over many GPUs: 0 to 16 Pi."""
+    """GPU memory over many GPUs, from 0 to 16 Pi."""
 
     bytes_min: ClassVar[int] = 0
     bytes_max: ClassVar[int] = FLEET_MEMORY_BYTES_MAX
 
 
 def format_memory(amount_bytes: int) -> str:
-    """Memory for people, three digits: 1.23 GiB, 512 MiB, 0 B. Of 1000 to 1023, four: 1010 MiB."""
+    """Returns memory for people with three digits: 1.23 GiB, 512 MiB, 0 B. From 1000 to 1023 there
+    are four: 1010 MiB.
+    """
     for unit, size in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(amount_bytes) >= size:
             amount = amount_bytes / size
@@ -135,15 +137,17 @@ def format_memory(amount_bytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds with three digits: 1.23 s, 412 ms."""
+    """Returns seconds with three digits: 1.23 s, 412 ms."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def is_gpu_uuid(text: str) -> bool:
-    """True for the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
+    """Returns whether it is the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU
+    cards.
+    """
     return _GPU_UUID.fullmatch(text) is not None
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number with its noun, in the plural if needed: 1 worker, 2 workers."""
+    """Returns a number with its noun, in the plural if needed: 1 worker, 2 workers."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

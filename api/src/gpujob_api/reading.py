@@ -1,9 +1,9 @@
-"""What an agent tells the operator directly, and what the operator answers.
+"""The messages between an agent and the operator.
 
 The agent opens a WebSocket at the operator's report port. The operator greets with a reply to
-reading 0. Then the agent sends one reading at a time and waits for the reply. No reading holds a
-time that the operator must believe: each says how long after the operator's last reply it was
-taken.
+reading 0. Then the agent sends one reading at a time and waits for the reply. No reading has an
+absolute time that the operator must trust. It has the seconds between the operator's last reply and
+the reading instead.
 """
 
 import json
@@ -19,13 +19,13 @@ from gpujob_api.json_values import FieldError
 READINGS_PATH = "/readings"
 # 64 GPUs with 20 processes each take 250 KiB.
 READING_BYTES_MAX = 512 * 1024
-# A reading may be from before the reply, and a node may have been suspended.
+# A reading may precede the reply, and a node may have been suspended.
 _SECONDS_MAX = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingHead:
-    """Which reading of its connection it is, and when it was taken. Negative: before the reply."""
+    """The number of a reading on its connection, and its time. Negative means before the reply."""
 
     sequence: Count
     since_reply_seconds: Annotated[float, Range(-_SECONDS_MAX, _SECONDS_MAX)]
@@ -33,8 +33,10 @@ class ReadingHead:
 
 @dataclass(frozen=True, slots=True)
 class ReadingReply:
-    """`sequence` is that of the reading that is answered. `full`: the next reading must have every
-    GPU; of the one that is answered nothing was kept."""
+    """The answer to the reading `sequence`.
+
+    With `full`, the next reading must have every GPU, because nothing of the answered one was kept.
+    """
 
     sequence: Count = 0
     full: bool = False
@@ -50,14 +52,14 @@ class ReadingReply:
 def reading_text(
     head: ReadingHead, status: Mapping[str, Any], unchanged: Sequence[str] = ()
 ) -> str:
-    """The message. `status` is an encoded `GPUNodeStatus` with those GPUs that changed."""
+    """Returns the message. `status` is an encoded `GPUNodeStatus` with the changed GPUs."""
     message = {**encode(head), "status": status, "unchanged": list(unchanged)}
     return json.dumps(message, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingMessage:
-    """A message as it was received: of `status` nothing has been checked."""
+    """A message as it was received. Its `status` is not checked yet."""
 
     head: ReadingHead
     status: Mapping[str, Any]
@@ -65,7 +67,7 @@ class ReadingMessage:
 
 
 def read_reading(text: str) -> ReadingMessage:
-    """Raises `FieldError`."""
+    """Reads a message. Raises `FieldError`."""
     message = parse_json(text, "reading")
     if not isinstance(message, dict):
         raise FieldError("reading", "must be an object")

@@ -1,6 +1,6 @@
-"""What the worker tells the operator, and what it is answered.
+"""The worker's reports to the operator, and the operator's replies.
 
-A report is POSTed as JSON to GPUJOB_REPORT_URL; the last one is also the container's termination
+A report is POSTed as JSON to GPUJOB_REPORT_URL. The last one is also the container's termination
 message, so that nothing depends on the network at the end.
 """
 
@@ -31,7 +31,8 @@ TERMINATION_MESSAGE_BYTES_MAX = 4096
 _MESSAGE_CHARACTERS = (1024, 512, 256, 128, 64, 0)
 
 Seconds = Annotated[float, Range(0, 10_000_000)]
-# Diverging training and rounding must not cost the report that tells of them: clamped, not refused.
+# Clamped instead of rejected, because a diverging loss or rounding must not cost the report about
+# it.
 Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
 WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
 Flop = Annotated[float, Range(0, 10**21)]
@@ -54,7 +55,7 @@ class WorkerPhase(Enum):
 
 class FailureClass(Enum):
     OUT_OF_MEMORY = "OutOfMemory"
-    # The node's memory, of which a container has a limit too: another GPU would not help.
+    # The node's memory, for which a container has a limit too. Another GPU would not help.
     HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     DATA = "Data"
     USER_ERROR = "UserError"
@@ -68,13 +69,13 @@ class FailureClass(Enum):
 class Failure:
     failure_class: FailureClass
     message: Message
-    # A broken size calculation asks for any number; that must not cost the report either.
+    # A broken size calculation may request any number, which must not cost the report either.
     needed_bytes: Annotated[int, Range(0, INTEGER_MAX, clamp=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One measured way to run a step: plain (baseline) or with the settings in force."""
+    """Timing of one way to run a step: plain (baseline) or with the applied settings."""
 
     step_seconds: Annotated[float, Range(0, 1_000_000)]
     peak_memory_bytes: GPUMemoryBytes
@@ -83,12 +84,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times as fast the settings in force are, with the 95 % interval of the ratio.
+    """How many times faster the applied settings are, with the 95 % interval of the ratio.
 
-    Forward and backward on one batch of the script, and the optimizer's step where its kernel was
-    chosen; loading of data and exchange with other processes are not in it. The script's own way
-    and the settings in force ran in turns, so on the same GPU beside the same co-tenants, and their
-    number was fixed before the first. Where a memory limit binds, both sides keep it.
+    It covers forward and backward on one batch of the script, and the optimizer's step if its
+    kernel was chosen. Data loading and communication with other processes are not included. The
+    script's own way and the applied settings alternated, so they ran on the same GPU next to the
+    same other jobs. Their number was fixed before the first. If a memory limit binds, both sides
+    keep it.
     """
 
     ratio: Factor
@@ -100,7 +102,7 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeaks:
-    """Peaks of what was allocated, apart: each of them can be the one that a GPU must hold."""
+    """Peaks of allocated memory in the two parts of a step. A GPU must hold either."""
 
     forward_backward_bytes: GPUMemoryBytes
     optimizer_bytes: GPUMemoryBytes
@@ -108,10 +110,10 @@ class MemoryPeaks:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What a step makes of its GPU, with the settings in force.
+    """How well a step uses its GPU with the applied settings.
 
-    FLOP are those of the model's products, forward and backward, without what is computed twice.
-    Utilization and joules are the GPU's, whoever else runs on it.
+    FLOP are those of the model's products, forward and backward, without recomputation. Utilization
+    and joules are the GPU's, including other processes.
     """
 
     step_flop: Flop | None = None
@@ -131,8 +133,10 @@ class CheckpointReport:
 
 
 class Protection(Enum):
-    """What the next attempt continues from: the state of this one, the beginning, or a checkpoint
-    that the script vouches for and nothing compared."""
+    """What the next attempt continues from.
+
+    It is this attempt's state, the beginning, or a checkpoint of the script that nothing verified.
+    """
 
     EXACT = "Exact"
     FROM_BEGINNING = "FromBeginning"
@@ -141,8 +145,9 @@ class Protection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRefused:
-    """The checkpoint of `step` did not bring the run back, so that the attempt starts from the
-    beginning."""
+    """The checkpoint of `step` did not restore the run, so the attempt starts from the
+    beginning.
+    """
 
     step: Count
     reason: Message
@@ -166,13 +171,13 @@ class Report:
     data_wait_percent: WaitPercent | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
-    # Of the settings in force; None where that was not measured, and in other modes than Auto.
+    # Of the applied settings. None if it was not measured, and in modes other than Auto.
     speedup: Speedup | None = None
     # Steps that changed nothing because a float16 gradient overflowed.
     skipped_steps: Count | None = None
     resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
-    # None until the worker knows it, which is before its first checkpoint.
+    # None until the worker has determined it, which it does before its first checkpoint.
     protection: Protection | None = None
     protection_reason: ProtectionReason | None = None
     resume_refused: ResumeRefused | None = None
@@ -189,7 +194,9 @@ class Report:
         return decode(cls, parse_json(text, "report"), "report")
 
     def termination_message(self) -> str:
-        """The report in at most 4,096 bytes: explanations go first, then the texts' tails."""
+        """Returns the report in at most 4,096 bytes. Explanations are cut first, then the texts'
+        tails.
+        """
         text = self.to_text()
         for characters in _MESSAGE_CHARACTERS:
             if len(text.encode()) <= TERMINATION_MESSAGE_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What the operator tells the worker: the JSON in GPUJOB_SETTINGS and the names around it."""
+"""The operator's settings for the worker: the JSON in GPUJOB_SETTINGS, and related names."""
 
 import json
 from dataclasses import dataclass, field, fields
@@ -20,7 +20,7 @@ ENV_MEMORY_LIMIT_BYTES = "GPUJOB_MEMORY_LIMIT_BYTES"
 ENV_TOKEN_FILE = "GPUJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable, not a secret
 ENV_TERMINATION_FILE = "GPUJOB_TERMINATION_FILE"
 ENV_GRACE_SECONDS = "GPUJOB_GRACE_SECONDS"
-# Where the worker's images have the folder that stands first on PYTHONPATH of what is to be hooked.
+# The folder in the worker's images that must be first on PYTHONPATH of hooked programs.
 PYTHON_PATH_VARIABLE = "PYTHONPATH"
 HOOK_FOLDER = "/opt/gpujob/hook"
 TOKEN_AUDIENCE = "gpujob"  # noqa: S105 - the audience of a token, not a secret
@@ -45,7 +45,7 @@ class Precision(Enum):
 
 
 class AttentionKernel(Enum):
-    """The kernel behind `scaled_dot_product_attention`, by torch's names for it."""
+    """The kernel behind `scaled_dot_product_attention`, by torch's names."""
 
     FLASH = "flash"
     EFFICIENT = "efficient"
@@ -60,20 +60,20 @@ class Toggle(Enum):
 
 
 class ResumeMode(Enum):
-    """Whether a run that a checkpoint cannot bring back exactly resumes from it all the same."""
+    """Whether a run resumes from a checkpoint that cannot restore it exactly."""
 
     EXACT = "Exact"
     BEST_EFFORT = "BestEffort"
 
 
 def words(text: str) -> dict[str, str]:
-    """How a field of `TunedSettings` is said; without, by its name. `{}` is its value."""
+    """The text for a field of `TunedSettings`, which is its name by default. `{}` is its value."""
     return {"words": text}
 
 
 @dataclass(frozen=True, slots=True)
 class TunedSettings:
-    """Settings that a measurement chose; concrete, nothing is Auto. None means 'left as it is'."""
+    """Settings that a measurement chose. All are concrete, none is Auto. None means unchanged."""
 
     precision: Precision = field(default=Precision.FLOAT32, metadata=words("{}"))
     batch_per_step: Annotated[int, Range(1, INT32_MAX)] | None = field(
@@ -85,7 +85,7 @@ class TunedSettings:
         default=None, metadata=words("{} data loader workers")
     )
     fused_optimizer: bool = False
-    # So many, in the order of their first steps: the kernel was compared in no others.
+    # In how many optimizers the kernel was compared, in the order of their first steps.
     optimizers_judged: Annotated[int, Range(1, INT32_MAX)] = field(
         default=1, metadata=words("in up to {} optimizers")
     )
@@ -98,7 +98,7 @@ class TunedSettings:
     activation_offload: bool = False
     optimizer_offload: bool = False
     expandable_segments: bool = False
-    # Where several modules train in one step: one beside the first is compiled.
+    # If several modules train in one step, whether one other than the first is compiled.
     compile_beside: bool = field(default=False, metadata=words("compiled modules beside the first"))
 
     def __post_init__(self) -> None:
@@ -108,7 +108,9 @@ class TunedSettings:
             raise FieldError("batchPerStep", f"must be at least 1; got {self.batch_per_step}")
 
     def in_words(self) -> dict[str, str]:
-        """What differs from a script as written, for people: a phrase by each such field's name."""
+        """Returns the differences from a script as written, for people: a phrase by each such
+        field's name.
+        """
         found: dict[str, str] = {}
         for entry in fields(self):
             value = getattr(self, entry.name)
@@ -120,9 +122,9 @@ class TunedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """GPUJOB_SETTINGS: what the user requested, and what an earlier run found.
+    """GPUJOB_SETTINGS: the user's request, and the findings of an earlier run.
 
-    `tuned` set means: start with these settings and do not probe.
+    If `tuned` is set, the worker starts with these settings and does not probe.
     """
 
     mode: OptimizeMode = OptimizeMode.AUTO
@@ -135,7 +137,7 @@ class Settings:
     tuned: TunedSettings | None = None
     checkpoint_interval_seconds: int | None = None
     checkpoint_keep: int = 3
-    # Where the script keeps checkpoints of its own, and what makes it resume from one.
+    # Where the script keeps its own checkpoints, and the arguments that make it resume from one.
     script_checkpoint: str | None = None
     resume_arguments: tuple[str, ...] = ()
     resume: ResumeMode = ResumeMode.EXACT
@@ -143,11 +145,11 @@ class Settings:
     def to_text(self) -> str:
         written = encode(self)
         if self.resume is ResumeMode.EXACT:
-            # A pod of an earlier release's operator is the same text.
+            # Without the default, the text equals that of an earlier release's operator.
             del written["resume"]
         return json.dumps(written, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> "Settings":
-        """Reads GPUJOB_SETTINGS. Raises `FieldError` naming the variable and the field."""
+        """Reads GPUJOB_SETTINGS. Raises `FieldError` with the variable and the field."""
         return decode(cls, parse_json(text, ENV_SETTINGS), ENV_SETTINGS)

@@ -1,4 +1,6 @@
-"""What kept a job's pods from starting, and who was stopped for it, as its status remembers it."""
+"""What kept a job's pods from starting, and which jobs were stopped for it, as recorded in its
+status.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,11 +14,11 @@ BESIDE_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class StartRefusal:
-    """What kept the job's pods from starting on a node; without a node, wherever they are.
+    """What kept the job's pods from starting on a node, or on any node if `node` is None.
 
     The node is avoided `until` then. `count` is how often it happened since the job last ran.
-    `beside`: the nodes on which other workers of the gang were taken. Then it is the combination
-    that was refused, and not the node alone. `generation` is that of the spec that was refused.
+    `beside` are the nodes on which other workers of the gang were accepted. The combination was
+    refused then, and not the node alone. `generation` is that of the refused spec.
     """
 
     reason: Annotated[str, Text(256, clip=True)]
@@ -30,8 +32,9 @@ class StartRefusal:
 
 @dataclass(frozen=True, slots=True)
 class OthersStopped:
-    """Other jobs were last stopped for this one `at` that time, after its attempt of this number,
-    and it has not run since. `count` is how often that was in vain.
+    """Other jobs were last stopped for this one at the time `at`, after its attempt of this number.
+
+    It has not run since. `count` is how often that was in vain.
     """
 
     at: datetime

@@ -1,4 +1,4 @@
-"""What `kubectl get gpujobs` shows of a job."""
+"""The columns of a job in `kubectl get gpujobs`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,7 @@ STANDS_STILL = "tuning"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The printer columns, ready to read."""
+    """The texts of the printer columns."""
 
     where: Annotated[str, Text(256, clip=True)] = ""
     progress: Annotated[str, Text(64, clip=True)] = ""

@@ -1,4 +1,4 @@
-"""The fields of an object that this version does not know, so that a write of it loses none."""
+"""The fields of an object that this version does not have, so that writing it loses none."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,10 @@ from gpujob_api.field_types import bare_type, bounded_fields
 
 
 def unknown_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an object, and of objects in it, that the noun does not have: those of a newer
-    version. What is in lists is not looked at.
+    """Returns fields of an object, and of objects in it, that the noun does not have, as of a newer
+    version.
+
+    Lists are not searched.
     """
     found: dict[str, Any] = {}
     nested = _nested(kind)
@@ -27,7 +29,7 @@ def unknown_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_paths(kind: type, data: Mapping[str, Any], path: str) -> Iterator[str]:
-    """The paths of these fields: `spec.gpu.memmory`. What is in lists is not looked at."""
+    """Yields the paths of these fields: `spec.gpu.memmory`. Lists are not searched."""
     nested = _nested(kind)
     for name, value in data.items():
         if name not in nested:
@@ -41,8 +43,9 @@ def unknown_paths(kind: type, data: Mapping[str, Any], path: str) -> Iterator[st
 def with_unknown_fields(
     kind: type, data: Mapping[str, Any], unknown: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `encode` wrote, with what `unknown_fields` found in the state before. An object that is
-    no longer there takes its unknown fields along.
+    """Returns the output of `encode` with the `unknown_fields` of the earlier state.
+
+    An object that no longer exists takes its unknown fields with it.
     """
     joined, nested = dict(data), _nested(kind)
     for name, value in unknown.items():
@@ -56,7 +59,9 @@ def with_unknown_fields(
 
 @cache
 def _nested(kind: type) -> dict[str, type | None]:
-    """By JSON name: the type of a field that is an object with fields of its own, else None."""
+    """Returns, by JSON name, the type of a field that is an object with its own fields,
+    else None.
+    """
     return {name: _plain_object(hint) for name, (_, hint) in bounded_fields(kind).items()}
 
 

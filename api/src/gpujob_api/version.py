@@ -1,4 +1,4 @@
-"""The version of what is installed, for `--version`."""
+"""The version of the installed package, for `--version`."""
 
 import argparse
 import sys
@@ -7,8 +7,10 @@ from typing import Any, NoReturn
 
 
 def installed_version() -> str:
-    """`unknown` where the package was put into an image without its metadata."""
-    # Imported here: it takes as long as a program's whole start, and hardly anybody asks.
+    """Returns the version, or `unknown` if the package was put into an image without its
+    metadata.
+    """
+    # Imported here, because it takes as long as a program's whole start and is rarely needed.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

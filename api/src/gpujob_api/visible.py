@@ -1,8 +1,8 @@
-"""Text of somebody else, before it is shown: nothing in it may move a cursor or reorder a line."""
+"""Makes text from other sources safe to show: nothing in it may move a cursor or reorder a line."""
 
 _REPLACEMENT = "\ufffd"
-# C0 and C1 controls but for tab and line feed, line and paragraph separators, and what changes the
-# direction of text.
+# C0 and C1 controls except tab and line feed, line and paragraph separators, and characters that
+# change the direction of text.
 _HIDDEN = (
     *(code for code in range(0x20) if chr(code) not in "\t\n"),
     *range(0x7F, 0xA0),
@@ -15,10 +15,12 @@ _LINE_TABLE = _TABLE | {ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
 def visible(text: str) -> str:
-    """The text with control characters replaced, each by one character. Lines and tabs stay."""
+    """Returns the text with each control character replaced by one character. Lines and
+    tabs stay.
+    """
     return text if text.isprintable() else text.translate(_TABLE)
 
 
 def visible_line(text: str) -> str:
-    """`visible` as one line: line feeds and tabs are written as in a string literal."""
+    """Returns `visible` as one line. Line feeds and tabs are escaped as in a string literal."""
     return text if text.isprintable() else text.translate(_LINE_TABLE)

@@ -38,7 +38,7 @@ Connect = Callable[[Target], Cluster]
 
 
 def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
-    """The commands over a cluster and a clock, which tests replace."""
+    """Returns the commands for a cluster and a clock, which tests replace."""
     app = typer.Typer(
         name="kubectl gpujob",
         help="Explain, report on and simulate GPUJobs.",
@@ -157,7 +157,9 @@ def _places(
     configuration: Path | None,
     output: Output,
 ) -> None:
-    """The job's placement beside others: its score, the runners-up, and what other nodes lack."""
+    """Shows the job's placement next to others: its score, the runners-up, and what other nodes
+    lack.
+    """
     from kubectl_gpujob import places
     from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
 
@@ -176,7 +178,7 @@ def _places(
 
 
 def _simulate_command(connect: Connect) -> Callable[..., None]:
-    """The command of simulations. Its modules load numpy and the decisions on demand."""
+    """Returns the command of simulations. Its modules load numpy and the decisions on demand."""
 
     def simulate_command(
         jobs: JobNames = None,
@@ -242,7 +244,7 @@ def main() -> None:
 
 
 def _queue(cluster: Cluster) -> list[GPUJob]:
-    """All jobs of the queue; only those of the namespace, if other namespaces may not be listed."""
+    """Returns all jobs, or only those of the namespace if other namespaces may not be listed."""
     try:
         return list(cluster.jobs(all_namespaces=True))
     except UserError:

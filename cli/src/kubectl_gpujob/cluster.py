@@ -1,4 +1,4 @@
-"""Reads GPUJobs from the API server that kubectl would use: same kubeconfig, same context.
+"""Reads GPUJobs from the API server that kubectl would use, by the same kubeconfig and context.
 
 The Kubernetes client takes a second to import, so it is imported on demand.
 """
@@ -28,7 +28,7 @@ from kubectl_gpujob.listing import Listing, read_all
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster and namespace: kubectl's flags of the same names."""
+    """The cluster and namespace, by kubectl's flags of the same names."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -48,8 +48,9 @@ class Cluster(Protocol):
     def listing(self) -> Listing: ...
 
     def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
-        """Why the API server would not take this GPUJob, "" if it would: a dry run, as strict as
-        kubectl's. Raises `NotCheckedError`.
+        """Returns why the API server would reject this GPUJob, or "" if it would not.
+
+        It makes a dry run, as strict as kubectl's. Raises `NotCheckedError`.
         """
         ...
 
@@ -85,7 +86,7 @@ class KubernetesCluster:
         return [job for item in items if (job := _readable(item)) is not None]
 
     def listing(self) -> Listing:
-        """Everything that decisions read."""
+        """Returns all objects that decisions read."""
         return read_all(self._api.api_client)
 
     def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
@@ -147,7 +148,7 @@ def connect(target: Target) -> KubernetesCluster:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # The client's loader does not check the file's structure.
         raise UserError(f"{where}: is not a kubeconfig ({type(error).__name__}: {error})") from None
-    # A person is waiting: one attempt, and the reason at once.
+    # A person is waiting, so there is one attempt, and the reason at once.
     api.rest_client.pool_manager.connection_pool_kw["retries"] = 0
     namespace = target.namespace or chosen.get("context", {}).get("namespace") or "default"
     return KubernetesCluster(client.CustomObjectsApi(api), namespace)
@@ -171,7 +172,9 @@ def _read(item: object) -> GPUJob:
 
 
 def _readable(item: object) -> GPUJob | None:
-    """A job that an older or newer schema accepted must not hide the others in a list."""
+    """Returns the job, or None. A job that another schema accepted must not hide the others in a
+    list.
+    """
     try:
         return from_manifest(GPUJob, item)
     except FieldError:

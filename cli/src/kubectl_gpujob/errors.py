@@ -10,7 +10,7 @@ from gpujob_api.meta import GROUP
 REQUEST_SECONDS_MAX = 30
 PAGE_OBJECTS = 500
 PAGES_MAX = 200
-# What the API server says before its reasons: the object, which is known here.
+# The API server precedes its reasons by the object, which is known here.
 _OBJECT = re.compile(
     r'^[\w.]+ "[^"]*" is (invalid|forbidden): |^\w+ in version "\w+" cannot be handled as a \w+: '
 )
@@ -21,11 +21,13 @@ class UserError(Exception):
 
 
 class NotCheckedError(Exception):
-    """The API server was not asked, or did not say whether it would take an object."""
+    """The API server was not reached, or did not answer whether it would accept an object."""
 
 
 def refusal_of(status: int, body: str, namespace: str) -> str:
-    """The API server's own words from its answer to a dry run; "" where only the name is in use.
+    """Returns the API server's own words from its answer to a dry run, or "" if only the name is in
+    use.
+
     Raises `NotCheckedError`.
     """
     try:
@@ -46,7 +48,7 @@ def refusal_of(status: int, body: str, namespace: str) -> str:
 
 
 def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:
-    """The result of a call of the Kubernetes client. Raises `UserError` if it fails."""
+    """Returns the result of a call of the Kubernetes client. Raises `UserError` if it fails."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

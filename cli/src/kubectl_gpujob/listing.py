@@ -1,6 +1,6 @@
-"""Reads everything that decisions read from the API server: the project's kinds, nodes and pods.
+"""Reads all objects that decisions need from the API server: the project's kinds, nodes and pods.
 
-The time is the API server's own, from its answers: with a local clock that is off by a minute,
+The time is the API server's own, from its answers. With a local clock that is off by a minute,
 every reading would look stale.
 """
 
@@ -35,8 +35,8 @@ CONFIGURATION_FILE = "configuration.yaml"
 class Listing:
     """All objects, and the API server's time when the first of them were read.
 
-    `configurations` are the texts of operators' files by namespace and name; None if they may not
-    be read.
+    `configurations` are the texts of operators' files by namespace and name, or None if they may
+    not be read.
     """
 
     objects: Objects
@@ -47,7 +47,7 @@ class Listing:
 def read_all(api: Any) -> Listing:
     """Lists every kind once, jobs first and pods last. `api` is a `kubernetes` ApiClient.
 
-    Raises `UserError` naming what may not be read.
+    Raises `UserError` naming a kind that may not be read.
     """
     jobs, now = _list(api, "gpujobs of all namespaces", f"{OURS}/{GPUJOB.plural}")
     gpu_nodes, _ = _list(api, "gpunodes", f"{OURS}/{GPUNODE.plural}")
@@ -61,7 +61,10 @@ def read_all(api: Any) -> Listing:
 
 
 def _volumes(api: Any) -> list[Mapping[str, Any]]:
-    """Without them a job is shown on nodes that its volume is not on; few users may list them."""
+    """Returns the volumes, or none, because few users may list them.
+
+    Without them, a job may be shown on nodes that its volume is not on.
+    """
     try:
         return _list(api, "persistentvolumes", "/api/v1/persistentvolumes")[0]
     except UserError:

@@ -1,4 +1,4 @@
-"""The start of a simulation: the cluster as it is, or a cycle that the operator dumped."""
+"""The start of a simulation: the present cluster, or a cycle that the operator dumped."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,8 +19,9 @@ from kubectl_gpujob.simulate import Observation
 
 
 def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Observation:
-    """The cluster now, with its operator's configuration unless another is given. Raises
-    `UserError` naming what may not be read.
+    """Returns the present cluster, with its operator's configuration unless another is given.
+
+    Raises `UserError` naming a kind that may not be read.
     """
     chosen = _configuration(configuration)
     listing = cluster.listing()
@@ -32,13 +33,17 @@ def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Ob
 
 
 def _patient(configuration: Configuration) -> Configuration:
-    """The operator has the readings from the agents, objects have what was written for people."""
+    """Tolerates older readings. The operator gets them from the agents, but objects have those
+    written for people.
+    """
     seconds = configuration.telemetry_stale_seconds + STATUS_SECONDS_MAX
     return replace(configuration, telemetry_stale_seconds=seconds)
 
 
 def observation_from_dump(path: Path, configuration: Path | None) -> Observation:
-    """A dumped cycle, with its configuration unless another is given. Raises `UserError`."""
+    """Returns a dumped cycle, with its configuration unless another is given. Raises
+    `UserError`.
+    """
     chosen = _configuration(configuration)
     try:
         cycle = cycle_from_text(read_text(path))
@@ -57,7 +62,7 @@ def _configuration(path: Path | None) -> Configuration | None:
 
 
 def _operators(texts: Mapping[str, str] | None) -> tuple[Configuration, str]:
-    """The configuration of the cluster's operator, and its origin. Raises `UserError`."""
+    """Returns the configuration of the cluster's operator, and its origin. Raises `UserError`."""
     if texts is None:
         return Configuration(), "all defaults: you may not read the operator's configuration"
     if not texts:

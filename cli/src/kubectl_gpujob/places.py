@@ -15,7 +15,7 @@ from kubectl_gpujob.simulate import Observation
 
 
 def found(observation: Observation, name: str) -> PlacementExplanation:
-    """The explanation of NAMESPACE/NAME in this snapshot. Raises `UserError`."""
+    """Returns the explanation of NAMESPACE/NAME in this snapshot. Raises `UserError`."""
     try:
         job = find_job(observation.snapshot.jobs, name)
         return explain_placement(observation.snapshot, observation.now, job.metadata.uid)
@@ -31,7 +31,7 @@ def headline(explanation: PlacementExplanation, observation: Observation) -> str
 
 
 def as_json(explanation: PlacementExplanation) -> dict[str, Any]:
-    """The same for programs. Costs are in GPUs."""
+    """Returns the same for programs. Costs are in GPUs."""
     job = explanation.requirements.job.metadata
     return {
         "namespace": job.namespace,

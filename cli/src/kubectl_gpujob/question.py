@@ -18,9 +18,9 @@ from gpujob_operator.decide.simulation.edits import Edits, MoreNodes
 from kubectl_gpujob.errors import NotCheckedError, UserError
 from kubectl_gpujob.strictness import refuse_missing_images, refuse_unknown_fields
 
-# Asks the API server about a GPUJob in a namespace: `Cluster.refusal`.
+# Returns why the API server rejects a GPUJob in a namespace: `Cluster.refusal`.
 Refusal = Callable[[Mapping[str, Any], str], str]
-# Jobs are in it whether there is a GPUQueue of the name or not.
+# Jobs may be in it even without a GPUQueue of this name.
 DEFAULT_QUEUE = "default"
 FILE_BYTES_MAX = 8 * 1024**2
 HORIZON_SECONDS_MAX = 30 * 86_400.0
@@ -39,7 +39,7 @@ _QUOTA_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_text(path: Path) -> str:
-    """A file's text; `-` is standard input. Raises `UserError`."""
+    """Returns a file's text; `-` is standard input. Raises `UserError`."""
     try:
         if str(path) == "-":
             return sys.stdin.read(FILE_BYTES_MAX)
@@ -60,7 +60,7 @@ def changes_of(
     quotas: Iterable[str] = (),
     refusal: Refusal | None = None,
 ) -> Edits:
-    """The requested edits. `queues` are the existing ones. Raises `UserError`."""
+    """Returns the requested edits. `queues` are the existing ones. Raises `UserError`."""
     jobs: list[GPUJob] = []
     changed = {}
     for path in files:
@@ -84,8 +84,10 @@ def changes_of(
 def nouns_of(
     text: str, name: str, namespace: str, refusal: Refusal | None = None
 ) -> list[GPUJob | GPUQueue]:
-    """The jobs and queues of a file with one or several documents; objects of other groups, such
-    as a job's claim, are passed over. `refusal` asks the API server. Raises `UserError`.
+    """Returns the jobs and queues of a file with one or several documents.
+
+    Objects of other groups, such as a job's claim, are skipped. `refusal` queries the API server.
+    Raises `UserError`.
     """
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
@@ -109,7 +111,7 @@ def nouns_of(
 def _noun(
     document: object, where: str, namespace: str, refusal: Refusal | None
 ) -> GPUJob | GPUQueue | None:
-    """None for an object of another group."""
+    """Returns the object, or None for one of another group."""
     if not isinstance(document, Mapping):
         raise FieldError("document", f"must be an object; got {type(document).__name__}")
     manifest = cast("Mapping[str, Any]", document)
@@ -137,8 +139,8 @@ def _is_ours(version: str) -> bool:
 
 
 def _ask(manifest: Mapping[str, Any], where: str, namespace: str, refusal: Refusal | None) -> None:
-    """Raises `UserError` with the API server's own words. Where it cannot be asked, the checks
-    that follow are all.
+    """Raises `UserError` with the API server's own words. If it cannot be reached, only the later
+    checks apply.
     """
     if refusal is None:
         return
@@ -182,7 +184,8 @@ def with_quota(text: str, queues: Mapping[str, GPUQueue]) -> GPUQueue:
 def refuse_unused_queues(
     quotas: Iterable[str], queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]
 ) -> None:
-    """A queue that is not there may be asked about if a job names it; else it is a typing error.
+    """Rejects quotas for a queue that neither exists nor is named by a job, as a typing error.
+
     Raises `UserError`.
     """
     known = {DEFAULT_QUEUE, *(queue.metadata.name for queue in queues)}
@@ -198,7 +201,7 @@ def refuse_unused_queues(
 
 
 def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GPUQueueSpec:
-    """Uses the codec, so that values are parsed and bounded as in a manifest."""
+    """Sets a field through the codec, so that values are parsed and bounded as in a manifest."""
     head, *tail = place
     if not tail:
         part = decode(GPUQueueSpec, {head: value}, "spec")

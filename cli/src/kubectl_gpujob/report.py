@@ -1,7 +1,7 @@
 """kubectl gpujob report: one page of measurements and gains.
 
-The first and the latest steps ran at different times, beside different co-tenants, so their times
-are shown without a factor. A speed-up is what the worker measured in turns.
+The first and the latest steps ran at different times, next to different jobs, so their times are
+shown without a factor. A speed-up is the worker's alternating measurement.
 """
 
 from datetime import datetime
@@ -31,7 +31,7 @@ _COUNTERS = {
 
 
 def speedup(job: GPUJob) -> Speedup | None:
-    """The speed-up measured in turns; None in modes that apply nothing."""
+    """Returns the speed-up of the alternating measurement, or None in modes that apply nothing."""
     measured = job.status.measurement
     if measured is None or attempt_mode(job) is not OptimizeMode.AUTO:
         return None
@@ -39,7 +39,7 @@ def speedup(job: GPUJob) -> Speedup | None:
 
 
 def comparison(job: GPUJob) -> list[Comparison]:
-    """Rows of (what, before, after, change). Empty until both are measured."""
+    """Returns rows of (what, before, after, change). Empty until both are measured."""
     measured = job.status.measurement
     if measured is None or measured.baseline is None or measured.current is None:
         return []
@@ -65,7 +65,7 @@ def comparison(job: GPUJob) -> list[Comparison]:
 
 
 def rows(job: GPUJob, now: datetime) -> list[Row]:
-    """Everything except the comparison."""
+    """Returns all rows except the comparison."""
     status = job.status
     found: list[Row] = [("Phase", _phase(job, now))]
     if status.tuned is not None:
@@ -100,7 +100,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
 
 
 def as_json(job: GPUJob) -> dict[str, Any]:
-    """The same for programs; values that are not measured are left out."""
+    """Returns the same for programs. Values that are not measured are left out."""
     status = job.status
     result: dict[str, Any] = {
         "namespace": job.metadata.namespace,
@@ -156,14 +156,14 @@ def _measurement(measured: Measurement) -> list[Row]:
 
 
 def _stated(job: GPUJob, kind: str) -> list[Row]:
-    """The row of a condition that says what is amiss, while it is so."""
+    """Returns the row of a condition that reports a problem, while it is True."""
     found = find(job.status, kind)
     is_so = found is not None and found.status is ConditionStatus.TRUE
     return [(kind, found.message)] if found is not None and is_so else []
 
 
 def _protection(job: GPUJob) -> list[Row]:
-    """What an interruption loses; nothing while that is not known."""
+    """Returns what an interruption loses, or nothing while that is not known."""
     if unprotected := _stated(job, UNPROTECTED):
         return unprotected
     words = {

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs."""
+"""The output of the commands: tables for people, JSON for programs."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from kubectl_gpujob.table import table_lines
 if TYPE_CHECKING:
     from kubectl_gpujob.simulate import Answer
 
-# Wide enough for every column when the output is a pipe: programs want whole lines.
+# Wide enough for every column when the output is a pipe, because programs want whole lines.
 PIPE_COLUMNS = 4096
 JOB_COLUMNS = (
     *("NAMESPACE", "NAME", "QUEUE", "PHASE", "PROGRESS", "WHERE", "SPEED", "MEMORY", "COST"),
@@ -32,12 +32,12 @@ def _console() -> Console:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """A row. What users and workers wrote is in it, and must not control the terminal."""
+    """Adds a row. It has texts of users and workers, which must not control the terminal."""
     table.add_row(*map(visible, cells))
 
 
 def _show(table: Table) -> None:
-    """Without the blanks that fill up its lines."""
+    """Prints a table without trailing blanks."""
     console = _console()
     with console.capture() as shown:
         console.print(table)
@@ -90,7 +90,9 @@ def print_jobs(jobs: Sequence[GPUJob], now: datetime, *, namespaces: bool) -> No
 
 
 def _job_cells(job: GPUJob, now: datetime) -> dict[str, str]:
-    """What users and workers wrote is in it, and must not control the terminal."""
+    """Returns a job's cells. They have texts of users and workers, which must not control the
+    terminal.
+    """
     summary = job.status.summary
     cells = (
         job.metadata.namespace,

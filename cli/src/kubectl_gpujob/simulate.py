@@ -1,4 +1,4 @@
-"""kubectl gpujob simulate: what the operator would do, as text and as JSON."""
+"""kubectl gpujob simulate: the operator's future decisions, as text and as JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -65,13 +65,13 @@ def answer(
 
 
 def _option(error: FieldError) -> str:
-    """The option that the field belongs to."""
+    """Returns the option to which the field belongs."""
     options = {"without node": "--without-node", "more nodes": "--add-nodes"}
     return f"{options.get(error.field, error.field)}: {error.problem}"
 
 
 def _asked(jobs: Iterable[GPUJob], names: Sequence[str], namespace: str) -> list[str]:
-    """UIDs of the jobs to show, in order."""
+    """Returns the UIDs of the jobs to show, in order."""
     here = {job.metadata.name: job for job in jobs if job.metadata.namespace == namespace}
     missing = [name for name in names if name not in here]
     if missing:
@@ -102,7 +102,9 @@ def headline(found: Answer) -> str:
 
 
 def rows(job: JobTimeline, found: Answer) -> list[Row]:
-    """One job: why it waits, where and when it starts, and what happens to it."""
+    """Returns the rows of one job: why it waits, where and when it starts, and what
+    happens to it.
+    """
     events: list[tuple[float, Row]] = [(one.seconds, _placed(one)) for one in job.placed]
     events += [
         (one.seconds, ("Interrupted", f"{_in(one.seconds)}: {_stopped(one)}"))
@@ -123,13 +125,13 @@ def rows(job: JobTimeline, found: Answer) -> list[Row]:
 
 
 def _stopped(one: Stopped) -> str:
-    """The operator's message; for a stop for another job's sake it includes the loss."""
+    """Returns the operator's message. A stop for another job's sake already includes the loss."""
     lost = f"; loses {one.lost_gpu_seconds:.0f} GPU-seconds"
     return f"{one.reason}: {one.message}{'' if rule_for(one.reason).for_others else lost}"
 
 
 def other_rows(found: Answer) -> list[Row]:
-    """Changes for existing jobs."""
+    """Returns the changes for existing jobs."""
     return [(one.after.name, _change(one, found)) for one in found.others]
 
 
@@ -227,7 +229,9 @@ def _job_json(job: JobTimeline) -> dict[str, Any]:
 
 
 def _outcome_json(job: JobTimeline) -> dict[str, Any]:
-    """The outcome of a job; times in seconds from now, null for what does not happen."""
+    """Returns the outcome of a job. Times are in seconds from now, and null for events that do not
+    happen.
+    """
     return {
         "startsSeconds": _rounded(job.starts_seconds),
         "finishedSeconds": _rounded(job.finished_seconds),

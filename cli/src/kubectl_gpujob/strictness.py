@@ -1,5 +1,7 @@
-"""What the API server refuses and the nouns pass over: fields that do not exist, and pods without
-an image. For files that the API server is not asked about.
+"""Checks that the API server makes and the nouns do not: fields that do not exist, and pods without
+an image.
+
+They are for files that the API server does not check.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +17,9 @@ _CONTAINERS = ("containers", "initContainers")
 
 
 def refuse_unknown_fields(spec_kind: type, manifest: Mapping[str, Any]) -> None:
-    """In the words of the API server. What is below the template's spec is the API server's to
-    know. Raises `FieldError`.
+    """Raises `FieldError` for unknown fields, in the words of the API server.
+
+    Fields below the template's spec are left to the API server.
     """
     spec = _object(manifest.get("spec"))
     unknown = [name for name in manifest if name not in _OBJECT]
@@ -29,7 +32,7 @@ def refuse_unknown_fields(spec_kind: type, manifest: Mapping[str, Any]) -> None:
 
 
 def refuse_missing_images(job: GPUJob) -> None:
-    """Raises `FieldError` as the API server refuses the pod."""
+    """Raises `FieldError` for a container without an image, as the API server does."""
     pod = _object(job.spec.template.get("spec"))
     for kind in _CONTAINERS:
         listed = pod.get(kind)

@@ -1,17 +1,22 @@
-"""A table of plain lines that fits a terminal: what matters least is left out, no line wraps."""
+"""A table of plain lines that fits a terminal: unimportant columns are left out, and no
+line wraps.
+"""
 
 from collections.abc import Mapping, Sequence
 
 _GAP = "   "
-# The last column is cut; with less room than this it is left out.
+# The last column is cut. It is left out if there is less room than this.
 LAST_CHARACTERS_MIN = 20
 
 
 def table_lines(
     rows: Sequence[Mapping[str, str]], columns: Sequence[str], least: Sequence[str], width: int
 ) -> list[str]:
-    """The heading and a line for each row, without blanks at their ends. `columns`: in order; the
-    last one may be cut. `least`: what is left out where there is no room, the first one first."""
+    """Returns the heading and a line for each row, without trailing blanks.
+
+    `columns` are in order, and the last one may be cut. `least` are the columns to leave out
+    without room, the first one first.
+    """
     widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in columns}
     *shown, last = columns
     for name in least:

@@ -10,7 +10,7 @@ _ALWAYS_SAID = ("precision", "batch_per_step", "compile", "activation_checkpoint
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: 850 ms, 12 s, 3m 20s, 2h 05m, 4d 3h."""
+    """Returns the two largest units: 850 ms, 12 s, 3m 20s, 2h 05m, 4d 3h."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if seconds < 1:
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: datetime | None, now: datetime) -> str:
-    """In whole seconds, as two clocks are compared."""
+    """Returns the age in whole seconds, because two clocks are compared."""
     if moment is None:
         return ""
     seconds = max(round((now - moment).total_seconds()), 0)
@@ -33,7 +33,7 @@ def age(moment: datetime | None, now: datetime) -> str:
 
 
 def change_percent(before: float, after: float) -> str:
-    """-48 % for a fall by 48 per cent; empty when there is nothing to compare with."""
+    """Returns -48 % for a fall by 48 per cent, or an empty text without a reference."""
     return f"{(after - before) / before:+.0%}".replace("%", " %") if before > 0 else ""
 
 
@@ -49,7 +49,7 @@ def ordinal(number: int) -> str:
 
 
 def placement(where: Placement) -> list[str]:
-    """One line for each worker: its node and its GPUs."""
+    """Returns one line for each worker: its node and its GPUs."""
     spot = " (spot)" if where.spot else ""
     model = f", {where.gpu_model}" if where.gpu_model else ""
     return [
@@ -59,7 +59,7 @@ def placement(where: Placement) -> list[str]:
 
 
 def settings(tuned: TunedSettings, job: GPUJob) -> str:
-    """The applied settings in one line."""
+    """Returns the applied settings in one line."""
     parts = [tuned.precision.value]
     total = job.spec.optimize.batch_size.total
     if tuned.batch_per_step is not None:

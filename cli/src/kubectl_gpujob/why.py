@@ -19,7 +19,7 @@ _DECISIVE = {
     JobPhase.SUCCEEDED: SUCCEEDED,
     JobPhase.FAILED: FAILED,
 }
-# Of a job that waits for something else than its turn.
+# Reasons of a job that waits for something other than its turn.
 _OUT_OF_ORDER = frozenset(
     {
         PendingReason.SUSPENDED,
@@ -43,8 +43,10 @@ class Position:
 
 
 def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
-    """By priority, then age; None if the job is not pending. The operator may let a later job
-    backfill, so the position shows which jobs are ahead, not when the job starts.
+    """Returns the position by priority, then age; None if the job is not pending.
+
+    The operator may let a later job backfill, so the position shows which jobs are ahead, not when
+    the job starts.
     """
     waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
     order = sorted(waiting, key=_priority_and_age)
@@ -66,7 +68,7 @@ def headline(job: GPUJob, now: datetime) -> str:
 
 
 def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
-    """All facts, the most important first."""
+    """Returns all facts, the most important first."""
     status = job.status
     found, said = _conditions(job, now)
     failure = status.failure
@@ -95,7 +97,7 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
 
 
 def _conditions(job: GPUJob, now: datetime) -> tuple[list[Row], set[str]]:
-    """A row for each condition, and the messages in them: each message once."""
+    """Returns a row for each condition, and the messages in them. Each message is shown once."""
     found: list[Row] = []
     said: set[str] = set()
     for condition in _by_interest(job):
@@ -106,8 +108,9 @@ def _conditions(job: GPUJob, now: datetime) -> tuple[list[Row], set[str]]:
 
 
 def _waits_in_order(job: GPUJob) -> bool:
-    """Whether its place by priority and age says more than the operator's own words do: those may
-    have a position, or a reason that no place in the order ends.
+    """Returns whether the place by priority and age adds to the operator's own words.
+
+    Those may have a position already, or a reason that no place in the order ends.
     """
     scheduled = next((one for one in job.status.conditions if one.type == SCHEDULED), None)
     if scheduled is None:
@@ -116,7 +119,7 @@ def _waits_in_order(job: GPUJob) -> bool:
 
 
 def log_command(job: GPUJob) -> str:
-    """The command that shows the last attempt's logs: its pods stay as long as the job."""
+    """Returns the command that shows the last attempt's logs. Its pods stay as long as the job."""
     name, namespace = job.metadata.name, job.metadata.namespace
     if job.spec.workers == 1:
         return f"kubectl logs -n {namespace} {name}-{job.status.attempt}-0 -c {WORKER_CONTAINER}"
@@ -153,8 +156,10 @@ def _since(job: GPUJob) -> datetime | None:
 
 
 def _by_interest(job: GPUJob) -> list[Condition]:
-    """First the condition that the phase rests on; then False before Unknown before True, and the
-    newest first. That a job is not finished yet comes last.
+    """Returns the conditions in order: first the one that decides the phase, then False before
+    Unknown before True, and newest first.
+
+    A condition that only reports an unfinished job comes last.
     """
     decisive = _DECISIVE.get(job.status.phase, RUNNING)
     order = {ConditionStatus.FALSE: 0, ConditionStatus.UNKNOWN: 1, ConditionStatus.TRUE: 2}
