@@ -20,7 +20,7 @@ class _Refused:
 
 
 class Backoff:
-    """The wait doubles with each failure in a row, with jitter. A success resets it."""
+    """The wait doubles with each consecutive failure, with jitter. A success resets it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Backoff:
         return len(self._refused)
 
     def seconds_left(self, target: Target) -> float:
-        """Seconds until the next try is allowed; 0 if it is allowed now."""
+        """Returns the seconds until the next try is allowed. 0 if it is allowed now."""
         known = self._refused.get(target)
         return 0.0 if known is None else max(0.0, known.until - self._monotonic())
 

@@ -1,7 +1,8 @@
-"""Makes the claims for the checkpoints of jobs that name no place for them.
+"""Creates the claims for the checkpoints of jobs that name no place for them.
 
-A claim is made before the first pod that mounts it, and looked at before each later one. It is read
-first: a ResourceQuota, which is asked before the name, may be full because of it.
+A claim is created before the first pod that mounts it, and checked before each later one. It is
+read first, because a ResourceQuota is checked before the name and may be full because of this very
+claim.
 """
 
 from collections.abc import Callable
@@ -21,8 +22,9 @@ _NEXT_STEP = "set spec.checkpoint.volumeClaimName, or name the job otherwise"
 
 
 class CheckpointClaims:
-    """`template` None: no job gets a claim. `as_leader` returns the client for one request that
-    changes something, or raises.
+    """Creates claims. No job gets a claim if `template` is None.
+
+    `as_leader` returns the client for one changing request, or raises.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class CheckpointClaims:
         self._template = template
 
     async def make(self, job: GPUJob) -> None:
-        """Makes the job's claim unless it is there, or the job gets none. Raises `ApiError` where
-        the job's pods must not be created: also where a claim of the name is not the job's own.
+        """Creates the job's claim unless it exists or the job gets none.
+
+        Raises `ApiError` if the job's pods must not be created. It also raises it if a claim of
+        this name does not belong to the job.
         """
         template = self._template
         if template is None or not gets_default_claim(job, template):
@@ -61,7 +65,7 @@ class CheckpointClaims:
 
 
 def _problem(claim: Manifest, job: GPUJob) -> str:
-    """Why the job must not use the claim; empty where it is the job's own."""
+    """Returns why the job must not use the claim. Empty if the claim belongs to the job."""
     metadata = mapping(claim.get("metadata"))
     name = default_claim_name(job)
     owners = mappings(metadata.get("ownerReferences"))

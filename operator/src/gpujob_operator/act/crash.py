@@ -11,8 +11,8 @@ _NOT_COUNTED = frozenset({EVENTS, LEASES, TOKEN_REVIEWS})
 
 
 class CrashAfterWrites:
-    """Pass it to `Kube` as `after_write`. It counts writes of a plan: statuses, pods
-    and profiles.
+    """Counts the writes of a plan: statuses, pods and profiles. Pass it to `Kube` as
+    `after_write`.
     """
 
     def __init__(self, writes: int, end: Callable[[int], object] = os._exit) -> None:

@@ -1,7 +1,7 @@
 """Posts Kubernetes events in the background, best effort. An event never delays another write.
 
-The same event about the same object is posted at most once in `REPEAT_SECONDS`; one that was not
-stored may come again. Where the API server asks to slow down, all events wait.
+The same event about the same object is posted at most once in `REPEAT_SECONDS`. An event that was
+not stored may be posted again. All events wait if the API server asks to slow down.
 """
 
 import asyncio

@@ -1,15 +1,19 @@
 """Writes plans in the background: in order for one job, in parallel for different jobs.
 
-The executor decides nothing, and no decision waits for a write. The items that a plan has for one
-job form a *lane*: they are written one after the other, except that the pods of a gang are written
-in parallel. While a lane is under way, its decision is *assumed* in the next snapshots (`assume`).
-Items of later plans for the same job are held back, and the job is decided again once the lane has
-ended. Only a status that waits for its slot is not sent when a newer one is there: the newer one
-takes its place.
+* In: plans (`submit`) and snapshots (`assume`).
+* Does: writes the items of each job in a lane. It decides nothing, and no decision waits for it.
+* Out: requests through `ItemRunner`, and snapshots that include statuses in flight.
+* Called by: `loop`, in every cycle.
+
+The items that a plan has for one job form a *lane*. They are written one after the other, except
+that the pods of a gang are written in parallel. While a lane is in flight, its decision is
+*assumed* in the next snapshots. Items of later plans for the same job are held back, and the job is
+decided about again after the lane has ended. There is one exception: a status that still waits for
+its slot is replaced by a newer one.
 
 A write that no longer fits (a conflict, or an object that is gone) is dropped together with the
-later items of the plan for the same job. The next cycle sees the new state and decides again.
-Therefore a crash between any two writes leaves no state that a later cycle cannot handle.
+later items of the plan for the same job. The next cycle sees the new state and decides again. A
+crash between any two writes therefore leaves no state that a later cycle cannot handle.
 """
 
 import asyncio
@@ -44,10 +48,10 @@ from gpujob_operator.telemetry.metrics import Metrics
 log = Log(__name__)
 
 LANES_MAX = 3000
-# Those of one namespace, whose writes may all hang: the others have the rest.
+# The part of the lanes that one namespace may use, even if all of its writes hang.
 NAMESPACE_LANES_FRACTION = 2 / 3
-# Statuses that only tell, and found no lane, are decided again once so many lanes are free, and not
-# whenever one is: hundreds of them would be decided anew in each cycle.
+# Informative statuses that found no lane are decided again once this part of the lanes is free.
+# Otherwise hundreds of them would be decided again in each cycle.
 TELLS_BATCH_FRACTION = 1 / 16
 
 
@@ -55,9 +59,9 @@ TELLS_BATCH_FRACTION = 1 / 16
 class Submission:
     """How many of a plan's items were started, and why others were not.
 
-    `overtaking` statuses took the place of older ones, which are not sent. `held_back` items belong
-    to a lane that is under way. `postponed` items found too many lanes. `backing_off` items were
-    refused recently. `retry_seconds` is when the first of these may be tried.
+    `overtaking` statuses replaced older ones, which are not sent. `held_back` items belong to a
+    lane in flight. `postponed` items found no free lane. `backing_off` items were refused recently.
+    `retry_seconds` is when the first of these may be tried.
     """
 
     started: int = 0
@@ -80,8 +84,9 @@ class _Assumed:
     job: GPUJob | None = None
 
     def overlay(self, current: GPUJob) -> GPUJob:
-        """The job with the assumed status, unless another writer has changed the status
-        meanwhile.
+        """Returns the job with the assumed status.
+
+        Returns the job unchanged if another writer has changed the status meanwhile.
         """
         if current is not self.seen:
             self.seen = current
@@ -94,18 +99,18 @@ class _Assumed:
 class _Lane:
     items: list[PlanItem]
     namespace: str = ""
-    # What is being written, where the items are written one after the other.
+    # The item being written, if the items are written one after the other.
     sending: Sending | None = None
     task: asyncio.Task[None] | None = None
     assumed: _Assumed | None = None
 
     def hurry(self) -> None:
-        """Items of a later plan wait for the end of the lane."""
+        """Speeds up the lane, because items of a later plan wait for its end."""
         if self.sending is not None:
             self.sending.hurry()
 
     def withdraw(self) -> bool:
-        """Ends the lane without its only item. False if that cannot be any more."""
+        """Ends the lane without its only item. Returns False if that is no longer possible."""
         return len(self.items) == 1 and self.sending is not None and self.sending.withdraw()
 
 
@@ -120,23 +125,24 @@ class Executor:
     ) -> None:
         self._runner = runner
         self._metrics = metrics
-        # Called when a lane has ended: items that were held back or failed must be decided again.
+        # Called when a lane has ended, because held-back or failed items must be decided again.
         self._settled = settled
         self._lanes_max = lanes_max
         self._lanes: dict[str, _Lane] = {}
         self._lanes_of: Counter[str] = Counter()
-        # Of the last plan: nothing of them was tried, after a refusal.
+        # Lanes of the last plan in which nothing was tried, after a refusal.
         self._backing_off: list[str] = []
-        # What only tells and found no lane, since lanes were free for it. In order, as plans are.
+        # Informative items that found no lane, since lanes were last free for them. In the order of
+        # plans.
         self._waiting_to_tell: dict[str, None] = {}
 
     @property
     def lanes(self) -> int:
-        """How many lanes are under way."""
+        """The number of lanes in flight."""
         return len(self._lanes)
 
     def submit(self, plan: Plan) -> Submission:
-        """Starts to write the plan's items and returns at once.
+        """Starts to write the plan's items and returns immediately.
 
         Call it in the event loop, before reading anything that is not in the plan's snapshot.
         """
@@ -169,8 +175,11 @@ class Executor:
         return Submission(started, overtaking, held_back, postponed, backing_off, retry_seconds)
 
     def _has_lane_for(self, items: Sequence[PlanItem]) -> bool:
-        """What only tells, and may be deferred, leaves half of the lanes to all else; what is of
-        one namespace leaves a third to the others."""
+        """Returns whether the items may take a lane.
+
+        Informative items leave half of the lanes to all others. The items of one namespace leave a
+        third of the lanes to other namespaces.
+        """
         if not items:
             return True
         if self._lanes_left(namespace_of(items[0])) <= 0:
@@ -186,9 +195,10 @@ class Executor:
         return ceil(self._lanes_max * NAMESPACE_LANES_FRACTION) - self._lanes_of[namespace]
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the statuses that are being written, whose jobs it names, and the pods
-        that were refused. Capacity that a write will free still counts as reserved
-        (`assumed_status`).
+        """Returns the snapshot with the statuses that are being written, their jobs, and refused
+        pods.
+
+        Capacity that a write will free still counts as reserved (`assumed_status`).
         """
         return self._runner.tell(self._with_assumed(snapshot))
 
@@ -217,19 +227,24 @@ class Executor:
         return replace(snapshot, jobs=jobs)
 
     def take_results(self) -> Counter[WriteResult]:
-        """Returns the results of the writes that ended since the last call, and forgets them."""
+        """Returns and resets the results of the writes that ended since the last call."""
         results, self._runner.results = self._runner.results, Counter()
         return results
 
     async def ended(self) -> None:
-        """Returns when no lane is under way. Each ends soon if nothing may be sent any more, which
-        is asked before each request: call it then."""
+        """Returns when no lane is in flight.
+
+        Call it when nothing may be sent any more. Each lane then ends soon, because leadership is
+        checked before each request.
+        """
         while tasks := [lane.task for lane in self._lanes.values() if lane.task is not None]:
             await asyncio.wait(tasks)
 
     async def drain(self, seconds: float) -> bool:
-        """Waits for the lanes under way, then cancels those that are left. Returns False if there
-        were any: what they sent may still arrive. Call it when nothing more is submitted."""
+        """Waits for the lanes in flight, then cancels the rest. Returns False if there was a rest.
+
+        Requests of cancelled lanes may still arrive. Call it when nothing more is submitted.
+        """
         self._runner.stop_deferring()
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if not tasks:
@@ -243,8 +258,9 @@ class Executor:
         return not left
 
     def _ready(self, items: Sequence[PlanItem], waits: list[float]) -> list[PlanItem]:
-        """The items that may be tried now. Items after a blocked one wait with it; pods of a gang
-        do not wait for one another.
+        """Returns the items that may be tried now.
+
+        Items after a blocked one wait with it. Pods of a gang do not wait for one another.
         """
         ready: list[PlanItem] = []
         for item in items:
@@ -258,8 +274,9 @@ class Executor:
         return ready
 
     def _overtakes(self, lane: _Lane, items: Sequence[PlanItem]) -> bool:
-        """Lets a newer status take the place of the lane's only item while that one waits for its
-        slot. False if the items have to wait for the lane's end.
+        """Replaces the lane's only item by a newer status while it waits for its slot.
+
+        Returns False if the items have to wait for the lane's end.
         """
         sending, assumed = lane.sending, lane.assumed
         if sending is None or sending.sent or assumed is None:
@@ -275,7 +292,7 @@ class Executor:
         return True
 
     def _make_way(self, lane: _Lane, items: Sequence[PlanItem]) -> None:
-        """The lane ends soon, for items of a later plan: they are decided again then."""
+        """Ends the lane soon, so that the items of a later plan can be decided again."""
         if is_outdated_by(lane.items[0], items) and lane.withdraw():
             self._metrics.overtaken_writes.inc()
         else:
@@ -332,13 +349,13 @@ class Executor:
 
 
 def _assumed(item: WriteStatus) -> _Assumed | None:
-    """What counts while the item is being written; None: what was before."""
+    """Returns what counts while the item is being written. None: the previous status."""
     status = assumed_status(item.job.status, item.status)
     return None if status is None else _Assumed(item, status)
 
 
 def _lane(item: PlanItem) -> str:
-    """The lane of an item: one for each job, queue or profile."""
+    """Returns the lane of an item: one per job, queue or profile."""
     match item:
         case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.uid

@@ -1,9 +1,9 @@
 """Carries one write of a plan to its end: retries it, confirms it, backs off, and counts the
 result.
 
-A failure concerns only its own object. A refused write is tried again after the object's own
-back-off. A write without an answer may have taken effect: the object is read by name until the API
-server answers. Only the caller waits for that.
+A failure affects only its own object. A refused write is tried again after the object's own
+back-off. A write without an answer may have taken effect, so the object is read by name until the
+API server answers. Only the caller waits for that.
 """
 
 from collections import Counter
@@ -44,57 +44,60 @@ log = Log(__name__)
 # A write without an answer may still take effect for this long after a read found nothing.
 LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
-# The API server's words where a webhook has side effects: it could not be asked.
+# The API server's message if a webhook has side effects, so that a dry run cannot ask it.
 NO_DRY_RUN = "does not support dry run"
 
 
 class Placements(Protocol):
-    """Jobs by UID; see `observe.placement_records`."""
+    """Placements of jobs by UID. See `observe.placement_records`."""
 
     def place(self, job: GPUJob, status: GPUJobStatus) -> None:
-        """The pod that records this status of the job is about to be created."""
+        """Records that the pod with this status of the job is about to be created."""
         ...
 
     def is_placed(self, uid: str) -> bool:
-        """Whether the record still counts: not where this process lost the lead meanwhile."""
+        """Returns whether the record still counts. It does not after this process lost the lead."""
         ...
 
     def withdraw(self, uid: str, *, in_doubt: bool) -> None:
-        """No status was written, and no pod was created; `in_doubt`: one may be."""
+        """Removes the record, because no status was written and no pod was created.
+
+        `in_doubt` means that a pod may have been created.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Sending:
-    """An item on its way. Until its first request is sent, a newer item may take its place."""
+    """An item on its way. A newer item may replace it until its first request is sent."""
 
     item: PlanItem
     sent: bool = False
-    # A request had no answer: it may take effect at any time.
+    # A request had no answer and may take effect at any time.
     unanswered: bool = False
     _deferral: Deferral | None = None
     _awaited: bool = False
 
     def deferral(self) -> Deferral | None:
-        """That of the next request; None: it is urgent."""
+        """Returns the deferral of the next request, or None if the item is urgent."""
         urgent = self._awaited or not only_tells(self.item)
         self._deferral = None if urgent else Deferral()
         return self._deferral
 
     def take_the_place(self, item: WriteStatus) -> None:
-        """Sends this item instead, and at once where something waits for it."""
+        """Sends this item instead, without delay if something waits for it."""
         self.item = item
         if not only_tells(item):
             self.hurry()
 
     def hurry(self) -> None:
-        """Something waits for the item: it is sent as soon as there is a slot."""
+        """Sends the item as soon as there is a slot, because something waits for it."""
         self._awaited = True
         if self._deferral is not None:
             self._deferral.hurry()
 
     def withdraw(self) -> bool:
-        """The item is not sent any more. False if it is too late for that, or too early."""
+        """Withdraws the item. Returns False if it is too late for that, or too early."""
         return not self.sent and self._deferral is not None and self._deferral.withdraw()
 
 
@@ -114,7 +117,7 @@ class ItemRunner:
         placements: Placements | None = None,
         requests_of_jobs: Callable[[str], Iterable[PodRequests]] = lambda namespace: (),
     ) -> None:
-        """`requests_of_jobs`: what the jobs' pods in a namespace ask for."""
+        """`requests_of_jobs` returns the requests of the jobs' pods in a namespace."""
         self._writer = writer
         self._metrics = metrics
         self._monotonic = monotonic
@@ -132,22 +135,26 @@ class ItemRunner:
         self.results: Counter[WriteResult] = Counter()
 
     def pinned(self, item: PlanItem) -> PlanItem:
-        """The item with the state of the cluster for which it was decided. Call it before anything
-        else is decided."""
+        """Returns the item with the state of the cluster for which it was decided.
+
+        Call it before anything else is decided.
+        """
         if isinstance(item, WriteStatus) and item.pod is not None and self._placements is None:
             return replace(item, pod=None)
         return self._writer.pinned(item)
 
     def seconds_left(self, item: PlanItem) -> float:
-        """Seconds for which the item's object still backs off; 0 if the item may be tried now."""
+        """Returns the seconds for which the item's object still backs off. 0 if it may be tried
+        now.
+        """
         seconds = self._backoff.seconds_left(target_of(item))
         if isinstance(item, CreatePod) and needs_service(item):
             return max(seconds, self._backoff.seconds_left(service_target(item.job)))
         return seconds
 
     def tell(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the pods and templates that were refused, and the pods that may have
-        been created.
+        """Returns the snapshot with refused pods and templates, and with pods that may have been
+        created.
         """
         snapshot = self._attempts.tell(self.refusals.tell(snapshot))
         return snapshot if self._trials is None else self._trials.tell(snapshot)
@@ -171,21 +178,27 @@ class ItemRunner:
             refused = any(note.reason == RESUME_REFUSED for note in item.events)
             self._metrics.resumes_refused.inc(refused)
         if isinstance(item, CreatePod) and result is WriteResult.DONE:
-            # Here and not below, where the Service of a gang is created for its first pod, too.
+            # Only here, because the Service of a gang is also created for its first pod (see
+            # `run_service`).
             self.refusals.created(item)
             self._attempts.created(item)
         self.results[result] += 1
         return result
 
     def placing(self, item: WriteStatus) -> None:
-        """Call it when a placement with a pod is submitted, before anything else is decided."""
+        """Records a placement with a pod. Call it at its submission, before anything else is
+        decided.
+        """
         self._attempts.placing(item)
         if self._placements is not None:
             self._placements.place(item.job, item.status)
 
     async def place(self, sending: Sending, item: WriteStatus, pod: CreatePod) -> WriteResult:
-        """Creates the pod that records the placement. Where it cannot be created, the status is
-        written at once: from then on the attempt is like any other."""
+        """Creates the pod that records the placement.
+
+        If it cannot be created, the status is written at once. From then on the attempt is like any
+        other.
+        """
         result = of_pod = WriteResult.REFUSED
         of_creation = Sending(pod)
         if await self._is_of_refused_template(item):
@@ -215,11 +228,13 @@ class ItemRunner:
             self._placements.withdraw(item.job.metadata.uid, in_doubt=in_doubt)
 
     def stop_deferring(self) -> None:
-        """What only tells is sent as soon as there is a slot."""
+        """Sends informative writes as soon as there is a slot."""
         self._slots.stop_deferring()
 
     async def _is_of_refused_template(self, item: PlanItem) -> bool:
-        """True for a placement whose pods the API server would refuse: it is not written."""
+        """Returns True for a placement whose pods the API server would refuse. It is not
+        written.
+        """
         if self._trials is None or not isinstance(item, WriteStatus):
             return False
         if item.job.status.placement is not None or item.status.placement is None:
@@ -228,14 +243,14 @@ class ItemRunner:
         return bool(await self._trials.refusal(placed, self._try))
 
     async def _try(self, job: GPUJob) -> Answer | None:
-        """What the API server says of the job's pod; None without an answer."""
+        """Returns the API server's answer to the job's pod, or None without an answer."""
         try:
             async with self._slots.held(job.metadata.namespace):
                 if not self._writer.may_act():
                     return None
                 await self._writer.try_pod(job)
         except (Conflict, AlreadyExists):
-            # The name is taken, which the creation will say.
+            # The name is taken, which the creation will report.
             return Answer()
         except UnfitClaim as error:
             return Answer(error.message, error.why)
@@ -330,7 +345,7 @@ class ItemRunner:
                 self._trials.forget(item.job)
 
     def _words(self, message: str, job: GPUJob) -> str:
-        """A refusal, with what jobs use of the quota that it names."""
+        """Returns a refusal, with the jobs' use of the quota that it names."""
         return with_quota_figures(message, self._requests_of_jobs(job.metadata.namespace))
 
     async def _request(self, sending: Sending, call: Callable[[], Awaitable[object]]) -> None:
@@ -358,7 +373,7 @@ class ItemRunner:
                 log.warning("unreadable", object=_name(target_of(item)), error=str(error))
                 return WriteResult.FAILED
             if result is WriteResult.FAILED and late:
-                # The object is not there, but a request may stay under way after its caller gave
+                # The object does not exist, but a request may stay in flight after its caller gave
                 # up.
                 late = False
                 await self._retry.sleep(LATE_SECONDS)
@@ -376,9 +391,10 @@ class ItemRunner:
         return found[0]
 
     def _back_off(self, target: Target, item: PlanItem, result: WriteResult) -> None:
-        """Starts the back-off after a refusal. A conflict needs none, because the next cycle
-        decides on the new state. A pod name that is taken stays taken for a while and does need
-        one.
+        """Starts the back-off after a refusal.
+
+        A conflict needs none, because the next cycle decides on the new state. A pod name that is
+        taken does need one, because it stays taken for a while.
         """
         taken = isinstance(item, CreatePod) and result in (WriteResult.CONFLICT, WriteResult.GONE)
         if taken or result in (WriteResult.REFUSED, WriteResult.FAILED):
@@ -389,13 +405,13 @@ class ItemRunner:
 
 
 def _counts_once_sent(item: PlanItem) -> bool:
-    """True for what must not take effect once it was given up."""
+    """Returns True for an item that must not take effect after it was given up."""
     records = isinstance(item, CreatePod) and item.record is not None
     return records or isinstance(item, WriteStatus)
 
 
 def needs_service(item: CreatePod) -> bool:
-    """True for rank 0 of a gang, whose Service is created before its pods."""
+    """Returns True for rank 0 of a gang, whose Service is created before its pods."""
     return item.rank == 0 and item.job.spec.workers > 1
 
 

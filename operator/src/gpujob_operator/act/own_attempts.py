@@ -1,9 +1,8 @@
 """Which attempts this process placed, and which of their pods it created.
 
-The pods of an attempt are created by the process that placed it, and each of them once. So a pod
-that is gone before the status knows it is never created again under its name, although its node may
-still run it. A process that starts knows nothing, and takes every starting attempt for another
-process's.
+The process that placed an attempt creates its pods, each of them once. A pod that is gone before
+the status has its UID is never created again under its name, although its node may still run it. A
+process that starts has no records, and treats every starting attempt as placed by another process.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,42 +15,42 @@ from gpujob_operator.decide.model.snapshot import PerhapsCreated, Snapshot
 @dataclass(slots=True)
 class _Own:
     attempt: int
-    # A request that places it had no answer: it may have taken effect.
+    # A request that places it had no answer and may have taken effect.
     unanswered: bool = False
     created: set[int] = field(default_factory=set[int])
 
 
 class OwnAttempts:
-    """Bounded by the attempts that start: what is over is forgotten in the next cycle."""
+    """Bounded by the number of starting attempts. Others are removed in the next cycle."""
 
     def __init__(self) -> None:
         # By the job's UID.
         self._own: dict[str, _Own] = {}
 
     def placing(self, item: WriteStatus) -> None:
-        """A placement is being written. Until its answer the attempt counts as own."""
+        """Records a placement that is being written. The attempt counts as own until the answer."""
         if places_attempt(item):
             self._own[item.job.metadata.uid] = _Own(item.status.attempt)
 
     def unanswered(self, item: WriteStatus) -> None:
-        """A request that writes the placement had no answer."""
+        """Records that a request with the placement had no answer."""
         own = self._own.get(item.job.metadata.uid)
         if own is not None and places_attempt(item):
             own.unanswered = True
 
     def conflicted(self, item: WriteStatus) -> None:
-        """The job was changed before the request arrived.
+        """Handles a job that was changed before the request arrived.
 
-        If an earlier request for the same placement had no answer, that request made the change:
-        only the leader gives this number. If every request was answered, another process placed
-        the attempt.
+        If an earlier request for the same placement had no answer, that request made the change,
+        because only the leader assigns this number. If every request was answered, another process
+        placed the attempt.
         """
         own = self._own.get(item.job.metadata.uid)
         if own is None or not own.unanswered:
             self.not_placed(item)
 
     def not_placed(self, item: WriteStatus) -> None:
-        """The placement did not take effect."""
+        """Removes a placement that did not take effect."""
         if places_attempt(item):
             self._own.pop(item.job.metadata.uid, None)
 
@@ -61,8 +60,9 @@ class OwnAttempts:
             own.created.add(item.rank)
 
     def tell(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what may have been created of the attempts that start; forgets the
-        others.
+        """Returns the snapshot with pods of starting attempts that may have been created.
+
+        Drops the records of other attempts.
         """
         starting = {
             job.metadata.uid: job
@@ -88,6 +88,6 @@ class OwnAttempts:
 
 
 def places_attempt(item: WriteStatus) -> bool:
-    """True for the first status that says where an attempt runs."""
+    """Returns True for the first status that contains where an attempt runs."""
     status = item.status
     return status.placement is not None and status.attempt != item.job.status.attempt

@@ -1,7 +1,7 @@
-"""How full a ResourceQuota is by which the API server refuses a pod, and how much of it jobs use.
+"""How full the ResourceQuota is by which the API server refuses a pod, and how much of it jobs use.
 
-A ResourceQuota counts all pods of its namespace. Where those of no GPUJob fill it, no job that ends
-makes room, and whoever waits has to look elsewhere.
+A ResourceQuota counts all pods of its namespace. If pods of no GPUJob fill it, no job that ends
+makes room, and the user has to look elsewhere.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.model.pod_requests import PodRequests
 
-# The API server's words, with the resources that are not enough: "pods=10,requests.cpu=8".
+# The API server's message, with the resources that are short: "pods=10,requests.cpu=8".
 _EXCEEDED = re.compile(
     r"exceeded quota: ([^\s,]+), requested: [^\s]+, used: ([^\s]+), limited: ([^\s]+)"
 )
@@ -18,9 +18,9 @@ _RESOURCES_MAX = 4
 
 
 def with_quota_figures(message: str, of_jobs: Iterable[PodRequests]) -> str:
-    """The API server's message, and behind it the figures of the quota that it names.
+    """Returns the API server's message, followed by the figures of the quota that it names.
 
-    `of_jobs`: what the jobs' pods in the namespace ask for, without those that have ended.
+    `of_jobs` are the requests of the jobs' pods in the namespace, without pods that have ended.
     """
     found = _EXCEEDED.search(message)
     if found is None:
@@ -41,7 +41,7 @@ def _amounts(text: str) -> dict[str, str]:
 
 
 def _by_resource(pods: Iterable[PodRequests]) -> Mapping[str, str]:
-    """What the pods use of the resources that are known of them, under each name of a quota's."""
+    """Returns the pods' use of known resources, under each of a quota's names for them."""
     count = cpu_milli = memory_bytes = 0
     for pod in pods:
         count += 1

@@ -1,22 +1,20 @@
-"""Slots for writes under way, divided among namespaces so that a slow namespace cannot take them
+"""Slots for writes in flight, divided among namespaces so that a slow namespace cannot take them
 all.
 
-One namespace gets at most a fixed part of the slots. All namespaces whose last write was slow (for
-example because an admission webhook hangs) together get half of them. Waiting writes are served
+One namespace gets at most a fixed part of the slots. All namespaces whose last write was slow, for
+example because an admission webhook hangs, together get half of them. Waiting writes are served
 round-robin by namespace, and in order of arrival within a namespace.
 
-A patient write only tells what may be read a little later. Patient writes are served after all
-others. While the API server is busy they are few in proportion to the others: the processor that a
-status takes from the API server is missing for pods then, and mostly the next status overtakes one
-that waits. Those that have waited for `PATIENT_SECONDS` are served by turns with the others, so
-that none waits for ever. A patient write may become urgent while it waits (`Deferral.hurry`), or be
-given up (`Deferral.withdraw`).
+A patient write is only informative and may be read a little later. Patient writes are served after
+all others. While the API server is busy, they are few in proportion to the others, because the CPU
+time for a status is then missing for pods, and the next status usually overtakes a waiting one.
+Patient writes that have waited for `PATIENT_SECONDS` alternate with the others, so none waits
+forever. A patient write may become urgent while it waits (`Deferral.hurry`), or be given up
+(`Deferral.withdraw`).
 
-The API server counts as busy while other writes are many a second, or many at a time because each
-takes long.
-
-Where the API server asks to slow down (429), patient writes wait for as long as it asks, and the
-others get half of the slots.
+The API server counts as busy while there are many other writes per second, or many at a time
+because each takes long. If it asks to slow down (429), patient writes wait as long as it asks, and
+the others get half of the slots.
 """
 
 import asyncio
@@ -29,19 +27,21 @@ from gpujob_operator.client.api_errors import Throttled
 from gpujob_operator.rate_limit import RateLimit
 
 SLOTS = 64
-# More pods at a time come too quickly for the watches of a young API server, which it closes then.
+# More pods at a time come too fast for the watches of a young API server, which then closes them.
 NAMESPACE_SLOTS = 8
 SLOW_SLOTS = 32
 # A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
-# What waits is a user who looks at a job whose GPUs are assigned already.
+# Only a user who looks at a job waits for such a write. The job's GPUs are already assigned.
 PATIENT_SECONDS = 30.0
-# More others than so many at once, and then a second, are a burst, until this long after.
+# More urgent writes than this at once, and then per second, are a burst. It ends this long after
+# the last one.
 BURST_PER_SECOND = 32.0
 BURST_SECONDS = 1.0
-# As many others at a time are a burst too: a slow API server takes few a second.
+# This many urgent writes at a time are also a burst, because a slow API server accepts few per
+# second.
 BURST_SLOTS = 4
-# In a burst: how many patient writes at once, then for each urgent one, and a second.
+# Patient writes during a burst: how many at once, then per urgent one, and per second.
 PATIENT_BURST = 16.0
 PATIENT_PER_URGENT = 1 / 32
 PATIENT_PER_SECOND = 1.0
@@ -51,7 +51,7 @@ NAMESPACES_MAX = 1000
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A write that waits for its slot, or has it."""
+    """A write that waits for its slot or has it."""
 
     granted: asyncio.Future[None]
     since: float
@@ -65,10 +65,11 @@ class WithdrawnError(Exception):
 
 @dataclass(slots=True)
 class Deferral:
-    """That of one write, for `WriteSlots.held`, which says how to end it: `hurry` makes the write
-    urgent from then on, and `withdraw` gives it up: `held` raises `WithdrawnError`. Neither has an
-    effect once the write has its slot. `withdraw` has none on an urgent write; it returns whether
-    it had one.
+    """The deferral of one write, for `WriteSlots.held`, which sets both functions.
+
+    `hurry` makes the write urgent from then on. `withdraw` gives it up, and `held` raises
+    `WithdrawnError`. Neither has an effect after the write has its slot. `withdraw` has none on an
+    urgent write. It returns whether it had an effect.
     """
 
     hurry: Callable[[], None] = lambda: None
@@ -89,7 +90,7 @@ class _Namespace:
         return self.in_use == 0 and not self.urgent and not self.patient
 
     def next_queue(self, now: float, *, with_patient: bool) -> deque[_Turn]:
-        """The queue that is served next; it may be empty."""
+        """Returns the queue that is served next. It may be empty."""
         if self.is_overdue(now) and not (self.urgent and self.patient_was_last):
             return self.patient
         return self.patient if with_patient and not self.urgent else self.urgent
@@ -99,7 +100,7 @@ class _Namespace:
 
 
 class WriteSlots:
-    """The slots of one event loop. Namespaces without writes under way are forgotten."""
+    """The slots of one event loop. Namespaces without writes in flight are removed."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class WriteSlots:
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of namespaces that are remembered."""
+        """Number of namespaces in memory."""
         return len(self._namespaces)
 
     @asynccontextmanager
@@ -147,11 +148,13 @@ class WriteSlots:
             self._release(namespace, entry, turn)
 
     def slow_down(self, seconds: float) -> None:
-        """The API server asks for fewer requests, for so many seconds."""
+        """Handles the API server's request to slow down for this many seconds."""
         self._slow_until = max(self._slow_until, self._monotonic() + seconds)
 
     def stop_deferring(self) -> None:
-        """Patient writes wait only for free slots from now on: somebody waits for all of them."""
+        """Makes patient writes wait only for free slots from now on, because the process
+        is ending.
+        """
         self._defers = False
         self._grant()
 
@@ -193,7 +196,7 @@ class WriteSlots:
 
     def _release(self, namespace: str, entry: _Namespace, turn: _Turn) -> None:
         self._give_back(entry, turn)
-        # An idle namespace is forgotten, unless its last write was slow.
+        # An idle namespace is removed, unless its last write was slow.
         if entry.is_idle and not entry.slow:
             self._namespaces.pop(namespace, None)
         elif len(self._namespaces) > NAMESPACES_MAX:
@@ -217,7 +220,7 @@ class WriteSlots:
                 pass
         waits = any(one.patient or (slow and one.urgent) for one in self._namespaces.values())
         if self._timer is None and waits:
-            # Their limit allows more although no slot becomes free.
+            # The limits allow more after some time, even if no slot becomes free.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_LOOK_AGAIN_SECONDS, self._grant_in_time)
 
@@ -226,7 +229,7 @@ class WriteSlots:
         self._grant()
 
     def _grant_round(self, total: int, *, with_patient: bool, only_urgent: bool) -> bool:
-        """Grants at most one slot to each namespace; whether any was granted."""
+        """Grants at most one slot to each namespace. Returns whether any was granted."""
         now, granted = self._monotonic(), False
         slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
         for name, entry in list(self._namespaces.items()):

@@ -25,7 +25,7 @@ from gpujob_operator.decide.model.workers import worker_name
 
 
 def namespace_of(item: PlanItem) -> str:
-    """The namespace whose slots the write uses; empty for a cluster-scoped object."""
+    """Returns the namespace whose slots the write uses. Empty for a cluster-scoped object."""
     match item:
         case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.namespace
@@ -38,7 +38,7 @@ def namespace_of(item: PlanItem) -> str:
 
 
 def target_of(item: PlanItem) -> Target:
-    """The object that is written, as the key of its back-off."""
+    """Returns the object that is written, as the key of its back-off."""
     namespace = namespace_of(item)
     match item:
         case WriteStatus() | RejectJob():
@@ -69,7 +69,9 @@ _BEGAN_TO_RUN = (JobPhase.STARTING, JobPhase.RUNNING)
 
 
 def only_tells(item: PlanItem) -> bool:
-    """True for a write that takes nothing, frees nothing and stops nothing."""
+    """Returns True for an informative write, which takes nothing, frees nothing and stops
+    nothing.
+    """
     match item:
         case WriteStatus():
             return _only_tells(item.job.status, item.status)
@@ -80,10 +82,11 @@ def only_tells(item: PlanItem) -> bool:
 
 
 def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> WriteStatus | None:
-    """One write in place of two, from the state before `older` to the state after `newer`.
+    """Returns one write in place of two, from the state before `older` to the state after `newer`.
 
-    None if `older` has to be written by itself: something waits for it, or `newer` was not decided
-    on the `assumed` status of `older`, or on another state of the job, or for another attempt.
+    Returns None if `older` has to be written by itself. That is so if something waits for it, or if
+    `newer` was decided for another attempt, on another state of the job, or not on the `assumed`
+    status of `older`.
     """
     if not isinstance(newer, WriteStatus) or not only_tells(older):
         return None
@@ -95,7 +98,7 @@ def in_place_of(older: WriteStatus, assumed: GPUJobStatus, newer: PlanItem) -> W
 
 
 def is_outdated_by(older: PlanItem, newer: Sequence[PlanItem]) -> bool:
-    """True for the status that says why a job waits, where the job does not wait any longer."""
+    """Returns True for the status with the reason why a job waits, if the job no longer waits."""
     says_why = isinstance(older, WriteStatus) and older.status.phase is JobPhase.PENDING
     return says_why and only_tells(older) and not all(map(only_tells, newer))
 

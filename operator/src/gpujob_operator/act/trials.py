@@ -1,12 +1,12 @@
 """Asks the API server whether a job's pods can be created, before GPUs are reserved for them.
 
-- `Trials`: one dry run for each template in a namespace. An accepted template is remembered; a
+- `Trials`: one dry run for each template in a namespace. An accepted template is remembered. A
   refused one is tried again after a pause that doubles. A trial without an answer delays no job.
 - `look_for_claims`: the claims that the pods mount, which no dry run checks. A pod whose claim does
-  not exist would hold its GPUs and wait for it, and so would all but one worker whose claim is for
+  not exist would hold its GPUs while it waits. So would all workers but one if their claim is for
   one pod.
-- `Refusals`: pods that were refused when they were created. Nothing stores a refusal: a process
-  that starts receives it again with its next attempt.
+- `Refusals`: pods that were refused when they were created. Refusals are not stored. A process that
+  starts receives them again with its next attempt.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ UNANSWERED_SECONDS = 5.0
 # A claim may be created at any moment, and its job waits for nothing else.
 CLAIM_SECONDS_MAX = 30.0
 
-# What `look_for_claims` finds.
+# Reasons that `look_for_claims` finds.
 CLAIM_REASONS = (PendingReason.CLAIM_NOT_FOUND, PendingReason.SPEC_REJECTED)
 ONE_POD = AccessMode.READ_WRITE_ONCE_POD.value
 
@@ -62,9 +62,10 @@ class UnfitClaim(ApiError):  # noqa: N818 - a state of affairs, not a fault
 
 
 async def look_for_claims(kube: Kube, job: GPUJob) -> None:
-    """Raises `UnfitClaim` for the first one that is not there, or that several workers cannot
-    mount, and `ApiError`. Claims that the operator makes are left out, and all of them if it may
-    not read any.
+    """Raises `UnfitClaim` for the first claim that is missing or that several workers cannot mount.
+
+    Also raises `ApiError`. Claims that the operator creates are skipped. All claims are skipped if
+    the operator may not read any.
     """
     namespace = job.metadata.namespace
     for name in claims(job)[:CLAIMS_MAX]:
@@ -89,7 +90,9 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
 
 
 def _is_for_one_pod(claim: Mapping[str, Any]) -> bool:
-    """Kubernetes allows no other access mode beside this one."""
+    """Returns whether the claim is for one pod. Kubernetes allows no other access mode with this
+    one.
+    """
     return ONE_POD in (mapping(claim.get("spec")).get("accessModes") or ())
 
 
@@ -111,7 +114,7 @@ class Refusals:
         self._refused.pop((item.job.metadata.uid, item.rank), None)
 
     def tell(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what was refused of the attempts that are in it; forgets the rest."""
+        """Returns the snapshot with the refusals of its attempts. Drops the others."""
         if not self._refused:
             return snapshot
         attempts = {job.metadata.uid: job.status.attempt for job in snapshot.jobs}
@@ -123,7 +126,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Why the job's pod is refused; `message` is "" if it is taken."""
+    """Why the job's pod is refused. `message` is "" if it is accepted."""
 
     message: str = ""
     reason: PendingReason = PendingReason.POD_REJECTED
@@ -135,7 +138,7 @@ Try = Callable[[GPUJob], Awaitable[Answer | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """`message` is "" for a template that may be used. `until`: tried again then; None: never."""
+    """A verdict. `message` is "" for a template that may be used. None as `until` means forever."""
 
     message: str = ""
     failures: int = 0
@@ -146,8 +149,9 @@ class _Verdict:
 class Trials:
     """The verdicts on templates. Bounded.
 
-    `clock` is that of planning. By any other, planning would place a job whose verdict still holds,
-    again and again, or wait for one that has ended: nothing here backs off beside the verdict.
+    `clock` must be the clock of planning. With any other clock, planning would place a job again
+    and again whose verdict still holds, or wait for a verdict that has ended, because there is no
+    back-off except the verdict.
     """
 
     def __init__(self, configuration: Configuration, clock: Callable[[], datetime]) -> None:
@@ -160,8 +164,10 @@ class Trials:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, job: GPUJob, attempt: Try) -> str:
-        """Why the API server refuses the job's pods, or "". Asks it at most once at a time for one
-        template; the other jobs of the template wait for the answer.
+        """Returns why the API server refuses the job's pods, or "".
+
+        At most one request per template is in flight. Other jobs of the template wait for its
+        answer.
         """
         key = key_of(job)
         verdict = self._known(key)
@@ -178,13 +184,16 @@ class Trials:
         return verdict.message
 
     def forget(self, job: GPUJob) -> None:
-        """The API server refused a pod of this template after all: the next job tries again."""
+        """Forgets an accepted template after the API server refused one of its pods.
+
+        The next job tries it again.
+        """
         verdict = self._verdicts.get(key_of(job))
         if verdict is not None and not verdict.message:
             del self._verdicts[key_of(job)]
 
     def tell(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the pending jobs whose templates were refused."""
+        """Returns the snapshot with the pending jobs whose templates were refused."""
         if not self._jobs:
             return snapshot
         pending = {job.metadata.uid for job in snapshot.jobs if job.status.placement is None}
@@ -198,7 +207,7 @@ class Trials:
         return replace(snapshot, refused_templates=tuple(refused))
 
     def _known(self, key: Key) -> _Verdict | None:
-        """The verdict that still holds."""
+        """Returns the verdict that still holds, or None."""
         verdict = self._verdicts.get(key)
         if verdict is None or (verdict.until is not None and verdict.until <= self._clock()):
             return None
@@ -209,7 +218,7 @@ class Trials:
         verdict = _Verdict()
         if answer is None:
             until = self._clock() + timedelta(seconds=UNANSWERED_SECONDS)
-            # What was refused before is not taken for accepted.
+            # A template that was refused before does not become accepted.
             verdict = replace(before, until=until)
         elif answer.message:
             failures = before.failures + 1
@@ -227,10 +236,12 @@ class Trials:
 
 
 def key_of(job: GPUJob) -> Key:
-    """Equal for jobs whose pods the API server judges alike: namespace, template without what a
-    sweep varies (commands, arguments, values of variables), and what the operator adds by the spec.
+    """Returns a key that is equal for jobs whose pods the API server judges alike.
+
+    It covers the namespace, the template without what a sweep varies (commands, arguments, values
+    of variables), and what the operator adds for the spec.
     """
-    # A job that names no place for checkpoints may get a claim of its own.
+    # A job that names no place for checkpoints may get its own claim.
     claim = job.spec.checkpoint.volume_claim_name
     added = (job.spec.workers > 1, claim, names_a_place(job))
     text = json.dumps([_constant(job.spec.template), added], sort_keys=True, default=str)

@@ -1,5 +1,5 @@
-"""Writes one item of a plan to the API server: renders it, adds its precondition, and puts the
-answer into the cache.
+"""Writes one item of a plan to the API server: renders it, adds its precondition, and caches the
+answer.
 
 Every write is safe to repeat. `confirm` finds out by the object's name whether a write without an
 answer took effect.
@@ -81,7 +81,7 @@ class WriteResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Tells the cache at once what was written, so that the next snapshot includes it."""
+    """Passes writes to the cache immediately, so that the next snapshot includes them."""
 
     written: Callable[[ResourceType, Manifest], None]
     gone: Callable[[ResourceType, str], None]
@@ -99,8 +99,8 @@ class _Current:
 class Writer:
     """Every call either raises an `ApiError` or returns after the cache has the answer.
 
-    Right before each request that changes anything it asks whether this process still leads, and
-    raises `NotLeader` if not.
+    Right before each changing request it checks whether this process still leads, and raises
+    `NotLeader` if not.
     """
 
     def __init__(
@@ -119,17 +119,18 @@ class Writer:
         self._configuration = configuration
         self._clock = clock
         self.may_act = may_act
-        # The resourceVersion of an object, by UID, in the newest snapshot; 0: unknown.
+        # The resourceVersion of an object, by UID, in the newest snapshot. 0: unknown.
         self._version = version
-        # The fields of an object's status that this version does not know, by UID; of a job that
-        # cannot be read all of them.
+        # The fields of an object's status that this version does not know, by UID. All fields for a
+        # job that cannot be read.
         self._unknown = unknown
         template = configuration.checkpoint_claim_template
         self._claims = CheckpointClaims(kube, self._as_leader, template)
 
     def pinned(self, item: PlanItem) -> PlanItem:
-        """The item with the state of the cluster for which it was decided. Call it before anything
-        else is read.
+        """Returns the item with the state of the cluster for which it was decided.
+
+        Call it before anything else is read.
         """
         if not isinstance(item, DeletePod):
             return item
@@ -137,8 +138,10 @@ class Writer:
         return replace(item, resource_version=str(version)) if version else item
 
     async def write(self, item: PlanItem) -> None:
-        """Writes the item. Raises `Conflict`, `AlreadyExists` or `NotFound` if the cluster has
-        changed since the decision.
+        """Writes the item.
+
+        Raises `Conflict`, `AlreadyExists` or `NotFound` if the cluster has changed since the
+        decision.
         """
         match item:
             case WriteStatus():
@@ -163,19 +166,20 @@ class Writer:
                 await self._save_profile(item)
 
     def note_events(self, item: WriteStatus) -> None:
-        """What the item says has come true."""
+        """Posts the item's events, which have come true."""
         for note in item.events:
             self._feedback.noted(item.job.metadata, note)
 
     def _as_leader(self) -> Kube:
-        """The client, for one request that changes something."""
+        """Returns the client for one changing request. Raises `NotLeader`."""
         if not self.may_act():
             raise NotLeader("leadership was lost")
         return self._kube
 
     async def try_pod(self, job: GPUJob) -> None:
-        """Tries the pod of a placed job's first worker by a dry run. Raises what its creation
-        would, and `UnfitClaim`.
+        """Tries the pod of a placed job's first worker by a dry run.
+
+        Raises the errors of its creation, and `UnfitClaim`.
         """
         pod = worker_pod(CreatePod(job, 0, Settings()), self._configuration)
         await self._kube.try_create(PODS, pod, job.metadata.namespace)
@@ -187,10 +191,10 @@ class Writer:
             await self._as_leader().create(SERVICES, gang_service(job), job.metadata.namespace)
 
     async def confirm(self, item: PlanItem) -> WriteResult:
-        """After a write without an answer: reads the object by its name into the cache.
+        """Reads the object by its name into the cache, after a write without an answer.
 
         Returns DONE if the write is known to have taken effect, CONFLICT if the next cycle must
-        decide again, FAILED if it did not take effect.
+        decide again, and FAILED if it did not take effect.
         """
         match item:
             case CreatePod():
@@ -223,7 +227,7 @@ class Writer:
         return WriteResult.FAILED if unchanged else WriteResult.CONFLICT
 
     def forget(self, item: PlanItem) -> None:
-        """Removes an object from the cache that a write found to be gone."""
+        """Removes an object from the cache after a write found it gone."""
         match item:
             case WriteStatus() | RejectJob() | DeleteJob():
                 self._feedback.gone(JOBS, item.job.metadata.uid)
@@ -248,10 +252,9 @@ class Writer:
     async def _refresh(
         self, kind: ResourceType, name: str, namespace: str, uid: str
     ) -> _Current | None:
-        """Reads the object after a conflict: another writer was first, or an answer to our own
-        write was lost.
+        """Reads the object after a conflict, and returns the object that has the name now, or None.
 
-        Returns the object that has the name now, or None.
+        Another writer was first, or an answer to this process's own write was lost.
         """
         before = self._version(kind, uid)
         try:
@@ -282,8 +285,10 @@ class Writer:
         self._feedback.written(PODS, answer)
 
     async def _is_there(self, item: CreatePod) -> bool:
-        """True for our own pod of an earlier request whose answer was lost. Not its name alone may
-        be in the way: a quota, which is asked before the name, may be full because of it.
+        """Returns True for this process's own pod of an earlier request whose answer was lost.
+
+        The name is not the only obstacle: a quota, which is checked before the name, may be full
+        because of this pod.
         """
         try:
             found = await self._kube.get(PODS, pod_name(item), item.job.metadata.namespace)
@@ -292,8 +297,9 @@ class Writer:
         return self._took(found, item) is WriteResult.DONE
 
     def _took(self, manifest: Manifest, item: CreatePod) -> WriteResult:
-        """Handles a pod that already has the worker's name: our own, if an answer was lost, or
-        another one.
+        """Handles a pod that already has the worker's name.
+
+        It is this process's own pod if an answer was lost, or another one.
         """
         if not _same_worker(manifest, item):
             name, namespace = manifest["metadata"]["name"], item.job.metadata.namespace
@@ -317,7 +323,7 @@ class Writer:
             self._feedback.gone(PODS, pod.uid)
             return
         except Conflict:
-            # The pod has changed, so the next cycle decides again; or another pod has the name, so
+            # The pod has changed, so the next cycle decides again, or another pod has the name, so
             # this one is gone.
             current = await self._refresh(PODS, pod.name, pod.namespace, pod.uid)
             if current is not None and current.uid == pod.uid:
@@ -327,7 +333,7 @@ class Writer:
             self._feedback.written(PODS, answer)
 
     async def _delete(self, kind: ResourceType, metadata: Metadata) -> None:
-        """A finished job or an unused profile, as it was decided."""
+        """Deletes a finished job or an unused profile, in the state in which that was decided."""
         name, namespace = metadata.name, metadata.namespace
         try:
             answer = await self._as_leader().delete(
@@ -342,7 +348,7 @@ class Writer:
             raise
         log.info("deleted as no longer used", kind=kind.plural, name=metadata.key)
         if (answer.get("metadata") or {}).get("deletionTimestamp"):
-            # Somebody's finalizer keeps it for a while.
+            # A finalizer keeps it for a while.
             self._feedback.written(kind, answer)
         else:
             self._feedback.gone(kind, metadata.uid)

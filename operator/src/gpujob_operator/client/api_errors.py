@@ -1,9 +1,9 @@
-"""What a request to the API server may fail with."""
+"""Errors of requests to the API server."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# How long a request waits after a 429: where the server names no pause, and at most.
+# How long a request waits after a 429 if the server names no pause, and the maximum.
 SLOW_DOWN_SECONDS = 1.0
 RETRY_AFTER_SECONDS_MAX = 10.0
 # Messages of a 500 for a request that was not stored. Admission runs before storage, and an object
@@ -40,7 +40,7 @@ class AlreadyExists(ApiError):  # noqa: N818 - the API's own word
 
 
 class Gone(ApiError):  # noqa: N818 - the API's own word
-    """The resourceVersion to continue from is too old: list again."""
+    """The resourceVersion to continue from is too old. List again."""
 
 
 class Forbidden(ApiError):  # noqa: N818 - the API's own word
@@ -54,14 +54,16 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
 
     @property
     def pause_seconds(self) -> float:
-        """How long fewer requests are to be sent: as the server asks, within bounds."""
+        """How long to send fewer requests, in seconds: as the server asks, within bounds."""
         asked = self.retry_after_seconds or SLOW_DOWN_SECONDS
         return min(max(asked, SLOW_DOWN_SECONDS), RETRY_AFTER_SECONDS_MAX)
 
 
 class Refused(ApiError):  # noqa: N818 - an answer, not a fault
-    """A definite answer of 500: nothing was written. Repeating the write fails again until the
-    cause that the message names is fixed (an admission webhook, the size of the object).
+    """A definite answer of 500. Nothing was written.
+
+    Repeating the write fails until the cause that the message names is fixed (an admission webhook,
+    the size of the object).
     """
 
 
@@ -70,18 +72,20 @@ class Unavailable(ApiError):  # noqa: N818 - the API's own word
 
 
 class Silent(Unavailable):
-    """Nothing came on a connection for too long."""
+    """Nothing arrived on a connection for too long."""
 
 
 class TooLarge(ApiError):  # noqa: N818 - the API's own word
-    """The answer is larger than the limit that is kept in memory at once."""
+    """The answer exceeds the limit of what is kept in memory at once."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "TooLarge", message)
 
 
 def error_of_status(status: int, body: Mapping[str, Any], retry_after: str | None) -> ApiError:
-    """The error of an answer. `body` is the API's Status object, and `retry_after` the header."""
+    """Returns the error of an answer. `body` is the API's Status object, `retry_after`
+    the header.
+    """
     reason, message = str(body.get("reason", "")), str(body.get("message", ""))
     if status == 429:
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None

@@ -1,5 +1,7 @@
-"""Finds the API server and the operator's credentials: from a kubeconfig file, or from the pod's
-service account. Also bounds the read buffers of TLS connections.
+"""Finds the API server and the operator's credentials, in a kubeconfig file or in the pod's service
+account.
+
+Also bounds the read buffers of TLS connections.
 """
 
 from asyncio import sslproto
@@ -23,7 +25,7 @@ async def load_configuration(kubeconfig: str | None) -> client.Configuration:
     """Returns the connection from a kubeconfig file or, without one, from the pod's service
     account.
 
-    Raises `BadConnection` naming the option.
+    Raises `BadConnection` with the name of the option.
     """
     configuration = client.Configuration()
     try:
@@ -51,7 +53,7 @@ async def load_configuration(kubeconfig: str | None) -> client.Configuration:
 
 
 def _proxy_for(server: str) -> str | None:
-    """The proxy from HTTPS_PROXY and the like, unless NO_PROXY names the server."""
+    """Returns the proxy from HTTPS_PROXY and the like, unless NO_PROXY names the server."""
     address = urlsplit(server)
     if address.hostname is None or proxy_bypass(address.netloc):
         return None
@@ -61,7 +63,7 @@ def _proxy_for(server: str) -> str | None:
 def limit_read_buffers() -> None:
     """Limits the read buffer of every TLS connection that this process opens from now on.
 
-    asyncio gives each connection 256 KiB, all resident. The operator keeps a connection for each
-    write that was ever under way at once.
+    asyncio gives each connection 256 KiB, all resident. The operator keeps as many connections as
+    it ever had writes in flight at once.
     """
     sslproto.SSLProtocol.max_size = READ_BYTES

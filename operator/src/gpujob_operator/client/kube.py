@@ -1,12 +1,14 @@
 """The Kubernetes API as raw JSON objects, over the connection of the `kubernetes.aio` client.
 
-The client gives configuration, authentication and the connection pools. Its generated models take
-about four times the CPU time of the call itself: this module reads and writes plain objects.
+The client provides configuration, authentication and the connection pools. Its generated models
+take about four times the CPU time of the call itself, so this module reads and writes plain
+objects.
 
-Some connections are kept, and used in turns. Others are transient: aiohttp closes them when nobody
-needs them for some seconds. Lists and watches use transient ones, because the buffer of a
-connection that has carried a large answer stays as large while the connection is open. So do calls
-beyond `CONNECTIONS_KEPT` at a time, because one burst of them would keep a connection for each.
+Some connections are kept and used in turn. Others are transient: aiohttp closes them after some
+idle seconds. Lists and watches use transient ones, because the buffer of a connection that has
+carried a large answer stays as large while the connection is open. Calls beyond `CONNECTIONS_KEPT`
+at a time also use transient ones, because one burst would otherwise keep a connection for each
+call.
 """
 
 import asyncio
@@ -37,11 +39,11 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 CHUNK_BYTES = 256 * 1024
-# They are used in turns, so none is ever idle for long enough to be closed.
+# They are used in turn, so none is ever idle for long enough to be closed.
 CONNECTIONS_KEPT = 16
-# The API server would compress large answers, which takes both sides processor time.
+# The API server would compress large answers, which costs both sides CPU time.
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
-# Bookmarks come about once a minute; silence for longer is a dead stream.
+# Bookmarks come about once a minute. A longer silence means that the stream is dead.
 WATCH_SILENCE_SECONDS_MAX = 70.0
 
 
@@ -83,7 +85,7 @@ TOKEN_REVIEWS = ResourceType("authentication.k8s.io", "v1", "tokenreviews", name
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A whole list, or what is held of its objects."""
+    """A whole list, or what is kept of its objects."""
 
     items: list[Any]
     resource_version: str
@@ -94,11 +96,11 @@ def as_read(manifest: object) -> object:
 
 
 class Kube:
-    """A thin asynchronous client. Every call raises an `ApiError` on failure; nothing is retried
+    """A thin asynchronous client. Every call raises an `ApiError` on failure. Nothing is retried
     here.
 
     `after_write` is called after every successful write, so that tests can crash there. `heard` is
-    given the API server's time from the header of every answer.
+    called with the API server's time from the header of every answer.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Kube:
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
         self._transient = client.ApiClient(configuration)
-        # Calls over the connections that are kept.
+        # Calls in flight over the kept connections.
         self._kept_in_use = 0
         self._after_write = after_write
         self._heard = heard
@@ -135,9 +137,10 @@ class Kube:
         condense: Callable[[object], object] = as_read,
         page_objects: int = PAGE_OBJECTS,
     ) -> Listing:
-        """Returns all objects as of one resourceVersion, read in pages (`ListPages`). The objects
-        are unchecked JSON. Unless `whole`, they lack what makes them large and is seldom read
-        (`without_bulk`). `condense` says what to hold of each until the list is whole.
+        """Returns all objects as of one resourceVersion, read in pages (`ListPages`).
+
+        The objects are unchecked JSON. Unless `whole`, they lack large parts that are rarely read
+        (`without_bulk`). `condense` decides what to keep of each object until the list is complete.
         """
         path = kind.path(namespace)
 
@@ -156,7 +159,7 @@ class Kube:
         return await self._write("POST", kind, kind.path(namespace), body)
 
     async def try_create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> None:
-        """A dry run of `create`: raises what it would raise, and stores nothing."""
+        """Dry-runs `create`: raises the same errors and stores nothing."""
         await self._call("POST", kind.path(namespace), query={"dryRun": "All"}, body=body)
 
     async def patch(
@@ -168,7 +171,7 @@ class Kube:
         *,
         subresource: str = "",
     ) -> Manifest:
-        """A JSON merge patch; `metadata.resourceVersion` in the body is a precondition."""
+        """Sends a JSON merge patch. `metadata.resourceVersion` in the body is a precondition."""
         path = kind.path(namespace, name, subresource)
         return await self._write("PATCH", kind, path, body, content_type=MERGE_PATCH)
 
@@ -181,8 +184,9 @@ class Kube:
         *,
         subresource: str = "",
     ) -> Manifest:
-        """The whole object, or with `subresource` that part; `metadata.resourceVersion` in the
-        body is a precondition.
+        """Replaces the whole object, or only the part named by `subresource`.
+
+        `metadata.resourceVersion` in the body is a precondition.
         """
         return await self._write("PUT", kind, kind.path(namespace, name, subresource), body)
 
@@ -197,7 +201,9 @@ class Kube:
         grace_seconds: int | None = None,
     ) -> Manifest:
         """Deletes exactly the object with this UID and, if a `resource_version` is given, in this
-        state. Raises `Conflict` for another object of the same name, or another state.
+        state.
+
+        Raises `Conflict` for another object of the same name, or another state.
         """
         body: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["preconditions"] = {"uid": uid}
@@ -216,10 +222,10 @@ class Kube:
         field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncGenerator[Manifest, None]:
-        """Yields the events after a resourceVersion, bookmarks included, until the server ends the
-        stream.
+        """Yields the events after a resourceVersion until the server ends the stream.
 
-        A line that is no valid event is yielded with the type `UNREADABLE` and its `problem`.
+        Bookmarks are included. A line that is not a valid event is yielded with the type
+        `UNREADABLE` and its `problem`.
         """
         query = _selectors(label_selector, field_selector) | {
             "watch": "true",
@@ -320,7 +326,10 @@ class Kube:
 
 
 def _version_of_list(kind: ResourceType, metadata: Mapping[str, Any]) -> str:
-    """Without it no watch could go on from the list, and it would be asked for again and again."""
+    """Returns the list's version, or raises `Unavailable` if it is missing.
+
+    Without it no watch could continue from the list, which would be requested again and again.
+    """
     version = metadata.get("resourceVersion")
     if not isinstance(version, str) or not version:
         raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} has no resourceVersion")
@@ -342,8 +351,9 @@ def _connection_errors() -> Any:
 
 
 def _object(data: bytes) -> Manifest:
-    """The answer as an object. An answer that is none leaves open whether the request
-    took effect.
+    """Returns the answer as an object, or raises `Unavailable`.
+
+    If the answer is not an object, it is unknown whether the request took effect.
     """
     try:
         answer = parsed(data)

@@ -1,4 +1,4 @@
-"""Reads a list in pages. While one page is taken in, the API server makes the next.
+"""Reads a list in pages. The API server prepares the next page while one is processed.
 
 A new leader decides nothing before ten thousand jobs and their pods are listed. The API server
 takes about as long for a page as the operator does, and neither waits for the other.
@@ -11,12 +11,12 @@ from typing import Any, cast
 from gpujob_operator.client.api_errors import Throttled, TooLarge, Unavailable
 
 PAGE_OBJECTS = 500
-# How often pages are asked for once more where the server asks to slow down.
+# How often pages are requested again if the server asks to slow down.
 PAGE_REPEATS_MAX = 5
-# Of a page: so many objects are taken in at a time. Others have their turn in between.
+# Objects of a page that are processed at a time. Other tasks run in between.
 SLICE_OBJECTS = 50
 
-# A request with these parameters. Raises `ApiError`.
+# Sends a request with these parameters. Raises `ApiError`.
 Fetch = Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]
 
 
@@ -41,7 +41,7 @@ class ListPages:
     async def read(
         self, condense: Callable[[object], object]
     ) -> tuple[list[Any], Mapping[str, Any]]:
-        """What `condense` makes of each object, and the metadata of the last page.
+        """Returns the result of `condense` for each object, and the metadata of the last page.
 
         Raises `ApiError`.
         """
@@ -61,8 +61,11 @@ class ListPages:
                 following.cancel()
 
     async def _page(self, token: str) -> Mapping[str, Any]:
-        """Pages get smaller if objects are large. A page after the first is awaited where the
-        server asks to slow down: what was read before was not read in vain."""
+        """Fetches a page. Pages get smaller if objects are large.
+
+        If the server asks to slow down, only pages after the first are retried, so that the pages
+        already read are not lost.
+        """
         where = {"continue": token} if token else {}
         while True:
             try:
@@ -87,7 +90,9 @@ class ListPages:
 async def _take(
     objects: list[object], condense: Callable[[object], object], items: list[Any]
 ) -> None:
-    """Takes in the objects of a page slice by slice. The request for the next page leaves first."""
+    """Processes the objects of a page slice by slice. The request for the next page is
+    sent first.
+    """
     for start in range(0, len(objects), SLICE_OBJECTS):
         await asyncio.sleep(0)
         items += map(condense, objects[start : start + SLICE_OBJECTS])

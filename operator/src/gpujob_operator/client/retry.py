@@ -1,5 +1,5 @@
-"""Retries a call that failed for a transient reason: 429, 5xx or no answer. Bounded,
-with jitter.
+"""Retries a call that failed for a transient reason: 429, 5xx or no answer. Bounded, with
+jitter.
 """
 
 import asyncio
@@ -22,8 +22,9 @@ BACKOFF_SECONDS_MAX = 2.0
 
 
 class Retry:
-    """A bounded retry. Every write of the operator is safe to repeat: names are deterministic and
-    patches carry a resourceVersion.
+    """A bounded retry. Every write of the operator is safe to repeat.
+
+    Names are deterministic, and patches have a resourceVersion.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Retry:
     async def pause(
         self, failures: int, error: ApiError | None = None, *, seconds_max: float | None = None
     ) -> None:
-        """Waits after this many failures in a row, or for as long as the API server asks.
+        """Waits after this many consecutive failures, or as long as the API server asks.
 
         The wait doubles up to `seconds_max`.
         """
@@ -60,6 +61,6 @@ class Retry:
 
 
 def asked_seconds(error: ApiError | None) -> float:
-    """The wait in seconds that the API server asks for (`Retry-After`), within bounds."""
+    """Returns the wait in seconds that the API server asks for (`Retry-After`), within bounds."""
     asked = error.retry_after_seconds if isinstance(error, Throttled) else None
     return min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)

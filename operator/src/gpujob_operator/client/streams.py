@@ -1,10 +1,9 @@
 """Reads JSON of any content and lines of any length from the API server, within limits.
 
-Readers fail on legal texts that exceed their limits: very deep nesting, or numbers with thousands
-of digits. One such object in a list of ten thousand must not affect the other ones. The part that
-exceeds a limit becomes NaN, which every reader of a field rejects by the field's name.
-
-orjson is the quicker reader. What it refuses, Python's own reads.
+Readers fail on legal texts that exceed their limits, such as very deep nesting or numbers with
+thousands of digits. One such object in a list of ten thousand must not affect the other ones. The
+part that exceeds a limit becomes NaN, which every reader of a field rejects by the field's name.
+orjson is the faster reader. Python's own reader reads what orjson refuses.
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any, cast
 
 import orjson
 
-# etcd stores 1.5 MiB for an object by default, and JSON may write one byte as six.
+# etcd stores 1.5 MiB per object by default, and JSON may write one byte as six.
 LINE_BYTES_MAX = 64 * 1024**2
 # Limit of one answer. A page of a list that exceeds it is requested again in smaller pages.
 ANSWER_BYTES_MAX = 64 * 1024**2
@@ -32,8 +31,9 @@ class TooLong(Exception):  # noqa: N818 - it is a finding, not a fault of the pr
 
 
 def parsed(data: bytes) -> Any:
-    """The parsed JSON. Raises `ValueError` if the text is not JSON, and no other error. An integer
-    of more than 64 bits may become a float, as it does in the API server.
+    """Returns the parsed JSON. Raises `ValueError` if the text is not JSON, and no other error.
+
+    An integer of more than 64 bits may become a float, as in the API server.
     """
     try:
         return orjson.loads(data)
@@ -49,7 +49,7 @@ def _parsed_slowly(text: str) -> Any:
 
 
 def shallow(text: str) -> str:
-    """The JSON text with NaN in place of values nested deeper than `DEPTH_MAX`."""
+    """Returns the JSON text with NaN in place of values nested deeper than `DEPTH_MAX`."""
     kept: list[str] = []
     depth, since = 0, 0
     for mark in _MARKS.finditer(text):
@@ -70,7 +70,7 @@ def _integer(digits: str) -> float:
 
 
 async def lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yields the lines of a stream, however its chunks are cut. Raises `TooLong`."""
+    """Yields the lines of a stream, however its chunks are split. Raises `TooLong`."""
     rest: list[bytes] = []
     size = 0
     async for chunk in chunks:
@@ -99,8 +99,9 @@ async def whole(chunks: AsyncIterable[bytes]) -> bytes:
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """The event in one line of a watch. A line that is no event gets the type `UNREADABLE` and its
-    `problem`.
+    """Returns the event in one line of a watch.
+
+    A line that is not an event gets the type `UNREADABLE` and its `problem`.
     """
     try:
         event = parsed(line)
@@ -113,8 +114,10 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def without_bulk(item: object) -> object:
-    """The object without large parts that the operator does not read: what managed fields there
-    are, and the commands and environments of containers. Whole lists are held in memory at once.
+    """Returns the object without large parts that the operator does not read.
+
+    They are the contents of managed fields, and the commands and environments of containers. Whole
+    lists are held in memory at once.
     """
     if not isinstance(item, dict):
         return item
@@ -133,7 +136,7 @@ def without_bulk(item: object) -> object:
 
 
 def _without_fields(managed: object) -> None:
-    """Who wrote the object, and when, stays; which fields is what makes it large."""
+    """Removes the large part, which is the field names. Writers and times are kept."""
     for entry in cast("list[object]", managed) if isinstance(managed, list) else ():
         if isinstance(entry, dict):
             cast("dict[str, Any]", entry).pop("fieldsV1", None)

@@ -1,8 +1,8 @@
-"""A listening socket that no single client can fill.
+"""A listening socket that no single client can exhaust.
 
-aiohttp's server waits for ever for the rest of a header, and accepts as many connections as there
-are descriptors. Here each connection has a deadline whenever no request is being answered, and
-connections are counted, in all and by address.
+aiohttp's server waits forever for the rest of a header, and accepts as many connections as there
+are descriptors. Here each connection has a deadline whenever no request is being answered.
+Connections are counted, in total and by address.
 """
 
 import asyncio
@@ -18,7 +18,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one address: an attacker has few, and a node whose pods share an address has enough."""
+    """The limits of one socket.
+
+    The limit per address stops an attacker, who has few addresses. It suffices for a node whose
+    pods share an address.
+    """
 
     connections_max: int = 8192
     connections_per_address_max: int = 256
@@ -37,7 +41,7 @@ class Connections:
         self._by_address: Counter[str] = Counter()
 
     def admit(self, transport: asyncio.BaseTransport, guard: "_Guard") -> bool:
-        """Counts the connection in, or says that there are too many."""
+        """Counts the connection. Returns False if there are too many."""
         address = _address(transport)
         limits = self.limits
         if (
@@ -59,7 +63,7 @@ class Connections:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stops the clock of the request's connection while the request is answered."""
+        """Stops the timer of the request's connection while the request is answered."""
         transport = request.transport
         guard = self._guards.get(transport) if transport is not None else None
         if guard is None:
@@ -72,7 +76,7 @@ class Connections:
 
 
 class _Guard(asyncio.Protocol):
-    """Stands between a connection and aiohttp's protocol, and closes the connection in time."""
+    """Wraps aiohttp's protocol of one connection, and closes the connection in time."""
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
         self._inner = inner
@@ -80,7 +84,7 @@ class _Guard(asyncio.Protocol):
         self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._admitted = False
-        # Waits for the first byte of the next request.
+        # Whether it waits for the first byte of the next request.
         self._idle = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -139,7 +143,7 @@ class _Guard(asyncio.Protocol):
 async def listening(
     application: web.Application, host: str, port: int, limits: ConnectionLimits | None = None
 ) -> AsyncGenerator[str]:
-    """Serves an application within the limits; yields its URL with the port that was taken."""
+    """Serves an application within the limits. Yields its URL with the actual port."""
     connections = Connections(limits or ConnectionLimits())
     application.middlewares.append(connections.middleware)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)

@@ -1,8 +1,8 @@
-"""What a service account token of a pod says of itself: read, not proven.
+"""Reads what a pod's service account token claims, without proof.
 
-Only the API server can prove a token (TokenReview). What a token claims is enough to refuse most
-bad ones without a question: a token that is no token, for another audience, long expired, or of a
-pod that is no worker. The issuer is not compared: a cluster has several while its issuer changes.
+Only the API server can prove a token (TokenReview). The claims suffice to refuse most bad tokens
+without a review: a token that is malformed, for another audience, long expired, or of a pod that is
+not a worker. The issuer is not compared, because a cluster has several while its issuer changes.
 """
 
 import base64
@@ -17,8 +17,8 @@ from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.read.shapes import mapping, text
 
 TOKEN_CHARACTERS_MAX = 16 * 1024
-# The API server judges by its own clock: a token is refused here only where no clock that is
-# roughly right would take it.
+# The API server uses its own clock. A token is refused here only if no clock that is roughly right
+# would accept it.
 CLOCK_ERROR_SECONDS_MAX = 3600.0
 
 
@@ -33,8 +33,10 @@ class PodIdentity:
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """The service account and the node that a token was issued for, and the UID of the pod; "" for
-    a token that is bound to the node alone."""
+    """The service account and the node that a token was issued for, and the pod's UID.
+
+    The UID is "" if the token is bound to the node alone.
+    """
 
     namespace: str
     account: str
@@ -43,10 +45,11 @@ class AgentIdentity:
 
 
 def claimed_identity(token: str, now_seconds: float) -> PodIdentity | None:
-    """The pod that the token claims; None where no API server would take the token for us.
+    """Returns the pod that the token claims, or None if no API server would accept the token for
+    us.
 
-    `now_seconds` are seconds since 1970. The claims are those of bound service account tokens:
-    `aud`, `exp`, and `kubernetes.io` with `namespace` and `pod`.
+    `now_seconds` is a Unix time. The claims are those of bound service account tokens: `aud`,
+    `exp`, and `kubernetes.io` with `namespace` and `pod`.
     """
     bound = _bound(token, now_seconds)
     pod = mapping(bound.get("pod"))
@@ -57,8 +60,10 @@ def claimed_identity(token: str, now_seconds: float) -> PodIdentity | None:
 
 
 def claimed_agent(token: str, now_seconds: float) -> AgentIdentity | None:
-    """The account and the node that the token claims; None where no API server would take the token
-    for us. Besides, the claims need `node` and `serviceaccount` (Kubernetes 1.30 or newer).
+    """Returns the account and the node that the token claims.
+
+    Returns None if no API server would accept the token for us. The claims also need `node` and
+    `serviceaccount` (Kubernetes 1.30 or newer).
     """
     bound = _bound(token, now_seconds)
     identity = AgentIdentity(
@@ -71,7 +76,7 @@ def claimed_agent(token: str, now_seconds: float) -> AgentIdentity | None:
 
 
 def _bound(token: str, now_seconds: float) -> Mapping[str, Any]:
-    """What the token is bound to, empty where no API server would take the token for us."""
+    """Returns what the token is bound to. Empty if no API server would accept the token for us."""
     claims = _claims(token)
     if TOKEN_AUDIENCE not in _audiences(claims.get("aud")):
         return {}
@@ -81,7 +86,9 @@ def _bound(token: str, now_seconds: float) -> Mapping[str, Any]:
 
 
 def _claims(token: str) -> Mapping[str, Any]:
-    """The second of the three parts of a JSON Web Token (RFC 7519); empty for what is none."""
+    """Returns the second of the three parts of a JSON Web Token (RFC 7519). Empty for
+    other text.
+    """
     parts = token.split(".") if len(token) <= TOKEN_CHARACTERS_MAX and token.isascii() else []
     if len(parts) != 3 or not all(parts):
         return {}
@@ -93,12 +100,12 @@ def _claims(token: str) -> Mapping[str, Any]:
 
 
 def _audiences(value: object) -> list[object]:
-    """One audience or a list of them."""
+    """Returns one audience or a list of audiences as a list."""
     return list[object](value) if isinstance(value, list) else [value]
 
 
 def _seconds(value: object) -> float:
-    """Seconds since 1970; 0 for what is no time."""
+    """Returns a Unix time in seconds, or 0 for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
     try:

@@ -1,9 +1,9 @@
-"""One agent's connection: the order of its readings, when each was taken, which GPUs are known.
+"""One agent's connection: the order of its readings, when each was taken, and which GPUs are known.
 
-No clock of a node is believed. A reading says how long after the operator's last reply it was
-taken, on a clock of the agent's that only runs forward. The operator knows when that reply was
-sent. The sum is never later than the truth, and earlier by the reply's way only: a reading that
-waited in a buffer, or before an operator that was frozen, is as old as it is.
+Node clocks are not trusted. A reading contains how long after the operator's last reply it was
+taken, on a clock of the agent that only runs forward. The operator knows when that reply was sent.
+The sum is never later than the true time, and earlier only by the reply's transit time. A reading
+that waited in a buffer, or for a frozen operator, is therefore not taken for a fresh one.
 """
 
 from collections.abc import Callable
@@ -16,41 +16,44 @@ from gpujob_operator.port.requests import PER_SECOND_MAX, client_limit
 from gpujob_operator.rate_limit import RateLimit
 from gpujob_operator.read.nouns import Dropped, read_gpus, read_status
 
-# A quiet agent sends every 10 s, or at each of its readings if those are rarer.
+# A quiet agent sends every 10 s, or at each of its readings if those are less frequent.
 SILENT_SECONDS_MIN = 15.0
 SILENT_INTERVALS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class TakenReading:
-    """`taken_at` is on the operator's monotonic clock. The agent's own time in `status` serves to
-    tell one reading from another and for nothing else."""
+    """A reading. `taken_at` is on the operator's monotonic clock.
+
+    The agent's own time in `status` only distinguishes one reading from another.
+    """
 
     status: GPUNodeStatus
     taken_at: float
 
 
 class ReadingSession:
-    """Of one connection, in which messages cannot overtake each other."""
+    """The session of one connection, in which messages cannot overtake each other."""
 
     def __init__(
         self, node: str, owner: str, monotonic: Callable[[], float], limit: RateLimit | None = None
     ) -> None:
-        """`owner` is the pod of the agent; "" if its token is not bound to a pod. `limit` is the
-        node's from earlier connections."""
+        """`owner` is the agent's pod, or "" if its token is not bound to a pod. `limit` is the
+        node's from earlier connections.
+        """
         self.node = node
         self.owner = owner
         self._monotonic = monotonic
         self._limit = limit or client_limit(monotonic())
         self._sequence = 0
         self._replied_at = monotonic()
-        # None for a GPU of which an implausible reading was left out.
+        # None for a GPU whose implausible reading was left out.
         self._gpus: dict[str, GPU | None] = {}
         self._interval_seconds = 0.0
 
     @property
     def silent_seconds_max(self) -> float:
-        """A connection without a reading for so long is of no use any more."""
+        """A connection without a reading for this many seconds is useless."""
         return max(SILENT_SECONDS_MIN, SILENT_INTERVALS * self._interval_seconds)
 
     def greeting(self) -> ReadingReply:
@@ -58,9 +61,9 @@ class ReadingSession:
         return ReadingReply(0, full=True)
 
     def take(self, text: str, dropped: Dropped) -> tuple[ReadingReply, TakenReading | None]:
-        """The reply, and the reading unless the reply asks for a full one.
+        """Returns the reply, and the reading unless the reply asks for a full one.
 
-        Raises `FieldError` for what no agent sends. The connection is of no use then.
+        Raises `FieldError` for input that no agent sends. The connection is useless after that.
         """
         now = self._monotonic()
         if not self._limit.take(now):

@@ -1,9 +1,9 @@
-"""Readings that agents send directly: a WebSocket at the report port, on which an agent speaks for
-its own node only.
+"""Readings that agents send directly: a WebSocket at the report port, which accepts an agent's own
+node only.
 
-The bearer token names the service account and the node. What the token claims must be an agent of a
-node that we know before the API server is asked whether the claim is true (TokenReview). A node has
-one connection. Before this process knows the nodes, agents wait (`WaitingAgents`).
+The bearer token names the service account and the node. The token must claim to be an agent of a
+known node before the API server reviews it (TokenReview). A node has one connection. Agents wait
+until this process knows the nodes (`WaitingAgents`).
 """
 
 import asyncio
@@ -35,24 +35,26 @@ from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 
-# A token is proven once for a connection. After so long the agent must show it again.
+# A token is proven once per connection. After this time the agent must connect again.
 CONNECTION_SECONDS_MAX = 600.0
 SEND_SECONDS_MAX = 5.0
 AGENTS_MAX = 6000
-# However long an agent would wait.
+# Applies even if an agent would wait longer.
 WAIT_SECONDS_MAX = 10.0
 _WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
 
 
 def preferred_wait_seconds(header: str) -> float:
-    """Of a header `Prefer`, at most `WAIT_SECONDS_MAX`; 0 without a wait in it."""
+    """Returns the wait of a `Prefer` header, at most `WAIT_SECONDS_MAX`. 0 without a wait."""
     found = _WAIT.search(header)
     return min(float(found[1]), WAIT_SECONDS_MAX) if found is not None else 0.0
 
 
 class WaitingAgents:
-    """Agents that wait until this process `may_admit` for the first time. Afterwards none waits: if
-    this process leads no more, another one does, and an agent has to find that one.
+    """Agents that wait until this process `may_admit` for the first time.
+
+    No agent waits after that. If this process no longer leads, another one does, and the agent has
+    to find it.
     """
 
     def __init__(self, may_admit: Callable[[], bool]) -> None:
@@ -61,12 +63,16 @@ class WaitingAgents:
         self.waiting = 0
 
     def look_again(self) -> None:
-        """Call it when this process begins to lead, and when the nodes are listed."""
+        """Releases the waiting agents if it may. Call it when leadership begins and when nodes are
+        listed.
+        """
         if self._may_admit():
             self._turned.set()
 
     async def wait(self, seconds: float) -> None:
-        """Returns once this process admits agents or has done so, and after so many seconds."""
+        """Returns once this process admits agents or has done so, and at the latest after
+        `seconds`.
+        """
         if self._turned.is_set() or self._may_admit():
             return
         self.waiting += 1
@@ -80,7 +86,7 @@ class WaitingAgents:
 
 @dataclass(frozen=True, slots=True)
 class AgentAccount:
-    """The service account of the agents. Whose token is of another account is no agent."""
+    """The agents' service account. Tokens of other accounts are refused."""
 
     namespace: str
     name: str
@@ -88,13 +94,15 @@ class AgentAccount:
 
 class AgentTokens(Protocol):
     async def check_agent(self, token: str, source: str) -> AgentIdentity | None:
-        """Whom the token was issued for, or None if the token is not valid for us. `source` is the
-        address that sent the token. Raises `TokenCheckFailed`."""
+        """Returns the identity that the token was issued for, or None if it is not valid for us.
+
+        `source` is the address that sent the token. Raises `TokenCheckFailed`.
+        """
         ...
 
 
 class Nodes(Protocol):
-    """The part of the cache that readings go into."""
+    """The part of the cache that stores readings."""
 
     def has_listed_nodes(self) -> bool: ...
 
@@ -112,7 +120,7 @@ class _Open:
 
 
 class ReadingReceiver:
-    """Admits agents and takes in what they read. Times come from the given clocks."""
+    """Admits agents and stores their readings. Times come from the given clocks."""
 
     def __init__(
         self,
@@ -125,7 +133,7 @@ class ReadingReceiver:
         monotonic: Callable[[], float],
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Without an account every agent is refused."""
+        """Every agent is refused if `account` is None."""
         self._nodes = nodes
         self._tokens = tokens
         self._metrics = metrics
@@ -133,7 +141,7 @@ class ReadingReceiver:
         self._clock = clock
         self._monotonic = monotonic
         self._is_leader = is_leader
-        # The agents that are connected, by node.
+        # The connected agents, by node.
         self._open: dict[str, _Open] = {}
         self._limits: dict[str, RateLimit] = {}
         self._waiting = WaitingAgents(lambda: is_leader() and nodes.has_listed_nodes())
@@ -142,14 +150,16 @@ class ReadingReceiver:
         application.router.add_get(READINGS_PATH, self._connect)
 
     def look_again(self) -> None:
-        """Admits the agents that wait, if it may. Call it when this process begins to lead, and
-        when the nodes are listed."""
+        """Admits the waiting agents if it may.
+
+        Call it when this process begins to lead, and when the nodes are listed.
+        """
         self._waiting.look_again()
 
     async def admit(
         self, authorization: str, source: str, wait_seconds: float = 0.0
     ) -> ReadingSession:
-        """Proves who sends from the address, if need be after a wait. Raises `Refused`."""
+        """Proves the sender's identity, after a wait if necessary. Raises `Refused`."""
         token = bearer_token(authorization)
         claimed = claimed_agent(token, self._clock().timestamp())
         if claimed is None:
@@ -170,8 +180,10 @@ class ReadingReceiver:
         return ReadingSession(claimed.node, claimed.pod_uid, self._monotonic, limit)
 
     def open(self, session: ReadingSession, hang_up: Callable[[], None]) -> None:
-        """Makes the session the node's. `hang_up` closes its connection. Raises `Refused` if
-        another agent of the node is connected; one that began anew in its pod takes its own place.
+        """Makes the session the node's. `hang_up` closes its connection.
+
+        Raises `Refused` if another agent of the node is connected. An agent that restarted in its
+        pod replaces its own session.
         """
         other = self._open.get(session.node)
         if other is not None and not (session.owner and session.owner == other.session.owner):
@@ -185,7 +197,7 @@ class ReadingReceiver:
         self._metrics.agent_connections.set(len(self._open))
 
     def take(self, session: ReadingSession, text: str) -> ReadingReply | None:
-        """The reply to a message; None where the connection has to end."""
+        """Returns the reply to a message, or None if the connection has to end."""
         current = self._open.get(session.node)
         if current is None or current.session is not session or not self._is_leader():
             return None
@@ -203,7 +215,7 @@ class ReadingReceiver:
         return reply
 
     def close(self, session: ReadingSession) -> None:
-        """The connection is gone."""
+        """Removes the session, whose connection is gone."""
         current = self._open.get(session.node)
         if current is not None and current.session is session:
             del self._open[session.node]
@@ -211,21 +223,25 @@ class ReadingReceiver:
             self._metrics.agent_connections.set(len(self._open))
 
     def leads_changed(self, leads: bool) -> None:
-        """Only the leader receives readings."""
+        """Starts or stops receiving, because only the leader receives readings."""
         if leads:
             self.look_again()
         else:
             self.hang_up_all()
 
     def hang_up_all(self) -> None:
-        """This process leads no more: the agents look for the one that does."""
+        """Closes all connections, because this process no longer leads and agents have to find the
+        leader.
+        """
         for one in list(self._open.values()):
             self.close(one.session)
             one.hang_up()
 
     def _limit_of(self, node: str) -> RateLimit:
-        """One for a node, however often its agent connects. Bounded: who was last heard longest ago
-        is forgotten."""
+        """Returns the limit of a node, which is kept across connections.
+
+        The number of limits is bounded. The least recently used one is dropped.
+        """
         limit = self._limits.pop(node, None) or client_limit(self._monotonic())
         self._limits[node] = limit
         if len(self._limits) > AGENTS_MAX:
@@ -267,7 +283,7 @@ class ReadingReceiver:
             log.info("agent is gone", node=session.node, problem=str(error) or "silent")
         finally:
             self.close(session)
-        # Nobody reads an answer to an agent that left before it had one.
+        # An agent that left before it had an answer never reads it.
         return socket if socket.prepared else web.Response(status=408)
 
     async def _listen(self, socket: web.WebSocketResponse, session: ReadingSession) -> None:

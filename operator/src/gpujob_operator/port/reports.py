@@ -1,8 +1,8 @@
-"""Worker reports: an HTTP endpoint where a worker can report only for itself.
+"""Worker reports: an HTTP endpoint at which a worker can report only for itself.
 
-The bearer token names the pod; the pod names the job, the attempt and the rank. What the token
-claims must be a worker that we know before the API server is asked whether the claim is true
-(TokenReview). The newest report of each worker goes into the next snapshot.
+The bearer token names the pod, and the pod names the job, the attempt and the rank. The token must
+claim to be a known worker before the API server reviews it (TokenReview). The newest report of each
+worker goes into the next snapshot.
 """
 
 import asyncio
@@ -38,15 +38,17 @@ REPORT_PATH = "/report"
 BODY_BYTES_MAX = 64 * 1024
 BODY_SECONDS_MAX = 5.0
 REPORTS_KEPT_MAX = 20_000
-# How long what a pod has sent is counted. After that it may send a burst again.
+# How long a pod's requests are counted. After that it may send a burst again.
 LIMITED_SECONDS = 300.0
 
 
 class TokenChecker(Protocol):
     async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
-        """The pod that the token was issued for, or None if the token is not valid for us.
-        `source` is the address that sent the token; `from_its_pod`: it is that of the pod that the
-        token claims. Raises `TokenCheckFailed`."""
+        """Returns the pod that the token was issued for, or None if the token is not valid for us.
+
+        `source` is the address that sent the token. `from_its_pod` means that the claimed pod has
+        this address. Raises `TokenCheckFailed`.
+        """
         ...
 
 
@@ -58,7 +60,7 @@ class Workers(Protocol):
     def job(self, uid: str) -> GPUJob | None: ...
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job whose worker the pod is, or None."""
+        """Returns the job whose worker the pod is, or None."""
         ...
 
 
@@ -96,7 +98,7 @@ class ReportReceiver:
         return application
 
     def newest(self) -> tuple[ReceivedReport, ...]:
-        """The newest report of every worker whose job still exists."""
+        """Returns the newest report of every worker whose job still exists."""
         for key in [key for key in self._newest if self._workers.job(key[0]) is None]:
             del self._newest[key]
         return tuple(self._newest.values())
@@ -127,10 +129,12 @@ class ReportReceiver:
         return self._reply(job, pod, report)
 
     def _worker(self, claimed: PodIdentity) -> tuple[PodView, GPUJob]:
-        """The worker that the token claims to be, and its job, as far as we know them."""
+        """Returns the worker that the token claims to be, and its job. Raises `Refused`
+        if unknown.
+        """
         pod = self._workers.pod(claimed.pod_uid)
         if pod is None:
-            # Our watch may lag behind a pod that has just started.
+            # This process's watch may lag behind a pod that has just started.
             raise Refused(503, "no_pod", f"pod {claimed.pod_name} is not a known worker")
         if (pod.namespace, pod.name) != (claimed.namespace, claimed.pod_name):
             raise Refused(403, "wrong_pod", "the token names another pod")
@@ -183,10 +187,10 @@ class ReportReceiver:
 
 
 def is_given_up(job: GPUJob, pod: PodView) -> bool:
-    """Whether the worker's attempt is over, so that the worker must not begin.
+    """Returns whether the worker's attempt is over, so that the worker must not begin.
 
-    Its pod was created all the same by a leader that was frozen between its decision and the
-    request, while its successor went on.
+    A leader that was frozen between its decision and the request created the pod nevertheless,
+    while its successor continued.
     """
     status = job.status
     if came_late(job, pod):
@@ -197,21 +201,26 @@ def is_given_up(job: GPUJob, pod: PodView) -> bool:
 
 
 def is_unknown(job: GPUJob, pod: PodView) -> bool:
-    """Whether nothing says that the worker's attempt was placed: the status that did so was lost
-    when the API server's data were restored, and the request for the pod arrived after that.
+    """Returns whether no record shows that the worker's attempt was placed.
 
-    A view of the job that is old looks the same, so a worker that has begun goes on.
+    The status with the placement was lost when the API server's data was restored, and the request
+    for the pod arrived after that. An outdated view of the job looks the same, so a worker that has
+    begun continues.
     """
     return pod.attempt > job.status.attempt
 
 
 def _begins(report: Report) -> bool:
-    """Whether the worker asks if it may begin, perhaps where an earlier attempt ended."""
+    """Returns whether the worker asks for permission to begin, perhaps where an earlier attempt
+    ended.
+    """
     return report.phase is WorkerPhase.STARTING and report.step == (report.resumed_from_step or 0)
 
 
 def _refusal(error: Exception) -> Refused:
-    """The answer to a failed report. An internal error is logged and does not end the server."""
+    """Returns the answer to a failed report. An internal error is logged and does not end the
+    server.
+    """
     if isinstance(error, Refused):
         return error
     log.error(
@@ -256,8 +265,9 @@ def _order(report: Report) -> tuple[int, int]:
 
 
 def _is_urgent(before: Report, now: Report) -> bool:
-    """True for a new phase, checkpoint, setting or failure, which is worth a cycle. Steps alone are
-    not.
+    """Returns True for a new phase, checkpoint, setting or failure, which is worth a cycle.
+
+    Steps alone are not.
     """
     return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
         now.attempt,

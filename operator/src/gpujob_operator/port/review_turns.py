@@ -1,8 +1,9 @@
-"""Whose token is reviewed next: addresses take turns, and those with a refused token come last.
+"""Decides whose token is reviewed next: addresses take turns, and addresses with a refused token
+come last.
 
-An address of which nothing is known may be an attacker's next one, so that some slots and places
-are kept for tokens that come from the very pod that they claim, and half of them for addresses
-without a refused token.
+An unknown address may be an attacker's next one. Some slots and places are therefore reserved for
+tokens that come from the very pod that they claim, and half of them for addresses without a refused
+token.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ from enum import IntEnum
 
 
 class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """The question is not asked now; ask again later."""
+    """The question is not asked now. Ask again later."""
 
 
 class Standing(IntEnum):
-    """Of a question. The lowest goes first."""
+    """The standing of a question. The lowest goes first."""
 
     # It comes from the address of the pod that the token claims.
     EXPECTED = 0
@@ -36,21 +37,22 @@ class _Question:
 
 
 class ReviewTurns:
-    """Lets so many questions be asked at once, so many of one address, and so many wait."""
+    """Bounds how many questions are asked at once, in total and per address, and how many wait."""
 
     def __init__(self, at_once_max: int, of_address_max: int, waiting_max: int) -> None:
         self._slots = _shares(at_once_max)
         self._places = _shares(waiting_max)
         self._of_address_max = of_address_max
         self._rings = tuple(_Ring() for _ in Standing)
-        # Questions that are being asked, by standing and by address.
+        # Questions in flight, by standing and by address.
         self._asking = [0 for _ in Standing]
         self._asking_of: Counter[str] = Counter()
 
     @asynccontextmanager
     async def turn(self, address: str, standing: Standing) -> AsyncGenerator[None]:
-        """Waits for the question's turn. Raises `TooManyReviews` where no place is left for it, or
-        where it was dropped.
+        """Waits for the question's turn.
+
+        Raises `TooManyReviews` if no place is left for it, or if it was dropped.
         """
         question = self._enter(address, standing)
         self._begin_next()
@@ -62,14 +64,14 @@ class ReviewTurns:
                 self._end(question)
 
     def refused(self, address: str) -> None:
-        """A token of the address was refused: whatever else it asks comes last."""
+        """Records that a token of the address was refused. Its other questions come last."""
         for ring in self._rings[: Standing.REFUSED]:
             for question in ring.remove(address):
                 question.standing = Standing.REFUSED
                 self._rings[Standing.REFUSED].add(question)
 
     def drop(self, address: str, reason: str) -> None:
-        """Nothing that waits of the address is asked."""
+        """Drops all waiting questions of the address."""
         for ring in self._rings:
             for question in ring.remove(address):
                 if not question.begin.done():
@@ -78,8 +80,8 @@ class ReviewTurns:
     def _enter(self, address: str, standing: Standing) -> _Question:
         waiting = [ring.waiting for ring in self._rings]
         left = _left(waiting, self._places, standing)
-        # As many as are left for everybody else: of few addresses each has many places, of many
-        # each has few, and one that has none yet finds one.
+        # The limit is the number of free places. A few addresses get many places each, many
+        # addresses get few, and a new address still finds one.
         if self._rings[standing].waiting_of(address) >= left:
             raise TooManyReviews(f"{sum(waiting)} tokens wait for their review")
         question = _Question(address, standing, asyncio.get_running_loop().create_future())
@@ -89,7 +91,7 @@ class ReviewTurns:
     def _begin_next(self) -> None:
         while (question := self._next()) is not None:
             if question.begin.done():
-                # Who asked is gone.
+                # The asker is gone.
                 continue
             question.begun = True
             self._asking[question.standing] += 1
@@ -116,7 +118,7 @@ class ReviewTurns:
 
 
 class _Ring:
-    """The questions of one standing that wait. The address in front is the next."""
+    """The waiting questions of one standing. The address in front is next."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, deque[_Question]] = OrderedDict()
@@ -130,7 +132,9 @@ class _Ring:
         self.waiting += 1
 
     def take(self, may_ask: Callable[[str], bool]) -> _Question | None:
-        """The first question of the first address that may ask, which then goes to the end."""
+        """Returns the first question of the first address that may ask, and moves that address to
+        the end.
+        """
         address = next(filter(may_ask, self._of), None)
         if address is None:
             return None
@@ -142,17 +146,17 @@ class _Ring:
         return question
 
     def remove(self, address: str) -> Sequence[_Question]:
-        """All of the address."""
+        """Removes and returns all questions of the address."""
         questions = self._of.pop(address, deque[_Question]())
         self.waiting -= len(questions)
         return questions
 
 
 def _shares(total: int) -> tuple[int, ...]:
-    """How many each standing and those after it have together."""
+    """Returns how many each standing and the standings after it have together."""
     return total, total * 3 // 4, total // 2
 
 
 def _left(taken: Sequence[int], shares: Sequence[int], standing: Standing) -> int:
-    """How many a standing may take more: each share of which it is a part bounds it."""
+    """Returns how many more a standing may take. Each share that contains it is a bound."""
     return min(shares[first] - sum(taken[first:]) for first in range(standing + 1))

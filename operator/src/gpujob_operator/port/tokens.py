@@ -1,9 +1,9 @@
 """Asks the API server whom a token belongs to, a worker's pod or a node's agent, and caches the
 answer.
 
-Questions are bounded: one for each token, a few at once, and few from an address whose tokens were
-refused, so that nobody can make the API server busy through the report port. Nor can anybody keep
-others from being asked about: `review_turns` says who comes first.
+Questions are bounded: one per token, a few at once, and few from an address whose tokens were
+refused. No client can therefore keep the API server busy through the report port, nor block the
+questions about others (`review_turns`).
 """
 
 import asyncio
@@ -29,29 +29,30 @@ _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _NODE_NAME = "authentication.kubernetes.io/node-name"
 _PREFIX = "system:serviceaccount:"
-# A pod that is gone is refused whatever its token says, so that a proven token may be believed for
+# A pod that is gone is refused whatever its token proves, so a proven token may be cached for
 # longer than a refused one.
 VALID_SECONDS = 300.0
 INVALID_SECONDS = 10.0
 ANSWERS_MAX = 20_000
 REVIEWS_AT_ONCE_MAX = 8
 REVIEWS_WAITING_MAX = 512
-# When a leader begins, a thousand agents connect at once and are to be heard within two seconds,
-# which leaves 60 ms for a review. Three quarters of it are theirs; see `review_turns`.
+# When a leader begins, a thousand agents connect at once and should be admitted within two seconds,
+# which leaves 60 ms per review. Three quarters of these slots are for agents. See `review_turns`.
 AGENT_REVIEWS_AT_ONCE_MAX = 48
-# Of one address: questions at once, refused tokens before it must wait, and how many a second then.
+# Limits for one address: questions at once, refused tokens before it must wait, and the rate after
+# that.
 REVIEWS_OF_SOURCE_AT_ONCE_MAX = 2
 REFUSED_BURST_MAX = 4.0
 REFUSED_PER_SECOND_MAX = 0.1
 SOURCES_MAX = 4096
-# Every worker asks again within seconds: one line says it for all.
+# Every worker tries again within seconds, so one log line covers all of them.
 SAID_AGAIN_SECONDS = 60.0
 
 
 class Identity(NamedTuple):
-    """A service account, and what its token is bound to; "" for what it is not bound to.
+    """A service account, and what its token is bound to. "" for what it is not bound to.
 
-    The token of a pod names the pod and the node that the pod was bound to. A token can also be
+    The token of a pod names the pod and the node to which the pod was bound. A token can also be
     bound to a node alone.
     """
 
@@ -86,12 +87,13 @@ class TokenReviewer:
     async def review(
         self, token: str, source: str, *, from_its_pod: bool = False
     ) -> Identity | None:
-        """Whose token it is, or None. `source` is the address that sent the token; `from_its_pod`:
-        it is that of the pod that the token claims.
+        """Returns the token's identity, or None if the token is not valid.
 
-        Raises `TooManyReviews` where the bounds forbid the question, `ApiError` if nobody can say.
+        `source` is the address that sent the token. `from_its_pod` means that the claimed pod has
+        this address. Raises `TooManyReviews` if the bounds forbid the question, and `ApiError` if
+        the API server gives no answer.
         """
-        # Headers hold bytes that are no UTF-8 as halves of surrogate pairs.
+        # Headers store bytes that are not UTF-8 as halves of surrogate pairs.
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         known = self._answers.get(key)
         if known is not None:
@@ -105,13 +107,13 @@ class TokenReviewer:
             asked = asyncio.ensure_future(self._ask(key, token, sender, standing))
             self._asked[key] = asked
             asked.add_done_callback(lambda done: self._answered(key, done))
-        # Whoever asked first may be gone before the answer is there; the others wait for it.
+        # The first asker may be gone before the answer arrives, but others still wait for it.
         return await asyncio.shield(asked)
 
     def _answered(self, key: bytes, done: asyncio.Future[Identity | None]) -> None:
         self._asked.pop(key, None)
         if not done.cancelled():
-            # Read here too: everybody who waited may be gone.
+            # Read the exception here too, because every waiting caller may be gone.
             done.exception()
 
     async def _ask(
@@ -146,7 +148,9 @@ class TokenReviewer:
         return status
 
     def _say(self, error: ApiError) -> None:
-        """That nothing is taken meanwhile, which those that send would hear alone otherwise."""
+        """Logs that no token is accepted meanwhile, which otherwise only the senders
+        would notice.
+        """
         if self._monotonic() - self._said_at >= SAID_AGAIN_SECONDS:
             self._said_at = self._monotonic()
             log.warning("tokens cannot be checked", error=str(error))
@@ -160,13 +164,14 @@ def _believed_until(_: bytes, answer: tuple[Identity | None], now: float) -> flo
 
 
 class _Source:
-    """An address that tokens come from, and how many more of its tokens may be refused."""
+    """An address that sends tokens, and how many more of its tokens may be refused."""
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
         self.too_many = f"too many tokens from {address} were refused"
         self._refused = RateLimit(now, per_second=REFUSED_PER_SECOND_MAX, burst=REFUSED_BURST_MAX)
-        # Once is for as long as the address is remembered: it may be an attacker's, who waits.
+        # Stays True as long as the address is remembered, because it may belong to an attacker who
+        # waits.
         self._was_refused = False
 
     def standing(self, *, from_its_pod: bool) -> Standing:
@@ -200,13 +205,15 @@ def _identity(status: dict[str, Any]) -> Identity | None:
 
 
 def _only(values: list[str] | None) -> str:
-    """The value where there is exactly one."""
+    """Returns the value if there is exactly one, else ""."""
     return values[0] if values is not None and len(values) == 1 else ""
 
 
 class TokenChecks:
-    """Agents have questions of their own: all of them come when a leader begins, and those of
-    workers are not to wait for them."""
+    """Reviews tokens of workers and of agents separately.
+
+    All agents ask when a leader begins, and workers must not wait for them.
+    """
 
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._of_workers = TokenReviewer(kube, monotonic)
