@@ -94,8 +94,8 @@ class Operator:
     """One operator process. Everything runs in one event loop, except kopf, which has its own
     thread.
 
-    Signals are built first, then the parts with what they depend on. `_connect` comes last and
-    connects each signal to the parts that act on it.
+    Signals are built first, then the parts with what they depend on. Each signal is then connected
+    to the parts that act on it.
     """
 
     def __init__(self, options: RunOptions, plan: PlanFunction, pace: Pace | None = None) -> None:
