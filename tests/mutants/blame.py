@@ -161,8 +161,8 @@ BLAME = (
     of_decide(
         "a long pull that fails is the job's error",
         "lifecycle/stops.py",
-        "    if refusal is not None:\n        # Its time",
-        "    if refusal is not None and refusal.seconds_left <= 0:\n        # Its time",
+        "    if refusal is not None:\n        # A refusal",
+        "    if refusal is not None and refusal.seconds_left <= 0:\n        # A refusal",
         "lifecycle/test_start_refusals.py",
     ),
     of_decide(

@@ -13,9 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from gpujob_worker.checkpoint import store as store_module
 from gpujob_worker.checkpoint.ballot import Ballot
 from gpujob_worker.checkpoint.errors import FencedError
-from gpujob_worker.checkpoint.exchange import exchange
 from gpujob_worker.checkpoint.shared_store import SharedStore
-from gpujob_worker.checkpoint.store import Store
+from gpujob_worker.checkpoint.store import Store, exchange
 from tests.harness.worker_process import forkserver
 from tests.worker.checkpoint.test_shared_store import loaded, opened, saved, together
 

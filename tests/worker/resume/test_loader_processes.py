@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker
 
-from gpujob_worker.resume.loader_processes import keep_from_group_signals
+from gpujob_worker.resume.watch import keep_from_group_signals
 
 
 class _Ids(Dataset[torch.Tensor]):

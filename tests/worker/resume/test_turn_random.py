@@ -4,7 +4,7 @@ import torch
 
 from gpujob_worker.resume.made_at import MadeAt
 from gpujob_worker.resume.random_numbers import Generators
-from gpujob_worker.resume.turn_random import TURNS_MAX, TurnRandom
+from gpujob_worker.resume.script_objects import TURNS_MAX, TurnRandom
 
 FOLD, EPOCH = (7, 3), (7, 9)
 

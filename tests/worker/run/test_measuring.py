@@ -18,8 +18,7 @@ from gpujob_worker.device.gpu import GPUMeter, gpu_meter, peak_flop_per_second
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
-from gpujob_worker.run.efficiency import efficiency
-from gpujob_worker.run.meter import APART_STEPS, Meter
+from gpujob_worker.run.meter import APART_STEPS, Meter, efficiency
 from gpujob_worker.run.profiling import ProfileRequest, StepProfiler
 from gpujob_worker.run.run_report import Facts, findings, markdown
 from gpujob_worker.tune.flop import forced_float32, step_flop

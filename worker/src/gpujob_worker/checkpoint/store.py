@@ -9,6 +9,7 @@ the system fails the load and changes nothing. A step that is committed and whol
 """
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -31,7 +32,6 @@ from gpujob_worker.checkpoint.errors import (
     FencedError,
     MismatchError,
 )
-from gpujob_worker.checkpoint.exchange import exchange
 from gpujob_worker.checkpoint.manifest import (
     STATE_FILE,
     TENSORS_FILE,
@@ -56,6 +56,19 @@ LOCK_SECONDS_MAX = 10.0
 # In a folder that was set aside: why. Without it nobody proved that the folder is damaged.
 _PROOF = "CORRUPT"
 _STEP = re.compile(r"\Astep-(0|[1-9][0-9]{0,17})\Z")
+
+
+_HERE = -100  # AT_FDCWD: paths count from the current directory
+_EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Whether the two names were exchanged. NFS, for example, has no such call."""
+    library: Any = ctypes.CDLL(None)
+    rename = getattr(library, "renameat2", None)
+    if rename is None:
+        return False
+    return rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 @dataclass(frozen=True, slots=True)

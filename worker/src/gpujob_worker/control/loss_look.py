@@ -1,7 +1,7 @@
 """One look at how the applied settings change the loss, for `loss_check`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 
 from gpujob_worker.control.output_sample import OutputSample
 from gpujob_worker.inject.call_inputs import tensor_leaves
-from gpujob_worker.inject.output_graph import inner_outputs
 from gpujob_worker.tune.trial import short
 
 # The change of a sampled output is summed in this many groups. Their spread shows what chance does.
@@ -113,3 +112,41 @@ def _relative(change: float, loss: float) -> float:
     if not math.isfinite(change):
         return math.inf
     return change / abs(loss) if loss else math.copysign(math.inf, change) if change else 0.0
+
+
+# A transformer of a hundred blocks has some thousands of nodes.
+NODES_MAX = 50_000
+
+Edge = tuple[Any, int]
+
+
+def inner_outputs(outputs: Mapping[int, torch.Tensor]) -> dict[int, frozenset[int]]:
+    """Returns, for each output by its key, the other outputs from which autograd computed it.
+
+    A loss, for example, is computed from logits that the call returns too. Nothing more is found
+    beyond NODES_MAX nodes of a graph.
+    """
+    if len(outputs) < 2:
+        return {}
+    edges = {_edge(output): index for index, output in outputs.items()}
+    return {index: _reached(output, edges) - {index} for index, output in outputs.items()}
+
+
+def _reached(output: torch.Tensor, edges: Mapping[Edge, int]) -> frozenset[int]:
+    found: set[int] = set()
+    seen: set[Any] = set()
+    nodes: list[Any] = [output.grad_fn]
+    while nodes and len(seen) < NODES_MAX:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for edge in node.next_functions:
+            if edge in edges:
+                found.add(edges[edge])
+            nodes.append(edge[0])
+    return frozenset(found)
+
+
+def _edge(output: torch.Tensor) -> Edge:
+    return output.grad_fn, output.output_nr

@@ -1,14 +1,16 @@
 """Joins what resumes unmodified scripts: one training at a time, whichever library runs it."""
 
+import contextlib
 import functools
+import os
 import sys
+from typing import Any
 
 from torch.utils.data._utils import worker
 
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.resume import huggingface, lightning
-from gpujob_worker.resume.loader_processes import keep_from_group_signals
 from gpujob_worker.resume.own_checkpoints import OwnCheckpoints
 from gpujob_worker.resume.plain_script import PlainScript, adapt_accelerate
 from gpujob_worker.resume.unmodified import Unmodified
@@ -40,3 +42,19 @@ def watch(session: Session) -> None:
     for name in lightning.MODULES:
         when_imported(name, functools.partial(lightning.adapt, name, unmodified))
     when_imported(_LOADERS, lambda: adapt_accelerate(sys.modules[_LOADERS]))
+
+
+def keep_from_group_signals(worker_module: Any) -> None:
+    """In a rank that a launcher started: forked loader processes are a group of their own.
+
+    Their parent still ends them, and they end by themselves when it is gone.
+    """
+    plain = worker_module._worker_loop
+
+    @functools.wraps(plain)
+    def _worker_loop(*arguments: Any, **keywords: Any) -> Any:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        return plain(*arguments, **keywords)
+
+    worker_module._worker_loop = _worker_loop

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpujob_api.report import MemoryPeaks, Timing
-from gpujob_worker.device.gpu import GPUMeter
+from gpujob_api.report import Efficiency, MemoryPeaks, Timing
+from gpujob_api.settings import Precision
+from gpujob_worker.device.gpu import GPUMeter, peak_flop_per_second
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.device.step_events import DeviceEvents
 
@@ -316,3 +317,25 @@ class Pause:
 
     def __exit__(self, *_: object) -> None:
         self._meter.pause_ended(self._meter.clock() - self._start, self._begins)
+
+
+def efficiency(
+    meter: Meter, step_flop: float | None, device: str, precision: Precision
+) -> Efficiency | None:
+    """Returns the efficiency, or None if nothing is known. The peak is that of the applied
+    `precision`.
+    """
+    timing = meter.window.timing(None)
+    rate = None
+    if step_flop is not None and timing is not None and timing.step_seconds > 0:
+        rate = step_flop / timing.step_seconds
+    steps, gpu = len(meter.window.seconds), meter.gpu
+    joules = gpu.joules if gpu is not None else None
+    found = Efficiency(
+        step_flop=step_flop,
+        flop_per_second=rate,
+        gpu_flop_per_second=peak_flop_per_second(device, precision),
+        gpu_utilization_percent=gpu.utilization_percent if gpu is not None else None,
+        joules_per_step=joules / steps if joules is not None and steps else None,
+    )
+    return None if found == Efficiency() else found

@@ -60,8 +60,8 @@ class Reporter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        # noqa: S311 - jitter; the script's generator is not touched
-        self._random = random.Random(os.getpid())
+        # Jitter. The script's own generator is not touched.
+        self._random = random.Random(os.getpid())  # noqa: S311
 
     def start(self) -> None:
         if self._destination is None or self._thread is not None:

@@ -17,7 +17,6 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.declared_batch import compare_with_declared
-from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.failure import end_of
 from gpujob_worker.run.features import Features
@@ -28,7 +27,7 @@ from gpujob_worker.run.graceful_stop import (
     leave_unsaved,
 )
 from gpujob_worker.run.lineage import Claim, Lineage, written
-from gpujob_worker.run.meter import Meter
+from gpujob_worker.run.meter import Meter, efficiency
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, leave
