@@ -1,7 +1,7 @@
 """The observed cache: everything that `plan` may read, as parsed views.
 
 Watches and the operator's own writes put objects in, and the scheduling loop takes an immutable
-snapshot out. Only changed objects are parsed again; a snapshot of 10,000 unchanged objects reuses
+snapshot out. Only changed objects are parsed again. A snapshot of 10,000 unchanged objects reuses
 the existing tuple.
 """
 
@@ -52,7 +52,7 @@ class _Use:
 
 
 class NodeUse:
-    """The requests of the pods on each node, and the nodes with what is left of them.
+    """The requests of the pods on each node, and the nodes with what these leave free.
 
     A node's view is the same object until the node or the pods on it change.
     """
@@ -80,14 +80,16 @@ class NodeUse:
             self._views.pop(pod.node, None)
 
     def node_changed(self, *nodes: CachedNode | None) -> None:
-        """The node before and after the change; None: it is not there."""
+        """Handles a change of the node from the first to the second state. None: it does
+        not exist.
+        """
         for node in nodes:
             if node is not None:
                 self._views.pop(node.empty.name, None)
 
 
 class Kind(Enum):
-    """The kinds that are watched."""
+    """The watched kinds."""
 
     JOB = "GPUJob"
     GPU_NODE = "GPUNode"
@@ -98,7 +100,7 @@ class Kind(Enum):
     VOLUME = "PersistentVolume"
 
 
-# Decisions wait for a list of each other kind. A volume that is not known costs one refusal.
+# Decisions wait for a list of each other kind. An unknown volume costs at most one refusal.
 _NOT_AWAITED = frozenset({Kind.VOLUME})
 # A change of these kinds is a reading or bookkeeping, for which no user waits.
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
@@ -114,7 +116,7 @@ class Cache:
     """The observed cache. Not thread-safe: all calls come from the operator's event loop.
 
     Objects may have any content. An object that cannot be read is ignored and recorded
-    (`unreadable`); an unreadable pod still counts on its node. Jobs, profiles and workers out of
+    (`unreadable`). An unreadable pod still counts on its node. Jobs, profiles and workers outside
     `scope` are ignored.
     """
 
@@ -126,7 +128,7 @@ class Cache:
         scope: Scope = EVERYWHERE,
         restored: Callable[[], None] = lambda: None,
     ) -> None:
-        """`restored` is called when a list shows that the API server's data was restored."""
+        """`restored` is called if a list shows that the API server's data was restored."""
         self._scope = scope
         self._restored = restored
         self.unreadable = Unreadable(metrics, clock)
@@ -181,14 +183,17 @@ class Cache:
 
     @property
     def ready(self) -> bool:
-        """True once every kind but volumes was listed; before, nothing may be decided."""
+        """True once every kind except volumes was listed. Nothing may be decided before that."""
         return len(self.synced | _NOT_AWAITED) == len(Kind)
 
     def version(self, kind: Kind, uid: str) -> int:
         return self._stores[kind].version(uid)
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
-        """Applies a watch event, or the answer to a write (`event_type` None). Never raises."""
+        """Applies a watch event, or the answer to a write (`event_type` None).
+
+        Returns whether decisions could change. Never raises.
+        """
         if kind in _SCOPED and not self._scope.covers(manifest):
             return False
         store = self._stores[kind]
@@ -199,7 +204,7 @@ class Cache:
             return False
         if event_type == "DELETED":
             if kind is Kind.POD:
-                # With how it ended, of which no other event may tell.
+                # Also stores how the pod ended, which no other event may contain.
                 store.upsert(manifest)
             changed = store.remove(found.uid, found.version or FOR_EVER)
         else:
@@ -209,11 +214,11 @@ class Cache:
         return changed
 
     def unknown_fields(self, kind: Kind, uid: str) -> dict[str, Any]:
-        """The fields of the object's status that this version does not know."""
+        """Returns the fields of the object's status that this version does not know."""
         return self._unknown[kind].of(uid)
 
     def _nouns(self, kind: Kind, parse: Callable[[Mapping[str, Any]], _NounT]) -> Store[_NounT]:
-        """A store of a kind whose status the operator writes."""
+        """Returns a store of a kind whose status the operator writes."""
         unknown = self._unknown[kind]
 
         def changed(before: _NounT | None, after: _NounT | None) -> None:
@@ -227,8 +232,11 @@ class Cache:
         return lambda name, error: self.unreadable.note(kind.value, name, error)
 
     def forget(self, kind: Kind, uid: str) -> None:
-        """Removes an object that a write found to be gone. Of a worker's pod that was not seen to
-        end, the event is awaited first; each further write that finds it gone asks again."""
+        """Removes an object that a write found to be gone.
+
+        A worker's pod that was not seen to end waits for its event first. Each further write that
+        finds it gone calls this again.
+        """
         pod = self.pod(uid) if kind is Kind.POD else None
         if pod is not None and self._gone.awaits_removal(pod):
             return
@@ -236,11 +244,11 @@ class Cache:
             self._dirty.mark()
 
     def mark(self, kind: Kind) -> Mark:
-        """How much of the kind has been seen. Take it before a list is asked for."""
+        """Returns how much of the kind has been seen. Call it before a list is requested."""
         return self._stores[kind].mark
 
     def condense(self, kind: Kind, mark: Mark, manifest: object) -> object:
-        """What to hold of a listed object until its list is whole (`Store.condense`)."""
+        """Returns what to keep of a listed object until its list is complete (`Store.condense`)."""
         if kind in _SCOPED and not self._scope.covers(manifest):
             return identity_or_none(manifest)
         held, changed = self._stores[kind].condense(manifest, mark)
@@ -255,8 +263,9 @@ class Cache:
         resource_version: str,
         mark: Mark | None = None,
     ) -> bool:
-        """Applies a full list of a kind. `mark` is that of before it was asked for. Returns True if
-        it changed anything. Never raises.
+        """Applies a full list of a kind. `mark` is the one from before the request.
+
+        Returns whether it changed anything. Never raises.
         """
         objects = self._in_scope(kind, manifests)
         history = self._stores[kind].mark.history
@@ -274,8 +283,9 @@ class Cache:
     def retain(
         self, kind: Kind, listed: Iterable[Identity], resource_version: str, mark: Mark
     ) -> bool:
-        """Removes the objects that a full list lacks (`Store.retain`). Returns True if it changed
-        anything. Never raises.
+        """Removes the objects that a full list lacks (`Store.retain`).
+
+        Returns whether it changed anything. Never raises.
         """
         history = self._stores[kind].mark.history
         changed = self._stores[kind].retain(listed, resource_version, mark)
@@ -286,8 +296,10 @@ class Cache:
         return changed
 
     def begin_another_history(self) -> None:
-        """The API server's data was restored from a backup: what comes next replaces what is
-        stored, however old it is. List every kind after this."""
+        """Prepares for data that was restored from a backup.
+
+        Later states replace what is stored, however old they are. List every kind after this call.
+        """
         self._gone.begin_another_history(self.pods.uids)
         for store in self._stores.values():
             store.begin_another_history()
@@ -299,7 +311,7 @@ class Cache:
         resource_version: str,
         mark: Mark | None = None,
     ) -> bool:
-        """True if the list has a change that no event has brought."""
+        """Returns whether the list has a change that no event has brought."""
         objects = self._in_scope(kind, manifests)
         return self._stores[kind].lacks(objects, resource_version, mark)
 
@@ -317,13 +329,13 @@ class Cache:
         return self.nodes.by_name(name) is not None
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job whose worker the pod is, or None."""
+        """Returns the job whose worker the pod is, or None."""
         namespace, name = job_name_of(pod) or ("", "")
         job = self.jobs.by_name(name, namespace)
         return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
 
     def requests_of_jobs(self, namespace: str) -> Iterator[PodRequests]:
-        """What the jobs' pods in the namespace ask for, without those that have ended."""
+        """Yields the requests of the jobs' pods in the namespace, without pods that have ended."""
         for pod in self.pods.views:
             view = pod.view
             if view is None or view.namespace != namespace or pod.finished:
@@ -338,7 +350,7 @@ class Cache:
     def snapshot(
         self, reports: tuple[ReceivedReport, ...], configuration: Configuration
     ) -> Snapshot:
-        """The current snapshot. Never raises; call it only when `ready`."""
+        """Returns the current snapshot. Never raises. Call it only when `ready`."""
         jobs = self.jobs.views
         good = tuple(job for job in jobs if isinstance(job, GPUJob))
         self._prune(good)
@@ -366,14 +378,14 @@ class Cache:
         return (*there, *self._gone.undecided(self.job_of))
 
     def _matters(self, uid: str) -> bool:
-        """True if the pod is a worker or counts on a managed node."""
+        """Returns whether the pod is a worker or counts on a managed node."""
         pod = self.pods.get(uid)
         if pod is None or pod.view is not None:
             return True
         return pod.node is not None and self.nodes.by_name(pod.node) is not None
 
     def _prune(self, jobs: tuple[GPUJob, ...]) -> None:
-        """Forgets the use of attempts that are gone. It scans everything, so it runs rarely."""
+        """Drops the use of attempts that are gone. It scans everything, so it runs rarely."""
         now = self._clock()
         if self._pruned_at is not None and (now - self._pruned_at).total_seconds() < PRUNE_SECONDS:
             return
@@ -391,8 +403,10 @@ class Cache:
         return self.placements.seen(job) if isinstance(job, GPUJob) else job
 
     def begin_to_lead(self, *, in_doubt: bool) -> None:
-        """Relies on the placements that pods record now. Call it with every kind listed, before
-        anything is decided. `in_doubt`: a request of the last leader may still arrive.
+        """Relies on the placements that pods record now.
+
+        Call it with every kind listed, before anything is decided. `in_doubt` means that a request
+        of the last leader may still arrive.
         """
         jobs = [job for job in self.jobs.views if isinstance(job, GPUJob)]
         pods = [pod.view for pod in self.pods.views if pod.view is not None]
@@ -404,27 +418,31 @@ class Cache:
             self._dirty.mark()
 
     def _read_pod(self, manifest: Mapping[str, Any]) -> CachedPod:
-        """A worker out of scope is a pod like any other: it uses its node, and is not touched."""
+        """Reads a pod. A worker outside the scope counts on its node and is otherwise
+        left alone.
+        """
         pod = cached_pod(manifest)
         if not self._scope.covers(manifest):
             return replace(pod, view=None)
         return self._waits.noted(pod)
 
     def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
-        """A reading that the node's agent sent itself. `taken_at` is on this cache's clock. Returns
-        False, and keeps nothing, while there is no such GPUNode."""
+        """Stores a reading that the node's agent sent. `taken_at` is on this cache's clock.
+
+        Returns False, and stores nothing, while the GPUNode does not exist.
+        """
         node = self.gpu_nodes.by_name(name)
         if node is not None:
             self._put_gpu_node(self._readings.take(node, status, taken_at))
         return node is not None
 
     def close_readings(self, name: str) -> None:
-        """The agent sends nothing any more; a status that is as new counts again."""
+        """Marks the agent's connection as closed. A status that is at least as new counts again."""
         self._readings.close(name)
         self._reread_gpu_node(name)
 
     def clock_moved(self, by: timedelta) -> None:
-        """The clock was set: times that were taken before are moved with it."""
+        """Moves stored times with the clock, which was set."""
         for name in self._readings.clock_moved(by):
             self._reread_gpu_node(name)
         for uid in self._waits.clock_moved(by):
@@ -442,7 +460,7 @@ class Cache:
             self._dirty.mark(urgent=False)
 
     def _worker(self, uid: str) -> PodView | None:
-        """The worker pod with this UID. Use by other pods is not attributed to the job."""
+        """Returns the worker pod with this UID. Use by other pods is not attributed to the job."""
         pod = self.pod(uid)
         job = self.job_of(pod) if pod is not None else None
         if pod is None or job is None:

@@ -4,7 +4,7 @@ import asyncio
 
 
 class Dirty:
-    """Counts changes since the last look. For one event loop; not thread-safe."""
+    """Counts changes since the last look. It belongs to one event loop and is not thread-safe."""
 
     def __init__(self) -> None:
         self.urgent = asyncio.Event()
@@ -12,7 +12,7 @@ class Dirty:
         self.count = 0
 
     def mark(self, *, urgent: bool = True) -> None:
-        """Marks a change. A job, pod or node is urgent, because a user waits for it; a reading is
+        """Marks a change. A job, pod or node is urgent, because a user waits for it. A reading is
         not.
         """
         self.count += 1
@@ -30,8 +30,8 @@ class Dirty:
     async def wait(self, seconds_max: float, settle_seconds: float, soft_seconds: float) -> None:
         """Waits until something changed and settled, or until `seconds_max` have passed.
 
-        Urgent changes settle for `settle_seconds`, others for `soft_seconds` unless an urgent one
-        comes meanwhile. A burst of events therefore costs one cycle.
+        Urgent changes settle for `settle_seconds`. Others settle for `soft_seconds` unless an
+        urgent one comes meanwhile. A burst of events therefore costs one cycle.
         """
         await _wait(self.any, seconds_max)
         if self.any.is_set() and not self.urgent.is_set():

@@ -2,27 +2,27 @@
 
 The time of a reading is its time on the agent's clock plus the smallest delay among the node's
 recent readings. The smallest delay is the difference between the clocks plus the transport time. A
-reading that was delayed (by an interrupted watch) therefore does not look newer than it is.
+delayed reading (after an interrupted watch) therefore does not look newer than it is.
 """
 
 from collections import deque
 from datetime import datetime, timedelta
 
-# Delays remembered for each node. After an agent's clock was set forward, the next reading restores
-# the estimate; after a longer transport time, this many do.
+# Delays kept for each node. After an agent's clock was set forward, the next reading corrects the
+# estimate. After a longer transport time, this many readings do.
 DELAYS_MAX = 16
-# Clocks that are kept by the same sources differ by less.
+# Clocks that are synchronized to the same sources differ by less.
 CLOCKS_DIFFER_SECONDS = 5.0
 
 
 class _Node:
     def __init__(self, observed_at: datetime, estimate: datetime | None) -> None:
         self.observed_at = observed_at
-        # By the operator's clock, and moved with it.
+        # On the operator's clock, and moved with it.
         self.estimate = estimate
-        # When the API server stored the reading, by its own clock: no reading is newer.
+        # When the API server stored the reading, on its own clock. The reading cannot be newer.
         self.written_at: datetime | None = None
-        # The reading is the first on the agent's clock as it is set now: its delay says nothing.
+        # The reading is the first since the agent's clock was set, so its delay proves nothing.
         self.is_first = True
         self.delays: deque[timedelta] = deque(maxlen=DELAYS_MAX)
 
@@ -33,9 +33,10 @@ class _Node:
         return min(self.estimate, self.written_at)
 
     def clock_was_set(self, observed_at: datetime, written_at: datetime | None) -> bool:
-        """Whether this reading cannot be timed by the delays of those before it: the agent's clock
-        was set back or the API server's data were restored, or more time passed on the agent's
-        clock than on the API server's.
+        """Returns whether the delays of earlier readings cannot be used to time this reading.
+
+        The agent's clock was set back, the API server's data was restored, or more time passed on
+        the agent's clock than on the API server's.
         """
         if observed_at < self.observed_at:
             return True
@@ -58,13 +59,12 @@ class Freshness:
         now: datetime,
         written_at: datetime | None = None,
     ) -> datetime | None:
-        """When the reading with this agent time was taken, on the operator's clock; never in the
-        future.
+        """Returns when the reading with this agent time was taken, on the operator's clock.
 
-        The transport time of a node's first reading, and of the first after its agent's clock was
-        set, is unknown: `written_at`, when the API server stored it, bounds its age. Without it the
-        agent's clock has to do, and of a node's first reading that claims to be from the future
-        nothing is known (None), because its agent may be dead.
+        The result is never in the future. The transport time is unknown for a node's first reading,
+        and for the first after its agent's clock was set. `written_at`, when the API server stored
+        it, bounds its age. Without it the agent's clock has to suffice. A node's first reading that
+        claims to be from the future then has no known time (None), because its agent may be dead.
         """
         if observed_at is None:
             return None
@@ -86,13 +86,14 @@ class Freshness:
         return known.moment
 
     def moment(self, node: str) -> datetime | None:
-        """What `arrived` said last of the node, on the operator's clock as it is set now."""
+        """Returns the last result of `arrived` for the node, on the operator's present clock."""
         known = self._nodes.get(node)
         return None if known is None else known.moment
 
     def clock_moved(self, by: timedelta) -> None:
-        """The operator's clock was set: all delays so far were measured by a wrong clock. When the
-        API server stored a reading was not.
+        """Corrects all delays by the step of the operator's clock, which was wrong before.
+
+        The times at which the API server stored readings are unaffected.
         """
         for known in self._nodes.values():
             known.delays = deque((delay + by for delay in known.delays), DELAYS_MAX)

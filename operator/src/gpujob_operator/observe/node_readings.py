@@ -1,9 +1,9 @@
-"""What agents read of their nodes, whichever of two ways it came: directly, or by the status of the
+"""Agents' readings of their nodes, from either of two sources: direct, or the status of the
 GPUNode.
 
-An agent speaks on one way at a time. While its connection is open, what it sent there counts, and
-the status is for people. Once the connection is closed, a status counts again that is not older
-than the last direct reading. A reading has one age on either way, that on the operator's clock.
+An agent uses one source at a time. While its connection is open, its direct readings count, and the
+status is for people. After the connection is closed, a status counts again once it is not older
+than the last direct reading. The age of a reading is always on the operator's clock.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,8 @@ from gpujob_operator.observe.freshness import Freshness
 from gpujob_operator.observe.usage import MeasuredUsage, PodOf
 from gpujob_operator.read.nouns import Dropped, read_gpu_node, written_at
 
-# A status and a direct reading of the same moment may differ by so much: their times are estimates.
+# A status and a direct reading of the same moment may differ by this much, because both times are
+# estimates.
 SAME_MOMENT_SECONDS = 1.0
 PODS_REMEMBERED_MAX = 4096
 
@@ -26,9 +27,9 @@ PODS_REMEMBERED_MAX = 4096
 class ProgramFaults:
     """Errors of GPU drivers that programs met, by job.
 
-    The job of a pod is known while the pod is there, and from then on. A new leader knows nothing
-    of pods that are gone, so it believes less. Bounded by the nodes, by what each of their readings
-    can report, and by `PODS_REMEMBERED_MAX`.
+    The job of a pod is known from the time when the pod was seen. A new leader has no record of
+    pods that are gone, so it attributes fewer errors. Bounded by the nodes, by what each of their
+    readings can report, and by `PODS_REMEMBERED_MAX`.
     """
 
     def __init__(self) -> None:
@@ -38,18 +39,18 @@ class ProgramFaults:
         self._owners: OrderedDict[str, tuple[str, str, str]] = OrderedDict()
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> None:
-        """Takes in what a node's newest reading tells."""
+        """Stores the errors in a node's newest reading."""
         found: list[ProgramFault] = []
         for gpu in node.status.gpus:
             for event in gpu.xids:
                 owner = self._owner(event.pod_uid or "", pod_of)
-                # An agent may speak for the pods of its node only.
+                # An agent may only report about the pods of its node.
                 if owner is not None and owner[0] == node.metadata.name:
                     found.append(ProgramFault(owner[0], gpu.uuid, event.xid, *owner[1:]))
         self._put(node.metadata.name, tuple(found))
 
     def remember(self, pod: PodView) -> None:
-        """A worker pod that goes, of which a later reading may tell."""
+        """Records a worker pod that goes, because a later reading may name it."""
         if pod.job_uid and pod.node is not None:
             self._keep(pod.uid, (pod.node, pod.job_uid, pod.namespace))
 
@@ -57,7 +58,7 @@ class ProgramFaults:
         self._put(node, ())
 
     def all(self) -> tuple[ProgramFault, ...]:
-        """The same object until something changes."""
+        """Returns all faults. The object stays the same until something changes."""
         if self._faults is None:
             nodes = sorted(self._by_node)
             self._faults = tuple(fault for name in nodes for fault in self._by_node[name])
@@ -94,7 +95,7 @@ class _Direct:
 
 
 class NodeReadings:
-    """The readings that count. Bounded by the GPUNodes that exist and the open connections."""
+    """The readings that count. Bounded by the existing GPUNodes and the open connections."""
 
     def __init__(self, worker: PodOf, clock: Callable[[], datetime], dropped: Dropped) -> None:
         self.usage = MeasuredUsage()
@@ -108,7 +109,7 @@ class NodeReadings:
         self._written: dict[str, GPUNode] = {}
 
     def read(self, manifest: Mapping[str, Any]) -> GPUNode:
-        """The node with the readings that count now. Raises `FieldError`."""
+        """Returns the node with the readings that count now. Raises `FieldError`."""
         node = read_gpu_node(manifest, self._dropped)
         name, observed_at = node.metadata.name, node.status.observed_at
         at = self._freshness.arrived(name, observed_at, self._clock(), written_at(manifest))
@@ -119,19 +120,21 @@ class NodeReadings:
         return self.current(self._written[name])
 
     def take(self, node: GPUNode, status: GPUNodeStatus, taken_at: datetime) -> GPUNode:
-        """The node with a reading that its agent sent. `taken_at` is on the operator's clock."""
+        """Returns the node with a reading that its agent sent. `taken_at` is on the operator's
+        clock.
+        """
         self._direct[node.metadata.name] = _Direct(status, taken_at)
         self._learn(replace(node, status=status))
         return self.current(node)
 
     def close(self, name: str) -> None:
-        """The agent's connection is gone."""
+        """Marks the agent's connection as closed."""
         direct = self._direct.get(name)
         if direct is not None:
             direct.open = False
 
     def current(self, node: GPUNode) -> GPUNode:
-        """The node with the readings that count now."""
+        """Returns the node with the readings that count now."""
         direct = self._chosen_direct(node.metadata.name)
         if direct is not None:
             return replace(node, status=replace(direct.status, observed_at=direct.taken_at))
@@ -139,14 +142,16 @@ class NodeReadings:
         return node if written is None else replace(node, status=written.status)
 
     def forget(self, name: str) -> None:
-        """The GPUNode is gone."""
+        """Drops a GPUNode that is gone."""
         self._freshness.forget(name)
         self.program_faults.forget(name)
         self._direct.pop(name, None)
         self._written.pop(name, None)
 
     def clock_moved(self, by: timedelta) -> tuple[str, ...]:
-        """The operator's clock was set. Returns the nodes whose readings' times were moved."""
+        """Moves times with the operator's clock. Returns the nodes whose readings' times were
+        moved.
+        """
         self._freshness.clock_moved(by)
         for direct in self._direct.values():
             direct.taken_at += by
@@ -156,7 +161,7 @@ class NodeReadings:
         return tuple({**self._direct, **self._written})
 
     def _chosen_direct(self, name: str) -> _Direct | None:
-        """The direct reading if it counts, None if the status does."""
+        """Returns the direct reading if it counts, or None if the status does."""
         direct, written = self._direct.get(name), self._written.get(name)
         if direct is None or direct.open or written is None:
             return direct
@@ -165,6 +170,8 @@ class NodeReadings:
         return direct if written_at is None or written_at < limit else None
 
     def _learn(self, node: GPUNode) -> None:
-        """`node` has the agent's own time, which tells a new reading from the last one."""
+        """Learns from a reading. `node` has the agent's own time, which identifies a new
+        reading.
+        """
         self.usage.observe(node, self._worker)
         self.program_faults.observe(node, self._worker)

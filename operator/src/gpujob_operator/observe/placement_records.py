@@ -1,8 +1,8 @@
-"""Jobs whose placement their pods record, until a status has it.
+"""Jobs whose placement is recorded by their pods, until a status has it.
 
-A leader relies on records of two kinds of pods: those that it creates itself, and those that were
-there when it began to lead, before it decided anything. A pod with a record that comes later was
-created by a leader before it: the pod is deleted, and its worker does not begin.
+A leader relies on the records of two kinds of pods: pods that it creates itself, and pods that
+existed when it began to lead, before it decided anything. A pod with a record that comes later was
+created by an earlier leader. That pod is deleted, and its worker does not begin.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -25,7 +25,7 @@ from gpujob_operator.decide.model.workers import with_pod_uids
 
 
 def allocatable_bytes(gpu_nodes: Iterable[GPUNode]) -> dict[Place, int]:
-    """The memory that attempts may hold, by node and GPU UUID."""
+    """Returns the memory that attempts may hold, by node and GPU UUID."""
     return {
         (node.metadata.name, gpu.uuid): gpu.memory_total_bytes - gpu.memory_reserved_bytes
         for node in gpu_nodes
@@ -35,7 +35,7 @@ def allocatable_bytes(gpu_nodes: Iterable[GPUNode]) -> dict[Place, int]:
 
 @dataclass(slots=True)
 class _Recorded:
-    # As it is stored, without the placement.
+    # The stored job, without the placement.
     stored: GPUJob
     status: GPUJobStatus
 
@@ -45,12 +45,14 @@ class _Recorded:
 
 
 class PlacementRecords:
-    """Jobs by UID. `show` gets each job that is to be seen otherwise from now on."""
+    """Recorded jobs by UID. `show` is called with each job that decisions have to see
+    differently.
+    """
 
     def __init__(self, show: Callable[[GPUJob], None]) -> None:
         self._show = show
         self._recorded: dict[str, _Recorded] = {}
-        # A set, in order.
+        # An ordered set.
         self._perhaps_placed: dict[str, None] = {}
 
     @property
@@ -64,16 +66,18 @@ class PlacementRecords:
 
     @property
     def leaves_doubt(self) -> bool:
-        """Whether the next leader cannot see in what is stored which attempts there were: it must
-        not follow as after a leader that left in order."""
+        """Whether stored objects do not show the next leader which attempts exist.
+
+        It must then not assume an orderly handover.
+        """
         return bool(self._recorded or self._perhaps_placed)
 
     def statuses(self) -> tuple[WriteStatus, ...]:
-        """The statuses that pods record, to be written before this process leaves."""
+        """Returns the statuses that pods record, to be written before this process leaves."""
         return tuple(WriteStatus(one.job, one.status) for one in self._recorded.values())
 
     def seen(self, job: GPUJob) -> GPUJob:
-        """The job, which is stored like this, as decisions are to see it."""
+        """Returns the stored job as decisions have to see it."""
         uid = job.metadata.uid
         if job.status.attempt > 0 or job.finished:
             self._perhaps_placed.pop(uid, None)
@@ -87,21 +91,24 @@ class PlacementRecords:
         return recorded.job
 
     def forget(self, uid: str) -> None:
-        """The job is gone."""
+        """Drops a job that is gone."""
         self._recorded.pop(uid, None)
         self._perhaps_placed.pop(uid, None)
 
     def place(self, job: GPUJob, status: GPUJobStatus) -> None:
-        """The pod that records this status of the job is about to be created."""
+        """Records that the pod with this status of the job is about to be created."""
         recorded = self._recorded[job.metadata.uid] = _Recorded(job, status)
         self._show(recorded.job)
 
     def is_placed(self, uid: str) -> bool:
-        """Whether a pod records the placement of the job, or is about to."""
+        """Returns whether a pod records the placement of the job, or is about to."""
         return uid in self._recorded
 
     def withdraw(self, uid: str, *, in_doubt: bool) -> None:
-        """No status was written, and no pod was created; `in_doubt`: one may be."""
+        """Removes the record, because no status was written and no pod was created.
+
+        `in_doubt` means that a pod may have been created.
+        """
         recorded = self._recorded.pop(uid, None)
         if in_doubt:
             self._perhaps_placed[uid] = None
@@ -109,8 +116,10 @@ class PlacementRecords:
             self._show(recorded.stored)
 
     def created(self, pod: PodView) -> None:
-        """A pod is there: the one that was to be created, or that of another leader. What the pod
-        says is true then, because the GPUs of its record are those that it uses."""
+        """Handles a created pod: the requested one, or the pod of another leader.
+
+        The pod's record is then authoritative, because the pod uses the GPUs of its record.
+        """
         if pod.record is None:
             return
         recorded = self._recorded.get(pod.record.job_uid)
@@ -133,12 +142,12 @@ class PlacementRecords:
         *,
         in_doubt: bool,
     ) -> None:
-        """This process leads from now on. `jobs` and `pods` are all that there are, and
-        `allocatable_bytes` is what all jobs on a GPU may hold.
+        """Begins leadership.
 
-        `in_doubt`: a request of the last leader may still arrive. A pod that is being deleted is
-        not relied upon: an earlier leader may have asked it to go, because it came late. Nor is one
-        whose GPUs were given to other jobs, unless it has ended.
+        `jobs` and `pods` are all that exist, and `allocatable_bytes` is what all jobs on a GPU may
+        hold. `in_doubt` means that a request of the last leader may still arrive. A pod that is
+        being deleted does not count, because an earlier leader may have deleted it as late. A pod
+        whose GPUs were given to other jobs does not count either, unless it has ended.
         """
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
@@ -170,7 +179,7 @@ def _passed_over(
     recorded: Mapping[str, PodView],
     allocatable_bytes: Mapping[Place, int],
 ) -> Set[str]:
-    """The UIDs of jobs of whose pods in `recorded` the records do not count."""
+    """Returns the UIDs of jobs whose pods' records do not count."""
     going = {uid for uid, pod in recorded.items() if pod.deletion_at is not None}
     running = [
         replace(job, status=recorded_status(job, pod))

@@ -8,12 +8,12 @@ from gpujob_operator.read.shapes import Identity, mapping, text
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """All namespaces, unless some are named. Pods of the others still use their nodes."""
+    """All namespaces, unless some are named. Pods of other namespaces still use their nodes."""
 
     namespaces: frozenset[str] = frozenset()
 
     def covers(self, manifest: object) -> bool:
-        """True if the object is in one of the namespaces."""
+        """Returns whether the object is in one of the namespaces."""
         if not self.namespaces:
             return True
         if isinstance(manifest, Identity):
@@ -22,7 +22,7 @@ class Scope:
         return text(metadata.get("namespace")) in self.namespaces
 
     def only(self, manifests: Iterable[object]) -> Iterable[object]:
-        """The objects in the namespaces."""
+        """Returns the objects in the namespaces."""
         return [one for one in manifests if self.covers(one)] if self.namespaces else manifests
 
 

@@ -1,5 +1,4 @@
-"""Counts spot interruptions: for how long each pool's nodes were observed, and how many nodes were
-reclaimed.
+"""Counts spot interruptions: how long each pool's nodes were observed, and how many were reclaimed.
 
 A node counts as reclaimed if it gets a reclaim notice, or vanishes while it was open to new pods. A
 scale-down cordons or taints a node first and does not count. The leader saves its counts with the
@@ -17,13 +16,13 @@ from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
-# Pools beyond this number are not counted; a cluster has a handful.
+# Pools beyond this number are not counted. A cluster has a handful.
 POOLS_MAX = 256
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One node that exists."""
+    """One existing node."""
 
     pool: str
     since: datetime
@@ -35,7 +34,7 @@ class _Watched:
 class _Pool:
     seconds: float = 0.0
     interruptions: int = 0
-    # Nodes that exist, by name.
+    # Existing nodes, by name.
     nodes: dict[str, _Watched] = field(default_factory=dict[str, _Watched])
 
 
@@ -56,11 +55,11 @@ class SpotHistory:
         if after.spot:
             self._seen(after)
         elif after.name in self._watched:
-            # Somebody took its label away: what becomes of it says nothing of spot nodes.
+            # Its label was removed, so its further fate is no sign about spot nodes.
             self._end(after.name, interrupted=False, pool="")
 
     def pools(self) -> tuple[SpotPool, ...]:
-        """The counts so far, in whole node-hours, by name."""
+        """Returns the counts so far, in whole node-hours, by name."""
         now = self._clock()
         return tuple(
             SpotPool(name, int(self._seconds(pool, now) // 3600), pool.interruptions)
@@ -68,7 +67,7 @@ class SpotHistory:
         )
 
     def to_text(self) -> str:
-        """All counts, for `inherit`: [seconds, interruptions] by pool."""
+        """Returns all counts for `inherit`: [seconds, interruptions] by pool."""
         now = self._clock()
         return json.dumps(
             {
@@ -79,8 +78,9 @@ class SpotHistory:
         )
 
     def inherit(self, text: str) -> None:
-        """Continues from these counts instead of its own, which are of the same time. An empty or
-        unreadable text keeps its own.
+        """Continues from these counts instead of its own, which cover the same time.
+
+        An empty or unreadable text changes nothing.
         """
         if not text:
             return
@@ -116,8 +116,8 @@ class SpotHistory:
             if pool is None:
                 return
             self._watched[name] = pool.nodes[name] = watched
-        # Karpenter marks reclaimed nodes as it marks those that it removes, where it handles the
-        # notice itself. Those are not counted.
+        # If Karpenter handles the notice itself, it marks reclaimed nodes like nodes that it
+        # removes. Those are not counted.
         watched.open = not (node.unschedulable or notice is not None)
 
     def _gone(self, name: str) -> None:
@@ -150,7 +150,7 @@ class SpotHistory:
 
 
 def _counts(value: object) -> tuple[float, int]:
-    """Raises ValueError, and OverflowError for what is too large for a float."""
+    """Reads two counts. Raises ValueError, and OverflowError for values too large for a float."""
     match value:
         case [int(seconds), int(interruptions)] if seconds >= 0 and interruptions >= 0:
             return float(seconds), interruptions

@@ -1,7 +1,7 @@
 """Since when a kubelet has given a reason why a pod does not start.
 
-The pod says the reason and no time of it. A pull may take an hour before it fails, so the time
-since the pod was scheduled says nothing of how long the reason has been there.
+The pod has the reason without its time. A pull may take an hour before it fails, so the time since
+the pod was scheduled is no measure of how long the reason has existed.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,21 @@ from gpujob_operator.read.pods import CachedPod
 
 
 class StartWaits:
-    """Times by the pod's UID, of the pods that wait now. A new process counts from when it first
-    sees the pod."""
+    """Times of the presently waiting pods, by UID.
+
+    A new process counts from when it first sees the pod.
+    """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._since: dict[str, datetime] = {}
 
     def noted(self, pod: CachedPod) -> CachedPod:
-        """The pod with the time. Another reason in the place of the first one starts no new wait: a
-        kubelet that tries again changes between two."""
+        """Returns the pod with the time.
+
+        A changed reason starts no new wait, because a retrying kubelet alternates between two
+        reasons.
+        """
         if pod.view is None or not _waits(pod.view):
             self._since.pop(pod.uid, None)
             return pod
@@ -30,7 +35,7 @@ class StartWaits:
         return replace(pod, view=replace(pod.view, reason_since=since))
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """Drops a pod that is gone."""
         self._since.pop(uid, None)
 
     def clock_moved(self, by: timedelta) -> tuple[str, ...]:

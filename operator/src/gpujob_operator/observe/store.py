@@ -1,12 +1,12 @@
 """Objects of one kind by UID, always the newest version, whatever the order of arrival.
 
 Watch events, lists and answers to the operator's own writes all arrive here. An answer to a write
-is the newest known state. Therefore an object that was written but not yet observed stays in the
+is the newest known state. An object that was written but not yet observed therefore stays in the
 store, and an event from before the write cannot remove it.
 
-A list of ten thousand objects takes hundreds of megabytes as it comes. So each object of it is
-given to `condense` first: of a state that is stored already, only the identity is held until the
-list is whole.
+A list of ten thousand objects takes hundreds of megabytes while it arrives. `condense` therefore
+reduces each object first: only the identity of a state that is already stored is kept until the
+list is complete.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -27,7 +27,7 @@ from gpujob_operator.read.shapes import (
 
 ViewT = TypeVar("ViewT")
 
-# Objects of which no state could be read yet.
+# Maximum number of remembered objects without a readable state.
 UNREADABLE_MAX = 20_000
 # Above every resourceVersion.
 FOR_EVER = 2**64
@@ -38,8 +38,10 @@ REMEMBERED_SECONDS = 300.0
 
 
 class Tombstones:
-    """Versions at which objects of one kind were deleted, by UID: a list or an event that was sent
-    before may still arrive. Forgotten after `REMEMBERED_SECONDS`, beyond `REMEMBERED_MAX` earlier.
+    """Versions at which objects of one kind were deleted, by UID.
+
+    A list or an event that was sent before the deletion may still arrive. Entries are dropped after
+    `REMEMBERED_SECONDS`, and earlier beyond `REMEMBERED_MAX`.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -51,7 +53,7 @@ class Tombstones:
         return len(self._versions)
 
     def version(self, uid: str) -> int:
-        """States up to this one are of before the object went; 0 if nothing is known of it."""
+        """Returns the version up to which states are from before the deletion, or 0 if unknown."""
         return self._versions.get(uid, 0)
 
     def bury(self, uid: str, version: int) -> None:
@@ -69,7 +71,7 @@ class _Entry(Generic[ViewT]):
 
 
 class Mark(NamedTuple):
-    """How much a store has seen: the newest version of any object, and of which history."""
+    """How much a store has seen: the newest version of any object, and its history."""
 
     history: int
     version: int
@@ -79,12 +81,12 @@ NOTHING_SEEN = Mark(0, 0)
 
 
 class Store(Generic[ViewT]):
-    """A store of views. `parse` turns a manifest into a view; `same` tells whether two views lead
-    to the same decisions. Objects that went are forgotten after some minutes of the `clock`.
+    """A store of views. `parse` turns a manifest into a view.
 
-    No content of a manifest makes a method raise. If `parse` fails, `ignored` is called with the
-    object's name and the last readable state stays; if `opaque` is given, its result from the
-    manifest and the last state is stored instead.
+    `same` returns whether two views lead to the same decisions. Deleted objects are forgotten after
+    some minutes of the `clock`. No content of a manifest makes a method raise. If `parse` fails,
+    `ignored` is called with the object's name, and the last readable state stays. If `opaque` is
+    given, its result from the manifest and the last state is stored instead.
     """
 
     def __init__(
@@ -104,10 +106,10 @@ class Store(Generic[ViewT]):
         self._entries: dict[str, _Entry[ViewT]] = {}
         self._uids: dict[str, str] = {}
         self._tombstones = Tombstones(clock)
-        # Up to which version the states of an object were seen in vain.
+        # Newest version of each object that could not be parsed.
         self._unread: LRUCache[str, int] = LRUCache(UNREADABLE_MAX)
         self._mark = NOTHING_SEEN
-        # Whether a whole list of this history was stored.
+        # Whether a complete list of this history was stored.
         self._listed = False
         self._views: tuple[ViewT, ...] | None = ()
 
@@ -116,7 +118,7 @@ class Store(Generic[ViewT]):
 
     @property
     def mark(self) -> Mark:
-        """How much has been seen. Take it before a list is asked for, and give it with the list."""
+        """How much has been seen. Read it before a list is requested, and pass it with the list."""
         return self._mark
 
     @property
@@ -128,7 +130,7 @@ class Store(Generic[ViewT]):
 
     @property
     def uids(self) -> Set[str]:
-        """Of the objects that are stored now."""
+        """UIDs of the objects that are stored now."""
         return frozenset(self._entries)
 
     def get(self, uid: str) -> ViewT | None:
@@ -143,7 +145,7 @@ class Store(Generic[ViewT]):
         return 0 if entry is None else entry.version
 
     def upsert(self, manifest: object) -> bool:
-        """Stores a state of an object. Returns True if decisions could change."""
+        """Stores a state of an object. Returns whether decisions could change."""
         found = self._identity(manifest)
         if found is None:
             return False
@@ -157,7 +159,7 @@ class Store(Generic[ViewT]):
         if replaced is not None and self._entries[replaced].version > version > 0:
             return False
         if isinstance(manifest, Identity):
-            # A state that was known when it was listed, and is not any more.
+            # The state was known when it was listed, and no longer is.
             return False
         view = self._view(found, mapping(manifest), None if known is None else known.view)
         if view is None:
@@ -172,15 +174,14 @@ class Store(Generic[ViewT]):
         return known is None or not self._same(known.view, view)
 
     def _newest(self, uid: str) -> int:
-        """The newest version of the object that was seen; 0 if it was not."""
+        """Returns the newest version of the object that was seen, or 0."""
         entry = self._entries.get(uid)
         if entry is not None:
             return entry.version
         return max(self._tombstones.version(uid), self._unread.get(uid, 0))
 
     def amend(self, uid: str, view: ViewT) -> bool:
-        """Puts another view in the place of a known object's. Returns True if decisions could
-        change."""
+        """Replaces the view of a known object. Returns whether decisions could change."""
         entry = self._entries.get(uid)
         if entry is None:
             return False
@@ -199,7 +200,7 @@ class Store(Generic[ViewT]):
     def _view(
         self, found: Identity, manifest: Mapping[str, Any], before: ViewT | None
     ) -> ViewT | None:
-        """The view of the state; None if the state cannot be read."""
+        """Returns the view of the state, or None if the state cannot be read."""
         try:
             return self._parse(manifest)
         except Exception as error:
@@ -216,8 +217,9 @@ class Store(Generic[ViewT]):
         return None
 
     def remove(self, uid: str, version: int = FOR_EVER) -> bool:
-        """Removes the object as of `version`. Only a newer state brings it back, which happens if a
-        watch selects by label. Without a version it is removed for good.
+        """Removes the object as of `version`. Without a version it is removed for good.
+
+        Only a newer state brings it back, which happens if a watch selects by label.
         """
         entry = self._entries.get(uid)
         if entry is not None and entry.version > version:
@@ -233,10 +235,12 @@ class Store(Generic[ViewT]):
         return True
 
     def condense(self, manifest: object, mark: Mark) -> tuple[object, bool]:
-        """What to hold of a listed object until the list is whole, for `lacks` and `resync`, and
-        whether decisions could change. `mark` is that of the store before the list was asked for.
+        """Returns what to keep of a listed object until the list is complete, for `lacks` and
+        `resync`.
 
-        Until a first list was whole, the object is stored at once: nothing is decided before.
+        Also returns whether decisions could change. `mark` is the store's mark from before the list
+        was requested. Until the first list is complete, the object is stored at once, because
+        nothing is decided before that.
         """
         found = identity_or_none(manifest)
         if found is None:
@@ -250,13 +254,13 @@ class Store(Generic[ViewT]):
     def resync(
         self, manifests: Iterable[object], resource_version: str, mark: Mark | None = None
     ) -> bool:
-        """Applies a whole list. An object that is missing from it and was not written since is
+        """Applies a complete list. An object that is missing from it and was not written since is
         gone.
 
-        `mark` is that of the store before the list was asked for. A list that is older than the
-        mark, or that has an older state of an object than was known by then, is of another history:
-        the API server's data was restored from a backup. The list then replaces everything but what
-        was condensed to its identity: list again.
+        `mark` is the store's mark from before the list was requested. A list belongs to another
+        history if it is older than the mark, or has an older state of an object than was known by
+        then. The API server's data was then restored from a backup. Such a list replaces everything
+        except objects that were condensed to their identity, so list again.
         """
         manifests = list(manifests)
         if self._is_of_another_history(manifests, resource_version, mark):
@@ -269,8 +273,10 @@ class Store(Generic[ViewT]):
         return changed
 
     def retain(self, listed: Iterable[Identity], resource_version: str, mark: Mark) -> bool:
-        """Applies what a whole list lacks: an object that is missing from it and was not written
-        since is gone. The states that it has arrive otherwise. `mark` as for `resync`.
+        """Applies what a complete list lacks.
+
+        An object that is missing from it and was not written since is gone. The states in the list
+        arrive separately. `mark` is the same as for `resync`.
         """
         listed = list(listed)
         if self._is_of_another_history(listed, resource_version, mark):
@@ -299,7 +305,7 @@ class Store(Generic[ViewT]):
         return any(0 < one.version < self.version(one.uid) <= mark.version for one in listed)
 
     def begin_another_history(self) -> None:
-        """Whatever comes next replaces what is stored, and whatever the next list lacks is gone."""
+        """Lets later states replace what is stored. Objects that the next list lacks are gone."""
         self._tombstones.forget_all()
         self._unread.clear()
         for entry in self._entries.values():
@@ -314,8 +320,10 @@ class Store(Generic[ViewT]):
     def lacks(
         self, manifests: Iterable[object], resource_version: str, mark: Mark | None = None
     ) -> bool:
-        """True if the list has a change that no event has brought: an object, a state or a
-        deletion; or if it is of another history (see `resync`).
+        """Returns whether the list has a change that no event has brought.
+
+        Such a change is an object, a state or a deletion. Also returns True if the list belongs to
+        another history (see `resync`).
         """
         manifests = list(manifests)
         if self._is_of_another_history(manifests, resource_version, mark):

@@ -24,7 +24,7 @@ _PROBLEM_CHARACTERS_MAX = 300
 
 
 class BadLine(ValueError):  # noqa: N818 - it is a finding, not a fault of the program
-    """A line in a stream of events that is no event."""
+    """A line in a stream of events that is not an event."""
 
 
 class Unreadable:
@@ -36,7 +36,7 @@ class Unreadable:
         self._said: OrderedDict[tuple[str, str], datetime] = OrderedDict()
 
     def note(self, kind: str, name: str, error: Exception) -> None:
-        """`name` is empty for an object without a readable name."""
+        """Counts and logs an object. `name` is empty for an object without a readable name."""
         reason = reason_of(error)
         self._metrics.unreadable.labels(kind, reason).inc()
         if self._may_say((kind, name)):
@@ -56,7 +56,7 @@ class Unreadable:
 
 
 def reason_of(error: Exception) -> str:
-    """One of a closed set: line, metadata, field, number, nesting, other."""
+    """Returns one of a closed set: line, metadata, field, number, nesting, other."""
     if isinstance(error, BadLine):
         return "line"
     if isinstance(error, FieldError):
@@ -77,15 +77,16 @@ ViewT = TypeVar("ViewT")
 
 
 class UnknownFields:
-    """The status fields of one kind that this version does not know. A status of our own that
-    replaces the stored one keeps them: a newer version may have written them.
+    """The status fields of one kind that this version does not know.
 
-    `status` is the noun of the kind's status. Every field of an unreadable job is unknown.
+    The operator keeps them when it replaces a stored status, because a newer version may have
+    written them. `status` is the noun of the kind's status. Every field of an unreadable job is
+    unknown.
     """
 
     def __init__(self, status: type) -> None:
         self._status = status
-        # By UID; bounded by the objects that there are.
+        # By UID. Bounded by the number of objects.
         self._found: dict[str, dict[str, Any]] = {}
 
     def of(self, uid: str) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class UnknownFields:
     def noting(
         self, parse: Callable[[Mapping[str, Any]], ViewT]
     ) -> Callable[[Mapping[str, Any]], ViewT]:
-        """The parser, which also notes the unknown fields of what it reads."""
+        """Returns the parser, extended to record the unknown fields of its input."""
 
         def read(manifest: Mapping[str, Any]) -> ViewT:
             view = parse(manifest)

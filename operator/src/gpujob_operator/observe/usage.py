@@ -1,6 +1,6 @@
 """The measured use of every attempt on its GPUs, accumulated from the agents' readings.
 
-Only observed readings count. After a restart of the operator accumulation starts again, and the
+Only observed readings count. After a restart of the operator, accumulation starts again, and the
 job's status keeps the earlier values.
 """
 
@@ -13,12 +13,12 @@ from gpujob_operator.decide.model.held_gpus import context_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
 
 AttemptKey = tuple[str, int]
-# The worker pod with a UID, or None for any other pod.
+# Returns the worker pod with a UID, or None for any other pod.
 PodOf = Callable[[str], PodView | None]
 
 # Utilization is a decaying mean, because start-up must not dominate for hours.
 UTILIZATION_SAMPLES_MEMORY = 30
-# The agent publishes an unchanged reading every fifth time; a longer interval is a gap, not
+# The agent publishes an unchanged reading every fifth time. A longer interval is a gap, not
 # readings.
 READINGS_PER_STATUS_MAX = 5
 
@@ -31,7 +31,7 @@ class _GPU:
     context_bytes: int = 0
 
     def add(self, memory_bytes: list[int], utilization_percent: float, samples: int) -> None:
-        """`memory_bytes` by process."""
+        """Adds a reading. `memory_bytes` is by process."""
         self.memory_peak_bytes = max(self.memory_peak_bytes, sum(memory_bytes))
         self.context_bytes = max(self.context_bytes, context_bytes(memory_bytes))
         self.samples += samples
@@ -42,9 +42,9 @@ class _GPU:
 @dataclass(slots=True)
 class _Attempt:
     gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
-    # By rank, the GPUs of the newest reading of the worker's node.
+    # The worker's GPUs in the newest reading of its node, by rank.
     seen: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    # The object stays the same until the next reading, so that the planner sees that nothing
+    # The object stays the same until the next reading, which shows the planner that nothing
     # changed.
     _usage: GPUUsage | None = None
 
@@ -77,10 +77,10 @@ class MeasuredUsage:
         self._view: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
-        """Adds one published status. Returns True if it changed a worker's use.
+        """Adds one published status. Returns whether it changed a worker's use.
 
-        Statuses come in the order in which they were written. Their times tell a new reading from
-        the last one, and no more: an agent's clock may be set back.
+        Statuses come in the order in which they were written. Their times only distinguish a new
+        reading from the last one, because an agent's clock may be set back.
         """
         observed_at = node.status.observed_at
         before = self._seen_at.get(node.metadata.name)
@@ -97,7 +97,7 @@ class MeasuredUsage:
         return changed
 
     def _observe_places(self, node: GPUNode, pod_of: PodOf) -> None:
-        """Notes on which GPUs each worker was seen."""
+        """Records on which GPUs each worker was seen."""
         found: dict[tuple[AttemptKey, int], dict[str, None]] = {}
         for gpu in node.status.gpus:
             for process in gpu.processes:
@@ -109,13 +109,13 @@ class MeasuredUsage:
             self._attempts[key].seen[rank] = tuple(gpus)
 
     def usage(self) -> Mapping[AttemptKey, GPUUsage]:
-        """The use of all attempts; the same object until something changes."""
+        """Returns the use of all attempts. The object stays the same until something changes."""
         if self._view is None:
             self._view = {key: attempt.usage() for key, attempt in self._attempts.items()}
         return self._view
 
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
-        """Forgets attempts and nodes that no longer exist."""
+        """Drops attempts and nodes that no longer exist."""
         for key in self._attempts.keys() - attempts:
             del self._attempts[key]
             self._view = None
@@ -139,8 +139,9 @@ class MeasuredUsage:
 
 
 def pods_on(node: str, pod_of: PodOf) -> PodOf:
-    """`pod_of` for the node's own pods. An agent may speak for the pods of its node only: the pod
-    that it names may be anybody's.
+    """Returns `pod_of`, restricted to the node's own pods.
+
+    An agent may only report about the pods of its node, and it could name any pod.
     """
 
     def pod_here(uid: str) -> PodView | None:
@@ -151,7 +152,7 @@ def pods_on(node: str, pod_of: PodOf) -> PodOf:
 
 
 def _readings(before: datetime | None, now: datetime, interval_seconds: float) -> int:
-    """How many readings a status stands for, because the agent writes only changes."""
+    """Returns how many readings a status stands for, because the agent writes only changes."""
     if before is None or interval_seconds <= 0:
         return 1
     passed = (now - before).total_seconds() / interval_seconds
@@ -159,8 +160,9 @@ def _readings(before: datetime | None, now: datetime, interval_seconds: float) -
 
 
 def _utilization(gpu: GPU, processes: list[GPUProcess], *, alone: bool) -> float:
-    """The sum over the attempt's processes, or the GPU's utilization if the driver does not report
-    it by process.
+    """Returns the sum over the attempt's processes.
+
+    If the driver does not report utilization by process, it is the GPU's utilization.
     """
     known = [one.utilization_percent for one in processes if one.utilization_percent is not None]
     if alone or not known:

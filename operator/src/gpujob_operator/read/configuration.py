@@ -27,7 +27,7 @@ class Bounds:
     above: bool = False
 
     def problem(self, value: float) -> str:
-        """Why the value is out of bounds; empty if it is within."""
+        """Returns why the value is out of bounds, or "" if it is within."""
         if value < self.low or value > self.high or (self.above and value == self.low):
             least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
             most = f" and at most {self.high:.10g}" if self.high < math.inf else ""
@@ -70,8 +70,8 @@ PATTERNS: Mapping[str, str] = {
 def configuration_from_text(text: str) -> Configuration:
     """Reads the file's text. Absent fields have their defaults.
 
-    Raises `FieldError` naming the field, also for an unknown field. Raises `yaml.YAMLError` if the
-    text is not YAML.
+    Raises `FieldError` with the name of the field, also for an unknown field. Raises
+    `yaml.YAMLError` if the text is not YAML.
     """
     data = _parsed(text)
     if not isinstance(data, dict):

@@ -1,7 +1,7 @@
-"""Reads a spec of a job that was read lately no second time, and holds what is equal in specs once.
+"""Reads each recently read job spec only once, and stores equal parts of specs once.
 
-Every event of a job brings its spec again, and the jobs of a sweep differ in an argument. A spec
-that was read lately is not read again. Of others, equal texts and lists are the same objects.
+Every event of a job contains its spec, and the jobs of a sweep differ in an argument. A spec that
+was read recently is not read again. Equal texts and lists of other specs are the same objects.
 """
 
 import json
@@ -14,30 +14,30 @@ from gpujob_api.decoding import shared_text
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
 
-# Of the JSON of what is kept, also of jobs that are gone: about 3,000 specs. In memory a spec takes
-# some four times its JSON, and twenty times at worst.
+# Total JSON characters of what is kept, including jobs that are gone: about 3,000 specs. In memory
+# a spec takes about four times its JSON, and twenty times at worst.
 KEPT_CHARACTERS_MAX = 2 * 2**20
 _DIGEST_BYTES = 16
 _ONLY_TEXTS = frozenset((str,))
 
 
 class JobSpecs:
-    """The specs and parts that were read lately."""
+    """The specs and parts that were read recently."""
 
     def __init__(self) -> None:
-        # By digest: of whole specs, and of specs without their template.
+        # By digest: whole specs, and specs without their template.
         self._specs: dict[bytes, GPUJobSpec] = {}
         self._by_other_fields: dict[bytes, GPUJobSpec] = {}
-        # Of templates, by the texts in them.
+        # Parts of templates, by the texts in them.
         self._parts: dict[tuple[object, ...], object] = {}
         self._characters = 0
 
     def read(self, data: object) -> GPUJobSpec:
-        """The spec. Nobody may change what is in it. Raises `FieldError`."""
+        """Returns the spec, whose contents must not be changed. Raises `FieldError`."""
         try:
             text = json.dumps(data)
         except (RecursionError, TypeError, ValueError):
-            # What no JSON holds, which has an error with its field.
+            # The value cannot be expressed in JSON, so `read_spec` raises an error with its field.
             return read_spec(data)
         key = _digest(text)
         spec = self._specs.get(key)
@@ -46,14 +46,17 @@ class JobSpecs:
             try:
                 spec = self._with_equal_parts(data)
             except RecursionError:
-                # Deeper than a template may be, which has an error with its field, too.
+                # The value is deeper than a template may be, so `read_spec` raises an error with
+                # its field.
                 return read_spec(data)
             self._specs[key] = spec
         return spec
 
     def _count(self, characters: int) -> None:
-        """What is read now, also of a spec that has an error. Once it is too much, all from before
-        is forgotten: what is read often is soon here again."""
+        """Counts what is read now, including a spec with an error.
+
+        Beyond the limit everything older is dropped. What is read often soon returns.
+        """
         self._characters += characters
         if self._characters > KEPT_CHARACTERS_MAX:
             self._specs.clear()
@@ -62,8 +65,10 @@ class JobSpecs:
             self._characters = characters
 
     def _with_equal_parts(self, data: object) -> GPUJobSpec:
-        """The spec, which was not read lately; its fields are those of another one that differs
-        only in its template."""
+        """Returns a spec that was not read recently.
+
+        It shares its fields with another spec that differs only in its template.
+        """
         fields = cast("Mapping[str, object]", data if isinstance(data, dict) else {})
         if "template" not in fields:
             return read_spec(data)
@@ -76,8 +81,11 @@ class JobSpecs:
         return replace(other, template=read_spec({"template": template}).template)
 
     def _shared(self, value: object) -> object:
-        """An equal value, whose texts, and objects and lists of nothing but texts, are those of
-        others. What is around them differs where one of them does."""
+        """Returns an equal value that shares its parts with others.
+
+        Texts are shared, and objects and lists that contain only texts. A container around them
+        differs if one of its parts does.
+        """
         kind = type(value)
         if kind is str:
             return shared_text(cast("str", value))

@@ -56,7 +56,7 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
 
 
 def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> NodeView:
-    """The node less its pods' requests. Never below 0."""
+    """Returns the node minus its pods' requests. Never below 0."""
     return replace(
         node.empty,
         cpu_milli_free=max(0, node.empty.cpu_milli_allocatable - cpu_milli_used),
@@ -65,7 +65,7 @@ def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> 
 
 
 def _taints(value: object) -> tuple[Taint, ...] | None:
-    """The taints; None if any of them cannot be read."""
+    """Returns the taints, or None if any of them cannot be read."""
     listed = [] if value is None else value
     entries = mappings(listed)
     if not isinstance(listed, list) or len(entries) != len(cast("list[object]", listed)):
@@ -78,7 +78,7 @@ def _taints(value: object) -> tuple[Taint, ...] | None:
 
 
 def _conditions(status: Mapping[str, Any]) -> tuple[NodeCondition, ...]:
-    """The conditions that may announce the node's end. The other ones change all the time."""
+    """Returns the conditions that may announce the node's end. Others change all the time."""
     found: list[NodeCondition] = []
     for condition in mappings(status.get("conditions")):
         kind = text(condition.get("type"))

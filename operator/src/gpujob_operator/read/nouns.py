@@ -26,7 +26,10 @@ Dropped = Callable[[str], None]
 def read_job(
     manifest: Mapping[str, Any], spec_reader: Callable[[object], GPUJobSpec] = read_spec
 ) -> GPUJob | InvalidJob:
-    """A job, or the problem with it: the API server may have accepted what the API types reject."""
+    """Returns a job, or the problem with it.
+
+    The API server may have accepted what the API types reject.
+    """
     try:
         return gpujob_from_manifest(manifest, spec_reader)
     except FieldError as error:
@@ -44,8 +47,9 @@ def _generation(value: object) -> int:
 
 
 def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
-    """A GPU node without implausible GPUs and processes. Raises `FieldError` for any
-    other problem.
+    """Returns a GPU node without implausible GPUs and processes.
+
+    Raises `FieldError` for any other problem.
     """
     status = mapping(manifest.get("status"))
     node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
@@ -55,7 +59,10 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
 
 
 def read_gpus(value: object, dropped: Dropped) -> dict[str, GPU | None]:
-    """The GPUs of a list by UUID, None for an implausible one; without those that have no UUID."""
+    """Returns the GPUs of a list by UUID, with None for an implausible GPU.
+
+    GPUs without a UUID are left out.
+    """
     listed = cast("list[object]", value) if isinstance(value, list) else []
     found: dict[str, GPU | None] = {}
     for entry in listed[:GPUS_MAX]:
@@ -69,13 +76,15 @@ def read_gpus(value: object, dropped: Dropped) -> dict[str, GPU | None]:
 
 
 def read_status(status: Mapping[str, Any]) -> GPUNodeStatus:
-    """A status without GPUs. Raises `FieldError`."""
+    """Returns a status without GPUs. Raises `FieldError`."""
     return decode(GPUNodeStatus, status, "status")
 
 
 def written_at(manifest: Mapping[str, Any]) -> datetime | None:
-    """When the API server last stored the object's status, on its own clock; None if it does not
-    say."""
+    """Returns when the API server last stored the object's status, on its own clock.
+
+    Returns None if the object does not contain the time.
+    """
     times: list[datetime] = []
     for entry in mappings(mapping(manifest.get("metadata")).get("managedFields")):
         if entry.get("subresource") != "status":
@@ -88,7 +97,7 @@ def written_at(manifest: Mapping[str, Any]) -> datetime | None:
 
 
 def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:
-    """A GPU without implausible processes; None if the GPU itself is implausible."""
+    """Returns a GPU without implausible processes, or None if the GPU itself is implausible."""
     if not isinstance(entry, Mapping):
         dropped("gpu")
         return None
@@ -124,7 +133,7 @@ def _sane(process: GPUProcess, gpu: GPU) -> bool:
 
 
 def same_noun(one: Any, other: Any) -> bool:
-    """Whether two states of an object differ in their versions at most."""
+    """Returns whether two states of an object differ at most in their versions."""
     same_metadata = _without_version(one.metadata) == _without_version(other.metadata)
     return same_metadata and replace(one, metadata=other.metadata) == other
 

@@ -55,7 +55,7 @@ class CachedPod:
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
-    """Reads any pod. A pod without a worker's name is unmanaged, whatever its metadata claim.
+    """Reads any pod. A pod without a worker's name is unmanaged, whatever its metadata claims.
 
     Parts of a wrong type count as absent. Raises `FieldError` for a pod without a UID or a name.
     """
@@ -70,8 +70,10 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
 
 
 def opaque_pod(manifest: Mapping[str, Any], before: CachedPod | None) -> CachedPod:
-    """A pod that cannot be read. It counts as using its whole node until it is proven finished, and
-    stays the worker that it was. Raises `FieldError` for a pod without a UID or a name.
+    """Returns a pod that cannot be read.
+
+    It counts as using its whole node until it is proven finished, and stays the worker that it was.
+    Raises `FieldError` for a pod without a UID or a name.
     """
     node = text(mapping(manifest.get("spec")).get("nodeName")) or None
     return CachedPod(
@@ -137,7 +139,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
 
 
 def _addresses(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """One of each version of IP."""
+    """Returns one address of each IP version."""
     found = (text(one.get("ip")) for one in mappings(status.get("podIPs")))
     return tuple(one for one in found if one)[:_ADDRESSES_MAX]
 
@@ -173,8 +175,10 @@ def _record_in(annotations: Mapping[str, str]) -> PlacementRecord | None:
 
 @lru_cache(maxsize=_RECORDS_MAX)
 def _record(written: str) -> PlacementRecord | None:
-    """The same object for each event of a pod. None as well for a record that cannot be read, or
-    that is none of a single worker."""
+    """Returns the record, as the same object for each event of a pod.
+
+    Returns None for a record that cannot be read or that does not have exactly one worker.
+    """
     if not written:
         return None
     try:
@@ -198,7 +202,7 @@ def _exit_code(ended: Mapping[str, Any]) -> int | None:
 
 
 def _termination_report(final_text: str) -> Report | None:
-    """The worker's final report, or None: any program may write any text there."""
+    """Returns the worker's final report, or None, because any program may write any text there."""
     if not final_text.startswith("{"):
         return None
     try:
@@ -224,8 +228,11 @@ def _last_change(status: Mapping[str, Any]) -> datetime | None:
 
 
 def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bool:
-    """The worker waits as in every normal start, and so does each init container before it, or has
-    ended."""
+    """Returns whether no container has started yet.
+
+    The worker waits as in every normal start. Each init container before it also waits like that or
+    has ended.
+    """
     before = [mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses"))]
     if any(mapping(state.get("running")) for state in before):
         return False
@@ -236,7 +243,7 @@ def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bo
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
-    """The most informative of Kubernetes' reasons for the pod's state."""
+    """Returns the most informative of Kubernetes' reasons for the pod's state."""
     if text(status.get("reason")):
         return text(status["reason"]), text(status.get("message"))
     initial = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
@@ -260,7 +267,7 @@ def _unschedulable(status: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_disruption(condition: Mapping[str, Any]) -> bool:
-    """False as well where the pod was to be ended, and was not after all."""
+    """Returns False also if an intended disruption did not happen."""
     return condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
 
 

@@ -1,4 +1,4 @@
-"""Reads API objects of any shape: a part of a wrong type counts as absent.
+"""Reads API objects of any shape. A part of a wrong type counts as absent.
 
 The API server validates its own kinds. The operator does not rely on that, because one object that
 breaks its reader would stop all jobs.
@@ -32,7 +32,7 @@ class Identity:
 
 
 def identity(manifest: object) -> Identity:
-    """The object's identity. Raises `FieldError` without a readable UID or name."""
+    """Returns the object's identity. Raises `FieldError` without a readable UID or name."""
     if isinstance(manifest, Identity):
         return manifest
     metadata = mapping(mapping(manifest).get("metadata"))
@@ -45,7 +45,7 @@ def identity(manifest: object) -> Identity:
 
 
 def identity_or_none(manifest: object) -> Identity | None:
-    """None for an object whose UID or name cannot be read."""
+    """Returns the identity, or None for an object whose UID or name cannot be read."""
     try:
         return identity(manifest)
     except FieldError:
@@ -53,7 +53,7 @@ def identity_or_none(manifest: object) -> Identity | None:
 
 
 def version_number(resource_version: object) -> int:
-    """The resourceVersion as a number; 0 if there is none. Versions of one kind only increase."""
+    """Returns the resourceVersion as a number, or 0. Versions of one kind only increase."""
     if not isinstance(resource_version, str) or len(resource_version) > _VERSION_DIGITS_MAX:
         return 0
     is_number = resource_version.isascii() and resource_version.isdigit()
@@ -65,7 +65,7 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
-    """The objects in a list."""
+    """Returns the objects in a list."""
     if not isinstance(value, list):
         return []
     return [mapping(one) for one in cast("list[object]", value) if isinstance(one, Mapping)]
@@ -76,12 +76,12 @@ def text(value: object) -> str:
 
 
 def texts(value: object) -> dict[str, str]:
-    """Labels, annotations and the like."""
+    """Returns the readable texts of labels, annotations and the like."""
     return {text(key): text(one) for key, one in mapping(value).items() if isinstance(one, str)}
 
 
 def moment(value: object) -> datetime | None:
-    """The time, or None if the value is no time in the supported years."""
+    """Returns the time, or None if the value is not a time in the supported years."""
     try:
         found = parse_time(value) if isinstance(value, str) else None
     except ValueError:
@@ -90,8 +90,9 @@ def moment(value: object) -> datetime | None:
 
 
 def readable_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """An object's metadata with well-formed labels, annotations and owners. Raises `FieldError`
-    without a UID or a name.
+    """Returns an object's metadata with well-formed labels, annotations and owners.
+
+    Raises `FieldError` without a UID or a name.
     """
     found, metadata = identity(manifest), mapping(manifest.get("metadata"))
     owners = [

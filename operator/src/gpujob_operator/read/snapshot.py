@@ -1,7 +1,7 @@
 """Builds a snapshot from one listing of every kind, like the operator's cache.
 
-Two things that the operator knows are in no object: reports since the last status write, and use
-that was measured but not yet written. Decisions on such a snapshot rely on the statuses alone.
+Two kinds of information are in no object: reports since the last status write, and use that was
+measured but not yet written. Decisions on such a snapshot rely on the statuses alone.
 """
 
 from collections import defaultdict
@@ -39,7 +39,7 @@ class Objects:
 
 
 def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
-    """The snapshot of these objects. Unreadable objects are left out, as in the cache."""
+    """Returns the snapshot of these objects. Unreadable objects are left out, as in the cache."""
     jobs = _readable(objects.jobs, read_job)
     pods = _readable(objects.pods, cached_pod)
     views = tuple(pod.view for pod in pods if pod.view is not None)
@@ -67,7 +67,7 @@ def _readable(
 
 
 def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tuple[NodeView, ...]:
-    """Nodes less the requests of the unfinished pods bound to them."""
+    """Returns the nodes minus the requests of the unfinished pods bound to them."""
     cpu_milli, memory_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
     for pod in pods:
         if pod.node is not None and not pod.finished:
@@ -80,4 +80,4 @@ def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tup
 
 
 def _ignore(reason: str) -> None:
-    """The operator counts implausible readings; here they are only left out."""
+    """Ignores implausible readings, which the operator would count."""

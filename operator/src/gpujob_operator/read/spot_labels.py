@@ -1,20 +1,20 @@
-"""The labels by which clouds and autoscalers mark spot nodes: one table."""
+"""One table of the labels by which clouds and autoscalers mark spot nodes."""
 
 from collections.abc import Mapping
 
 from gpujob_api.meta import LABEL_SPOT
 
-# By key: the values that mean spot; None where the key alone does. docs/reference/nodes.md has the
-# table for users, docs/design/0019-signs-of-a-node-that-goes.md the sources.
+# The values that mean spot, by key. None if the key alone does. docs/reference/nodes.md has the
+# table for users, and docs/design/0019-signs-of-a-node-that-goes.md the sources.
 SPOT_LABELS: Mapping[str, frozenset[str] | None] = {
     LABEL_SPOT: frozenset({"true"}),
     # Karpenter with every provider, and EKS Auto Mode.
     "karpenter.sh/capacity-type": frozenset({"spot"}),
     # EKS managed node groups.
     "eks.amazonaws.com/capacityType": frozenset({"SPOT"}),
-    # A convention of nodes that people start themselves on AWS.
+    # A convention for nodes that people start themselves on AWS.
     "node.kubernetes.io/lifecycle": frozenset({"spot"}),
-    # GKE. A preemptible machine is taken back in the same way.
+    # GKE. A preemptible machine is reclaimed in the same way.
     "cloud.google.com/gke-spot": frozenset({"true"}),
     "cloud.google.com/gke-preemptible": frozenset({"true"}),
     "cloud.google.com/gke-provisioning": frozenset({"spot", "preemptible"}),
@@ -31,7 +31,9 @@ SPOT_LABELS: Mapping[str, frozenset[str] | None] = {
 
 
 def is_spot(labels: Mapping[str, str]) -> bool:
-    """Whether the labels mark a spot node. The operator's own label wins, also with "false"."""
+    """Returns whether the labels mark a spot node. The operator's own label wins, even with
+    "false".
+    """
     own = labels.get(LABEL_SPOT)
     if own is not None:
         return own == "true"

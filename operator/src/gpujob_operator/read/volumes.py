@@ -8,8 +8,10 @@ from gpujob_operator.read.shapes import identity, mapping, text
 
 
 def bound_volume(manifest: Mapping[str, Any]) -> BoundVolume:
-    """The volume with the claim that it is bound to, "" if there is none. What else a volume says
-    (its driver, its secrets) is not kept. Raises `FieldError` for a volume without a UID or a name.
+    """Returns the volume with the claim that it is bound to, or "".
+
+    Other fields of a volume (its driver, its secrets) are not kept. Raises `FieldError` for a
+    volume without a UID or a name.
     """
     spec, status = mapping(manifest.get("spec")), mapping(manifest.get("status"))
     claim = mapping(spec.get("claimRef")) if status.get("phase") == "Bound" else {}
@@ -23,5 +25,5 @@ def bound_volume(manifest: Mapping[str, Any]) -> BoundVolume:
 
 
 def limits_nodes(volume: BoundVolume) -> bool:
-    """False for a volume that nobody claims, and for one that every node can use."""
+    """Returns False for a volume without a claim, and for one that every node can use."""
     return bool(volume.claim and volume.node_selector)

@@ -10,7 +10,7 @@ from gpujob_operator.render.service import LABEL_CHARACTERS_MAX, owner_reference
 
 
 def default_claim(job: GPUJob, template: ClaimTemplate) -> dict[str, Any]:
-    """The claim of all attempts of a job. It is deleted with the job."""
+    """Returns the claim of all attempts of a job. It is deleted with the job."""
     storage_class = template.storage_class_name
     return {
         "apiVersion": "v1",
@@ -27,7 +27,7 @@ def default_claim(job: GPUJob, template: ClaimTemplate) -> dict[str, Any]:
         "spec": {
             "accessModes": [mode.value for mode in template.access_modes],
             "resources": {"requests": {"storage": template.size.to_json()}},
-            # An empty name would mean that no storage class makes the volume.
+            # An empty name would mean that no storage class creates the volume.
             **({} if storage_class is None else {"storageClassName": storage_class}),
         },
     }

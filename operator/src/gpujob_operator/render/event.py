@@ -13,8 +13,9 @@ REPORTER = "gpujob-operator"
 
 
 def event(metadata: Metadata, note: EventNote, now: datetime) -> dict[str, Any]:
-    """A core/v1 Event. Its name is derived from its content, so that a retry does not
-    duplicate it.
+    """Returns a core/v1 Event.
+
+    Its name is derived from its content, so that a retry does not duplicate it.
     """
     content = f"{metadata.uid}/{note.reason}/{note.message}/{format_time(now)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]

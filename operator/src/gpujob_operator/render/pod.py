@@ -1,4 +1,4 @@
-"""Renders the pod of a worker: the user's template plus what the operator adds for one worker."""
+"""Renders the pod of a worker: the user's template plus the operator's additions for one worker."""
 
 import json
 import zlib
@@ -47,8 +47,8 @@ TERMINATION_FILE = "/dev/termination-log"
 SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is, not a temporary file
 SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# Autoscalers then leave the pod's node alone. The operator deletes the pod itself when the node
-# must go all the same, which is what makes the annotations safe: an autoscaler would wait for ever.
+# Autoscalers then leave the pod's node alone. They would wait forever, so the annotations are safe
+# only because the operator itself deletes the pod if the node must nevertheless go.
 KEEP_NODE = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -58,7 +58,7 @@ MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
 
 def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any]:
-    """The pod of one worker. Its placement must be in the job's status."""
+    """Returns the pod of one worker. Its placement must be in the job's status."""
     job = create.job
     placement = job.status.placement
     assert placement is not None, "a pod is created only for a placed job"
@@ -67,7 +67,7 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     spec: dict[str, Any] = template.get("spec") or {}
     _complete_spec(spec, create, worker, configuration)
     if len(spec["containers"]) == 1:
-        # Whatever the only container is called in the template.
+        # Renames the only container, whatever its name in the template.
         spec["containers"][0]["name"] = WORKER_CONTAINER
     for container in spec["containers"]:
         _restrict(container)
@@ -131,7 +131,7 @@ def _complete_spec(
     spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node, create.hostname)
     spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
     spec["terminationGracePeriodSeconds"] = grace_seconds(job, configuration)
-    # The worker has no access to the API: its only token has the audience of the report endpoint
+    # The worker has no access to the API. Its only token has the audience of the report endpoint
     # (I12).
     spec["automountServiceAccountToken"] = False
     if job.spec.workers > 1:
@@ -141,7 +141,7 @@ def _complete_spec(
         spec.setdefault("runtimeClassName", configuration.runtime_class_name)
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)
-    # This makes volumes writable for a worker that is not root.
+    # Makes volumes writable for a worker that is not root.
     security.setdefault("fsGroup", WORKER_GROUP)
     # Walking all files of a large volume at each start would take minutes.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
@@ -151,10 +151,11 @@ def _complete_spec(
 
 
 def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> dict[str, Any]:
-    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod. The node's
-    name alone decides; its label says the same to autoscalers, which do not read the name.
+    """Returns the user's affinity, narrowed to the chosen node, to which kube-scheduler binds the
+    pod.
 
-    Raises `FieldError` for an affinity that cannot be narrowed.
+    The node's name alone decides. Its label repeats the choice for autoscalers, which do not read
+    the name. Raises `FieldError` for an affinity that cannot be narrowed.
     """
     match = {"key": "metadata.name", "operator": "In", "values": [node]}
     label = {"key": LABEL_HOSTNAME, "operator": "In", "values": [hostname]}
@@ -177,7 +178,7 @@ def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> di
 def _narrowed(
     term: Mapping[str, Any], match: object, expressions: list[dict[str, Any]], path: str
 ) -> dict[str, Any]:
-    """The term with the node's name among its fields and with more expressions."""
+    """Returns the term with the node's name among its fields and with more expressions."""
     found = {**term, "matchFields": [*_list(term.get("matchFields"), path), match]}
     if expressions:
         found["matchExpressions"] = [*_list(term.get("matchExpressions"), path), *expressions]
@@ -219,8 +220,7 @@ def _checkpoint_volume(claim: str | None) -> dict[str, Any]:
 
 
 def _share_memory(spec: dict[str, Any], worker: dict[str, Any]) -> None:
-    """A larger /dev/shm for data that processes of one worker share: batches of data loader
-    workers, NCCL.
+    """Adds a larger /dev/shm for data that a worker's processes share: data loader batches, NCCL.
 
     The default is 64 MiB, and a process that writes more is killed by SIGBUS. The content counts as
     the container's memory, so the container's memory limit is the bound.
@@ -233,16 +233,14 @@ def _share_memory(spec: dict[str, Any], worker: dict[str, Any]) -> None:
 
 
 def _restrict(container: dict[str, Any]) -> None:
-    """The settings that Pod Security "restricted" requires of every container, unless the user sets
-    others.
-    """
+    """Sets what Pod Security "restricted" requires of every container, unless the user sets it."""
     security = container.setdefault("securityContext", {})
     security.setdefault("allowPrivilegeEscalation", False)
     security.setdefault("capabilities", {"drop": ["ALL"]})
 
 
 def _without_gpus(container: dict[str, Any]) -> None:
-    """Images made for CUDA ask for all GPUs; only the worker container gets any (I2)."""
+    """Hides all GPUs. CUDA images request all GPUs, and only the worker container gets any (I2)."""
     entries = [e for e in container.get("env") or () if e["name"] != VISIBLE_DEVICES]
     container["env"] = [*entries, {"name": VISIBLE_DEVICES, "value": "void"}]
 
@@ -254,7 +252,7 @@ def _complete_worker(
     configuration: Configuration,
 ) -> None:
     ours = _environment(create, worker, configuration)
-    # Which GPUs it gets is the operator's or the device plugin's word, never the template's.
+    # The operator or the device plugin decides which GPUs it gets, never the template.
     reserved = {VISIBLE_DEVICES, *(entry["name"] for entry in ours)}
     users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
     folder = hook_folder(container, configuration.worker_package_image)
@@ -264,7 +262,7 @@ def _complete_worker(
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
         {"name": "gpujob-checkpoints", "mountPath": configuration.checkpoint_mount},
     ]
-    # The container must not restart: its end is the end of the attempt.
+    # The container must not restart, because its end is the end of the attempt.
     for name in ("restartPolicy", "restartPolicyRules"):
         container.pop(name, None)
     container["terminationMessagePath"] = TERMINATION_FILE
@@ -275,9 +273,9 @@ def _complete_worker(
 
 
 def _with_hook(entry: dict[str, Any], folder: str) -> dict[str, Any]:
-    """A path of the user's own would take the place of the one that finds the hook.
+    """Adds the hook's folder to the user's own path, which would otherwise hide the hook.
 
-    What the path is read from when the container starts is not known here and stays as it is.
+    A path that is only read when the container starts is unknown here and stays unchanged.
     """
     if entry["name"] != names.PYTHON_PATH_VARIABLE or "valueFrom" in entry:
         return entry
@@ -314,7 +312,9 @@ def _environment(
 
 
 def _limits(job: GPUJob) -> dict[str, str]:
-    """A memory limit only if the GPU is shared. A job alone on its GPU may use all of it."""
+    """Returns a memory limit only if the GPU is shared. A job alone on its GPU may use
+    all of it.
+    """
     held = job.status.reservation
     if held is None or is_whole_gpu(held):
         return {}
@@ -324,7 +324,7 @@ def _limits(job: GPUJob) -> dict[str, str]:
 
 
 def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
-    """The variables that torchrun and torch.distributed read."""
+    """Returns the variables that torchrun and torch.distributed read."""
     if job.spec.workers == 1:
         return {}
     return {
@@ -337,8 +337,10 @@ def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
 
 
 def _master_port(job: GPUJob) -> int:
-    """A different port for every attempt. Where pods share a network, as on process nodes, this
-    avoids collisions between gangs and with an old attempt's closing connections.
+    """Returns a different port for every attempt.
+
+    If pods share a network, as on process nodes, this avoids collisions between gangs and with an
+    old attempt's closing connections.
     """
     key = f"{job.metadata.uid}/{job.status.attempt}"
     return MASTER_PORT_FIRST + zlib.crc32(key.encode()) % MASTER_PORTS
@@ -351,19 +353,21 @@ PACKAGE_DIRECTORY = "/gpujob/package"
 PACKAGE_SIZE_MAX = "64Mi"
 SWITCH = "GPUJOB_INJECT"
 _COPY = ["python", "-m", "gpujob_worker.launch.package", PACKAGE_DIRECTORY]
-# Where a ResourceQuota wants requests, it wants them of init containers too.
+# A ResourceQuota that requires requests requires them of init containers too.
 _RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
 
 def hook_folder(worker: dict[str, Any], package_image: str | None) -> str:
-    """The folder that stands first on PYTHONPATH of the container."""
+    """Returns the folder that comes first on PYTHONPATH of the container."""
     brought = brings_package(worker, package_image)
     return f"{PACKAGE_DIRECTORY}/hook" if brought else names.HOOK_FOLDER
 
 
 def brings_package(worker: dict[str, Any], package_image: str | None) -> bool:
-    """Whether the packages are copied: not into images that have them, and not where the template
-    keeps them out."""
+    """Returns whether the packages are copied.
+
+    They are not copied into images that have them, or if the template opts out.
+    """
     if not package_image or _repository(str(worker.get("image", ""))) == WORKER_IMAGE:
         return False
     entries = {entry["name"]: entry for entry in worker.get("env") or ()}
@@ -374,9 +378,9 @@ def brings_package(worker: dict[str, Any], package_image: str | None) -> bool:
 def add_package(spec: dict[str, Any], worker: dict[str, Any], package_image: str) -> None:
     """Brings the worker's packages into a pod whose image does not have them.
 
-    An init container copies them from the operator's image, which the node's agent has already,
-    into a volume of the pod. The folder stands first on PYTHONPATH, so that every Python process of
-    the image finds the hook in it. A PYTHONPATH of the template is left as it is.
+    An init container copies them into a volume of the pod, from the operator's image, which the
+    node's agent has already pulled. The folder comes first on PYTHONPATH, so every Python process
+    of the image finds the hook in it. A PYTHONPATH of the template stays unchanged.
     """
     mount = {"name": PACKAGE, "mountPath": PACKAGE_DIRECTORY}
     copier: dict[str, Any] = {
@@ -400,12 +404,14 @@ def add_package(spec: dict[str, Any], worker: dict[str, Any], package_image: str
 
 
 def _repository(image: str) -> str:
-    """The last part of an image's name, without tag and digest."""
+    """Returns the last part of an image's name, without tag and digest."""
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 def _resources(worker: dict[str, Any]) -> dict[str, Any]:
-    """The worker's own, so that the pod as a whole asks for no more than before."""
+    """Returns the worker's own resources, so that the pod as a whole requests no more
+    than before.
+    """
     found: dict[str, Any] = {}
     for kind in ("requests", "limits"):
         asked = (worker.get("resources") or {}).get(kind) or {}

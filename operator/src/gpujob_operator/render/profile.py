@@ -14,7 +14,7 @@ from gpujob_operator.render.status import replacement
 
 
 def profile_manifest(save: SaveProfile) -> dict[str, Any]:
-    """The whole object, for creation. The API server drops the status then."""
+    """Returns the whole object, for creation. The API server drops its status."""
     metadata = save.profile.metadata
     return {
         "apiVersion": API_VERSION,
@@ -28,8 +28,9 @@ def profile_manifest(save: SaveProfile) -> dict[str, Any]:
 def profile_status(
     save: SaveProfile, resource_version: str, unknown: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The profile with the status, valid only at this resourceVersion. `unknown` are the fields of
-    the stored status that this version does not know: they stay.
+    """Returns the profile with the status, valid only at this resourceVersion.
+
+    `unknown` are the fields of the stored status that this version does not know. They are kept.
     """
     profile = save.profile
     metadata = replace(profile.metadata, resource_version=resource_version)

@@ -13,7 +13,9 @@ LABEL_CHARACTERS_MAX = 63
 
 
 def service_name(job: GPUJob) -> str:
-    """The Service's name, derived from the UID so that it is unique and starts with a letter."""
+    """Returns the Service's name, derived from the UID so that it is unique and starts with a
+    letter.
+    """
     return f"gpujob-{job.metadata.uid}"
 
 
@@ -22,12 +24,14 @@ def worker_hostname(rank: int) -> str:
 
 
 def master_address(job: GPUJob) -> str:
-    """The DNS name of rank 0. It resolves with every dnsPolicy that uses the cluster's DNS."""
+    """Returns the DNS name of rank 0. It resolves with every dnsPolicy that uses the
+    cluster's DNS.
+    """
     return f"{worker_hostname(0)}.{service_name(job)}.{job.metadata.namespace}.svc"
 
 
 def gang_service(job: GPUJob) -> dict[str, Any]:
-    """The Service of all attempts of a job. It is deleted with the job."""
+    """Returns the Service of all attempts of a job. It is deleted with the job."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -50,8 +54,9 @@ def gang_service(job: GPUJob) -> dict[str, Any]:
 
 
 def owner_reference(job: GPUJob) -> dict[str, Any]:
-    """Makes the object a dependent of the job: it is deleted with the job and does not
-    block that.
+    """Returns a reference that makes the object a dependent of the job.
+
+    The object is deleted with the job and does not block that.
     """
     return {
         "apiVersion": API_VERSION,

@@ -3,13 +3,13 @@ operator's own kinds.
 
 The previous leader wrote until a moment ago, and the watches may lag behind by different amounts. A
 pod without its job's newest status would look like a leftover, and a job without its pods would
-look lost. Therefore jobs are listed before pods, after the Lease is acquired, and pods last.
+look lost. Jobs are therefore listed before pods, after the Lease is acquired, and pods come last.
 
-Nodes come before both. An agent is let in once its node is there; until then it waits or tries
-again each second, and a thousand of them take the time that the lists need.
+Nodes come before both. An agent is admitted once its node is listed. Until then it waits or tries
+again each second, and a thousand agents take up the time that the lists need.
 
-kopf does not report an object that vanished while a watch was interrupted, nor a watch that has
-died. A full list finds both: missing objects are removed from the cache, and a change that should
+kopf reports neither an object that vanished while a watch was interrupted, nor a watch that has
+died. A full list finds both. Missing objects are removed from the cache, and a change that should
 have been reported long ago makes the kind's watch restart (`silent`).
 """
 
@@ -53,7 +53,7 @@ OUR_KINDS = {one.kind: one.resource for one in LISTED if one.resource.group == G
 RELIST_SECONDS = 300.0
 GRACE_SECONDS = 10.0
 BACKOFF_SECONDS_MAX = 30.0
-# Of a list that nobody waits for. What a process has held at a time, it mostly keeps from the
+# Page size of a list that nothing waits for. A process rarely returns the memory of its peak to the
 # system, so pages are small.
 CHECK_PAGE_OBJECTS = 50
 _NOT_DEFINED = (
@@ -62,7 +62,7 @@ _NOT_DEFINED = (
 
 
 class Relist:
-    """`listed` is called after each list that a new leader needs."""
+    """Lists kinds. `listed` is called after each list that a new leader needs."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class Relist:
         """Brings the whole cache up to date, nodes first and pods last. Repeats until it succeeds.
 
         A kind whose list failed is listed again after a growing pause. Kinds before it are not
-        listed again. A watch of one of these kinds that needs a list meanwhile goes on from this.
+        listed again. A watch of one of these kinds that needs a list meanwhile continues from this
+        one.
         """
         watches = [self._watches[one.kind] for one in LISTED if one.kind in self._watches]
         for watch in watches:
@@ -131,7 +132,7 @@ class Relist:
                 self._cache.resync(kind, listing.items, listing.resource_version, mark)
                 if watch is not None:
                     watch.go_on_from(listing.resource_version, need)
-                    # What it needs later it lists itself, however long the others take.
+                    # The watch lists later needs itself, however long the other kinds take.
                     watch.let_list()
                 self._listed()
                 return

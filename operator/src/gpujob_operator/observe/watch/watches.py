@@ -1,14 +1,14 @@
-"""List-and-watch of Pods, Nodes and PersistentVolumes into the cache, without end. kopf follows the
-project's own kinds (`handlers`).
+"""List-and-watch of Pods, Nodes and PersistentVolumes into the cache, without end.
 
-A stream that ends or breaks is continued from its last resourceVersion, however long the API server
-is overloaded (429) or away. If that version is too old (410), or the stream was silent for longer
-than the bookmark interval allows, everything is listed again. While somebody else lists every kind,
-a watch that needs a list takes theirs: ten thousand objects are not asked for twice.
+kopf follows the project's own kinds (`handlers`). A stream that ends or breaks is continued from
+its last resourceVersion, however long the API server is overloaded (429) or unreachable. If that
+version is too old (410), or the stream was silent for longer than the bookmark interval allows,
+everything is listed again. While a new leader lists every kind, a watch that needs a list uses that
+one, so that ten thousand objects are not requested twice.
 
-Pods and nodes of the whole cluster are followed, most of which are not ours. An event takes a
-fraction of the processor time here that it takes in kopf, which has a queue and a task for every
-object, and remembers each.
+Pods and nodes of the whole cluster are followed, and most of them are not managed. An event takes a
+fraction of the CPU time here that it takes in kopf, which has a queue and a task for every object
+and remembers each.
 """
 
 import asyncio
@@ -48,9 +48,10 @@ class WatchedKind:
     label_selector: str = ""
 
 
-# No decision waits for a list of them: what is not known of a volume, a refusal shows.
+# No decision waits for a list of volumes. A refusal shows what is unknown about a volume.
 VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
-# All pods, not only ours: what others request on our nodes is not free.
+# All pods, not only workers, because resources that other pods request on managed nodes are not
+# free.
 PODS_WATCHED = WatchedKind(Kind.POD, PODS)
 NODES_WATCHED = WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true")
 # All kinds that are followed without kopf.
@@ -60,8 +61,9 @@ _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class Watch:
-    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life. `listed` is
-    true once a whole list has arrived.
+    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life.
+
+    `listed` is True once a complete list has arrived.
     """
 
     def __init__(
@@ -81,17 +83,18 @@ class Watch:
         self._sleep = sleep
         self._uniform = uniform
         self._failures = 0
-        # Where the stream goes on; "": from a list.
+        # The version from which the stream continues. "": from a list.
         self._version = ""
         self._distrusted = False
-        # Ends the list that is being taken, or the stream that is being followed.
+        # Ends the list or the stream in progress.
         self._limit: asyncio.Timeout | None = None
-        # Ends the list that is being taken, in favour of another one.
+        # Ends the list in progress in favor of another one.
         self._list_limit: asyncio.Timeout | None = None
-        # Somebody else lists, until `let_list`.
+        # False while another part lists, until `let_list`.
         self._may_list = True
         self._woken = asyncio.Event()
-        # One need of a list, while there is one: a list that was begun before it will not do.
+        # Identifies one need of a list while it exists. A list that was requested before it does
+        # not satisfy it.
         self.need: object | None = None
         self.alive_at = time.monotonic()
         self.listed = False
@@ -105,15 +108,19 @@ class Watch:
         return self._watched.kind
 
     def restart(self) -> None:
-        """Ends the stream, and lists again. After a restore the stream may be one from a version
-        that is still to come: the API server says nothing in it, and does not end it.
+        """Ends the stream and lists again.
+
+        After a restore the stream may continue from a version in the future. The API server then
+        sends nothing and does not end the stream.
         """
         self._distrusted = True
         _end(self._limit)
 
     def await_list(self) -> None:
-        """Somebody else lists every kind: this watch lists nothing until `let_list`, and gives up
-        the list that it is taking."""
+        """Stops listing until `let_list`, because another part lists every kind.
+
+        A list in progress is given up.
+        """
         self._may_list = False
         _end(self._list_limit)
 
@@ -123,8 +130,11 @@ class Watch:
         self._woken.set()
 
     def go_on_from(self, version: str, need: object | None) -> None:
-        """The cache has a list of this version. `need` is what `need` was when the list was asked
-        for: a watch that has begun to need a list since takes another one."""
+        """Continues from a list of this version, which the cache has.
+
+        `need` is the value of `need` when the list was requested. A watch that has begun to need a
+        list since then takes another one.
+        """
         if need is None or need is not self.need:
             return
         self._version, self.listed = version, True
@@ -147,15 +157,16 @@ class Watch:
                 self._version, reason = "", "silent"
                 self._interrupted(error)
             except TooLarge as error:
-                # `list` reads pages as small as necessary.
+                # `list` reads pages that are as small as necessary.
                 self._failures += 1
                 self._version, reason = "", "too_large"
                 self._interrupted(error)
             except ApiError as error:
                 self._failures += 1
                 failure, reason = error, "error"
-                # A server that is overloaded or away has not lost what comes next, and a list
-                # would cost it more than all that. After repeated refusals a list is safer.
+                # A server that is overloaded or unreachable has not lost the following events, and
+                # a list would cost it more than all of them. A list is safer after repeated
+                # refusals.
                 refused = not isinstance(error, Throttled | Unavailable)
                 if refused and self._failures >= 3:
                     self._version = ""
@@ -167,7 +178,7 @@ class Watch:
         log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
 
     async def _begin(self) -> None:
-        """Returns with a version from which the stream goes on."""
+        """Returns once there is a version from which the stream can continue."""
         if self._version:
             return
         self._distrusted, self.need = False, object()
@@ -179,7 +190,7 @@ class Watch:
             self.need = None
 
     async def _list_here(self) -> None:
-        """Returns without a version if somebody else begins to list."""
+        """Lists. Returns without a version if another part begins to list."""
         try:
             async with asyncio.timeout(None) as self._list_limit:
                 self._version = await self._list()
@@ -211,7 +222,9 @@ class Watch:
             self._limit = None
 
     async def _follow(self) -> None:
-        """Until the stream ends or breaks. The next one goes on after the last event of this."""
+        """Follows until the stream ends or breaks. The next stream continues after its
+        last event.
+        """
         watched = self._watched
         counter = self._metrics.watch_events.labels(watched.kind.value)
         stream = self._kube.watch(
@@ -228,25 +241,27 @@ class Watch:
                     problem = BadLine(str(event.get("problem", "an unknown type of event")))
                     self._cache.unreadable.note(watched.kind.value, "", problem)
                 self._version = _resource_version(manifest) or self._version
-                # Not held until the next event comes.
+                # Frees the objects before the next event arrives.
                 del event, manifest
 
     async def _pause(self, failure: ApiError | None) -> None:
-        """Waits for a short time after a normal end, longer after an error, and as long as the API
-        server asks. Jitter keeps clients out of step.
+        """Waits a short time after a normal end, longer after an error, and as long as the server
+        asks.
+
+        Jitter keeps clients out of step.
         """
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
         await self._sleep(self._uniform(ceiling / 2, ceiling) + asked_seconds(failure))
 
 
 def restart_of(watches: Iterable[Watch], others: Callable[[], None]) -> Callable[[Kind], None]:
-    """Restarts the watch of a kind; for a kind without one of these, calls `others`."""
+    """Restarts the watch of a kind. Calls `others` for a kind without one of these watches."""
     restarts = {one.kind: one.restart for one in watches}
     return lambda kind: restarts.get(kind, others)()
 
 
 def _end(limit: asyncio.Timeout | None) -> None:
-    """Ends what is being done within the limit, unless it has ended already."""
+    """Ends the work within the limit, unless it has already ended."""
     if limit is not None and not limit.expired():
         limit.reschedule(asyncio.get_running_loop().time())
 
