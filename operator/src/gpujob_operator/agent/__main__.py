@@ -106,7 +106,7 @@ def _memory(text: str) -> int:
 def _devices(
     arguments: argparse.Namespace, kube: Kube, owner: OwnerOf
 ) -> tuple[Nvml, Callable[[], Awaitable[None]]]:
-    """NVML's functions, and what is to be awaited before every reading."""
+    """Returns NVML's functions, and what to await before every reading."""
     if arguments.devices == "nvml":
         return load_nvml(arguments.nvml_module), nothing
     pods = PodDevices(kube, arguments.node, owner)
@@ -183,8 +183,11 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input; 3
-    where only a new container can read the GPUs."""
+    """Runs the agent. Returns the exit code.
+
+    It is 0 after SIGTERM, with a last status that reports that the agent is gone, 2 for bad input,
+    and 3 if only a new container can read the GPUs.
+    """
     arguments = _arguments()
     configure_logs(arguments.log_format, arguments.log_level)
     try:

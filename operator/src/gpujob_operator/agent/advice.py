@@ -1,4 +1,4 @@
-"""What people can do where NVML does not work, by the error that it gives."""
+"""Advice for users if NVML does not work, by NVML's error."""
 
 from collections.abc import Mapping
 
@@ -27,11 +27,11 @@ _ADVICE: Mapping[int, str] = {
 
 
 def with_advice(error: Exception) -> str:
-    """The error in NVML's words, and what to do where that is known."""
+    """Returns the error in NVML's words, followed by advice if there is any."""
     advice = _ADVICE.get(code_of(error))
     return f"NVML: {error}: {advice}" if advice else f"NVML: {error}"
 
 
 def needs_new_container(error: Exception) -> bool:
-    """True where no retry helps: the library in this container does not fit the driver."""
+    """Returns True if no retry helps, because this container's library does not fit the driver."""
     return code_of(error) == VERSION_MISMATCH

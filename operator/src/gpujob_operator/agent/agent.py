@@ -1,8 +1,8 @@
-"""The agent's loop: read, publish, wait. A failure is reported in a condition, and the next
-iteration tries again.
+"""The agent's loop: read, publish, wait.
 
-Two failures end the process, because only a new container helps: a driver that does not answer,
-and a driver that was replaced and no longer fits the library in this container.
+A failure is reported in a condition, and the next iteration tries again. Two failures end the
+process, because only a new container helps: a driver that does not respond, and a driver that was
+replaced and no longer fits the library in this container.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class AgentMustEndError(Exception):
 
 
 async def nothing() -> None:
-    """What a reading of GPUs needs beforehand."""
+    """Prepares nothing, because a reading of GPUs needs no preparation."""
 
 
 def _no_beat() -> None:
@@ -39,8 +39,11 @@ def _no_beat() -> None:
 
 
 class Agent:
-    """`prepare` is awaited before every reading; with an `ApiError` there is none that time. `beat`
-    is called after each step that came to its end."""
+    """Reads and publishes in a loop.
+
+    `prepare` is awaited before every reading. The reading is skipped if it raises an `ApiError`.
+    `beat` is called after each completed step.
+    """
 
     def __init__(
         self,
@@ -67,9 +70,10 @@ class Agent:
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`. Then publishes that the readings will grow old. Raises
-        `AgentMustEndError`: a thread may still be in the driver, and the process must not wait for
-        it.
+        """Runs until `stop`, and then publishes that the readings will become stale.
+
+        Raises `AgentMustEndError` if a thread may still be in the driver. The process must not wait
+        for it.
         """
         while not self._stop.is_set():
             started = time.monotonic()
@@ -90,7 +94,7 @@ class Agent:
         try:
             await self._prepare()
         except ApiError as error:
-            # Readings that lack a process would be believed; old ones are known to be old.
+            # Readings that lack a process would be trusted. Old readings are known to be old.
             log.warning("pods of this node not known", error=str(error))
             return
         if self._session is None:
@@ -113,7 +117,7 @@ class Agent:
         await self._publish(reading, _readiness(reading), began)
 
     async def _read(self, session: NvmlSession) -> Reading:
-        """Reads in a thread: NVML calls block, and a broken driver may never return."""
+        """Reads in a thread, because NVML calls block and a broken driver may never return."""
         reading = asyncio.ensure_future(asyncio.to_thread(session.read))
         done, _ = await asyncio.wait({reading}, timeout=self._hang_seconds)
         if not done:
@@ -147,7 +151,7 @@ class Agent:
 
 
 def _readiness(reading: Reading) -> Readiness:
-    """Ready if it reads any GPU. Those that it does not read are named."""
+    """Returns readiness: ready if any GPU was read. GPUs that were not read are named."""
     unread = "; ".join(reading.unread)
     if not unread:
         return Readiness(True, "Measuring", "the agent reads all GPUs")

@@ -1,17 +1,18 @@
-"""Which difference between two readings is worth telling, and which is worth a write."""
+"""Which differences between two readings are worth sending, and which are worth a write."""
 
 from gpujob_api.gpunode import GPU, GPUNodeStatus
 
 MEMORY_CHANGE_FRACTION = 0.01
 MEMORY_CHANGE_BYTES = 32 * 1024**2
-# For a status that is for people, because the operator has the readings.
+# For a status that is only read by people, because the operator has the readings.
 SHOWN_MEMORY_CHANGE_FRACTION = 0.05
 SHOWN_MEMORY_CHANGE_BYTES = 256 * 1024**2
 
 
 def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if a decision may depend on the difference: GPUs, processes, health, or memory beyond
-    noise.
+    """Returns whether a decision may depend on the difference.
+
+    It may depend on GPUs, processes, health, or memory beyond noise.
     """
     if len(before.gpus) != len(now.gpus):
         return True
@@ -37,14 +38,14 @@ def _identity(gpu: GPU) -> object:
 
 
 def differs_for_good(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if another GPU is there, one is sick or well again, or the agent says another thing."""
+    """Returns whether a GPU came or went, sickened or healed, or the agent's condition changed."""
     return _conditions(before) != _conditions(now) or [_state(gpu) for gpu in before.gpus] != [
         _state(gpu) for gpu in now.gpus
     ]
 
 
 def differs_for_people(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if the GPUs are used by others than before, or their memory beyond a step."""
+    """Returns whether other pods use the GPUs, or their memory changed by more than a step."""
     if len(before.gpus) != len(now.gpus):
         return True
     pairs = zip(before.gpus, now.gpus, strict=True)

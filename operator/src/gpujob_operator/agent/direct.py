@@ -1,7 +1,7 @@
-"""The agent's connection to the operator that leads, over which readings go directly.
+"""The agent's connection to the leading operator, over which readings are sent directly.
 
-It is looked for all the time, and a reading that the operator has not is sent as soon as it is
-there: a new leader knows every node a moment after it began.
+The agent looks for the leader all the time, and sends a reading that the operator lacks as soon as
+it is connected. A new leader therefore has every node's reading a moment after it began.
 """
 
 import asyncio
@@ -18,23 +18,24 @@ from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
-# To be answered: a reading and its repetition together.
+# Timeout for a reply to a reading and its repetition together.
 REPLY_SECONDS_MAX = 2.0
-# To be let in. A new leader has the tokens of all agents reviewed at once, and who leaves the queue
-# only joins it again. Another operator is tried well before the last reading is too old.
+# Timeout for admission. A new leader has the tokens of all agents reviewed at once, and an agent
+# that leaves the queue only joins it again. Another operator is tried well before the last reading
+# is too old.
 CONNECT_SECONDS_MAX = 5.0
-# Before that, an operator that has just begun may let the agent wait for so long. Only where there
-# is no other to ask, which might lead already.
+# An operator that has just begun may make the agent wait this long before that. It may only if
+# there is no other operator, which might lead already.
 WAIT_SECONDS = 3.0
-# Between two tries, less up to a half: not all agents at once. Who is refused for good tries
-# seldom.
+# Pauses between two tries, reduced by up to a half so that agents do not retry together. An agent
+# that was refused permanently retries rarely.
 RETRY_SECONDS = 1.0
 RETRY_REFUSED_SECONDS = 30.0
 AT_ONCE_SECONDS = 0.2
 
 
 class ConnectionLost(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """There is no connection, or no more. `refused`: to try again soon is of no use."""
+    """There is no connection, or no longer. `refused` means that an early retry is useless."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -42,7 +43,7 @@ class ConnectionLost(Exception):  # noqa: N818 - it is an answer, not a fault of
 
 
 class Connection(Protocol):
-    """Whatever goes wrong with it is a `ConnectionLost`."""
+    """A connection. Every failure of it is a `ConnectionLost`."""
 
     async def send(self, text: str) -> None: ...
 
@@ -51,7 +52,8 @@ class Connection(Protocol):
     async def close(self) -> None: ...
 
 
-# To a URL. An operator that has just begun may let the agent wait for so many seconds.
+# Connects to a URL. An operator that has just begun may make the agent wait up to the given
+# seconds.
 Connect = Callable[[str, float], Awaitable[Connection]]
 
 
@@ -65,7 +67,7 @@ class _Offer:
 
 
 class DirectReadings:
-    """Sends the readings of one node. Of several URLs one is the leader's."""
+    """Sends the readings of one node. One of several URLs is the leader's."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class DirectReadings:
         self._connected = False
         self._served = False
         self._uniform = uniform
-        # The last thing that the log says of the way.
+        # The last logged route of the readings.
         self._said = ""
 
     @property
@@ -91,10 +93,10 @@ class DirectReadings:
         return self._connected
 
     async def deliver(self, status: GPUNodeStatus, read_at: float) -> bool:
-        """True once the operator has the reading, False where it did not take it. Where it did not
-        answer in time the connection is closed: an agent speaks on one way at a time.
+        """Returns True once the operator has the reading, and False if it did not take it.
 
-        Without a connection the reading is kept, and sent as soon as there is one.
+        If the operator does not answer in time, the connection is closed, because an agent uses one
+        route at a time. Without a connection the reading is kept and sent as soon as there is one.
         """
         if self._offer is not None and not self._offer.answered.done():
             self._offer.answered.set_result(False)
@@ -112,14 +114,14 @@ class DirectReadings:
             await asyncio.sleep(self._uniform(seconds / 2, seconds))
 
     async def _try_all(self) -> float:
-        """Each URL once. Returns in how many seconds to try again."""
+        """Tries each URL once. Returns the seconds until the next try."""
         seconds: list[float] = []
         failed = False
         for url in self._urls:
             try:
                 seconds.append(await self._try(url))
             except Exception as error:
-                # The status is the way meanwhile, and a fault may pass.
+                # The status is the route meanwhile, and the fault may pass.
                 failed = True
                 problem = f"{type(error).__name__}: {error}"[:300]
                 log.error("direct readings failed", url=url, problem=problem, with_traceback=True)
@@ -127,7 +129,7 @@ class DirectReadings:
         return RETRY_REFUSED_SECONDS if failed else min(seconds)
 
     async def _try(self, url: str) -> float:
-        """Until the connection ends. Returns in how many seconds to try the URL again."""
+        """Uses the URL until the connection ends. Returns the seconds until its next try."""
         self._served = False
         refused = False
         try:
@@ -136,12 +138,12 @@ class DirectReadings:
             refused = isinstance(error, ConnectionLost) and error.refused
             self._say(f"{url}: {str(error) or 'no answer'}", by_status=True)
         if self._served:
-            # The next leader is there soon, or already.
+            # The next leader will be there soon, or is already.
             return AT_ONCE_SECONDS
         return RETRY_REFUSED_SECONDS if refused else RETRY_SECONDS
 
     async def _use(self, url: str) -> None:
-        """Until the connection ends. Raises `ConnectionLost` or `TimeoutError`."""
+        """Uses a connection until it ends. Raises `ConnectionLost` or `TimeoutError`."""
         async with asyncio.timeout(self._wait_seconds + CONNECT_SECONDS_MAX):
             connection = await self._connect(url, self._wait_seconds)
         talk = _Talk(connection, self._monotonic)
@@ -159,7 +161,7 @@ class DirectReadings:
 
     async def _talk(self, talk: "_Talk", url: str) -> None:
         self._connected = True
-        # What was read before goes first.
+        # The reading from before the connection goes first.
         offer = self._offer
         while True:
             self._offered.clear()
@@ -174,7 +176,7 @@ class DirectReadings:
             offer = self._offer
 
     def _say(self, what: str, *, by_status: bool) -> None:
-        """Once for each turn."""
+        """Logs a change of route once."""
         now = "status" if by_status else "directly"
         if now == self._said:
             return
@@ -186,7 +188,7 @@ class DirectReadings:
 
 
 class _Talk:
-    """One connection: what the operator knows, and when it replied last."""
+    """One connection: what the operator has, and when it last replied."""
 
     def __init__(self, connection: Connection, monotonic: Callable[[], float]) -> None:
         self._connection = connection
@@ -205,12 +207,14 @@ class _Talk:
             self._incoming.cancel()
 
     async def send(self, status: GPUNodeStatus, read_at: float) -> bool:
-        """True if the operator took the reading. Once more with all GPUs if it asks for them."""
+        """Returns whether the operator took the reading. Sends it again with all GPUs on
+        request.
+        """
         async with asyncio.timeout(REPLY_SECONDS_MAX):
             return await self._send_once(status, read_at) or await self._send_once(status, read_at)
 
     async def until_lost_or(self, offered: asyncio.Event) -> None:
-        """Raises `ConnectionLost` as soon as the connection is."""
+        """Waits for an offer. Raises `ConnectionLost` as soon as the connection is lost."""
         incoming = self._listen()
         waiting = asyncio.ensure_future(offered.wait())
         try:
@@ -250,14 +254,19 @@ class _Talk:
         return reply
 
     def _listen(self) -> "asyncio.Task[str]":
-        """There is always one who waits for the next message, and so learns of the end."""
+        """Returns the task that waits for the next message. It always exists and so notices the
+        end.
+        """
         if self._incoming is None:
             self._incoming = asyncio.ensure_future(self._connection.receive())
         return self._incoming
 
 
 def _as_known(gpu: GPU, known: GPU | None) -> bool:
-    """Power, energy and temperature are for people, who read them in the status."""
+    """Returns whether the GPU is unchanged for the operator.
+
+    Power, energy and temperature are for people, who read them in the status.
+    """
     return known is not None and _decided_on(gpu) == _decided_on(known)
 
 

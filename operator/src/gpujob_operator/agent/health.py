@@ -1,5 +1,7 @@
-"""Is a GPU fit for work? Uncorrectable errors, failed remapping, MIG mode and XIDs of hardware say
-no."""
+"""Decides whether a GPU is fit for work.
+
+Uncorrectable errors, failed remapping, MIG mode and XIDs of hardware make it unhealthy.
+"""
 
 import ctypes
 from collections.abc import Callable, Iterable
@@ -12,24 +14,26 @@ log = Log(__name__)
 
 EVENTS_PER_READING_MAX = 64
 MIG_INSTANCES_MAX = 64
-# The pods on a GPU, by its UUID.
+# Returns the pods on a GPU, by its UUID.
 PodsOn = Callable[[str], Iterable[str]]
 
 
 class GPUHealth:
-    """For one session of NVML; what must outlive it is in the memory of XIDs."""
+    """GPU health for one session of NVML. What must outlive the session is in the memory
+    of XIDs.
+    """
 
     def __init__(self, nvml: Nvml, xids: XIDMemory) -> None:
         self.xids = xids
         self._nvml = nvml
-        # By UUID the GPU's handle: one that is lost cannot be asked for its UUID any more.
+        # The GPU's handle by UUID, because the UUID of a lost GPU cannot be read any more.
         self._registered: dict[str, object] = {}
         self._events = self._event_set()
 
     def collect(self, pods_on: PodsOn) -> None:
-        """Takes the XIDs since the last reading; waits for nothing.
+        """Collects the XIDs since the last reading. It waits for nothing.
 
-        NVML's wait fails for all GPUs when one of them is lost. Which one, its own figures tell.
+        NVML's wait fails for all GPUs if one of them is lost. The GPUs' own figures show which one.
         """
         nvml = self._nvml
         for _ in range(EVENTS_PER_READING_MAX if self._events is not None else 0):
@@ -40,7 +44,7 @@ class GPUHealth:
             self._note(event, pods_on)
 
     def problem(self, handle: object, uuid: str, index: int) -> str:
-        """Why the GPU is unhealthy; empty if it is not."""
+        """Returns why the GPU is unhealthy, or ""."""
         self._register(handle, uuid)
         broken = hardware_problem(self.xids.of(uuid))
         if broken:
@@ -55,7 +59,7 @@ class GPUHealth:
         return self._mig(handle, index)
 
     def _mig(self, handle: object, index: int) -> str:
-        """A GPU in MIG mode opens no device under its own UUID."""
+        """Returns why a GPU in MIG mode is unusable: it opens no device under its own UUID."""
         nvml = self._nvml
         modes = optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
         if modes is None or modes[0] != getattr(nvml, "NVML_DEVICE_MIG_ENABLE", 1):
@@ -100,7 +104,7 @@ class GPUHealth:
             self.xids.note(uuid, xid, pods_on(uuid))
 
     def _uuid_of(self, device: object) -> str:
-        """Of a GPU that was never read: empty."""
+        """Returns the UUID, or "" for a GPU that was never read."""
         wanted = _address(device)
         for uuid, handle in self._registered.items():
             if _address(handle) == wanted:
@@ -112,7 +116,7 @@ class GPUHealth:
 
 
 def _address(handle: object) -> object:
-    """What is the same for two handles of one GPU: of a pointer, where it points to."""
+    """Returns what is equal for two handles of one GPU. For a pointer it is the address."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value  # pyright: ignore[reportArgumentType]
     except ctypes.ArgumentError:

@@ -1,6 +1,7 @@
-"""Groups the GPUs of a node that are close together: connected by NVLink or, on a node without
-NVLink, on one NUMA node. The groups are read once for a set of GPUs, because wiring does not change
-at run time.
+"""Groups the GPUs of a node that are close together.
+
+They are connected by NVLink or, on a node without NVLink, on one NUMA node. The groups are read
+once for a set of GPUs, because wiring does not change at run time.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ class LinkGroups:
         self._groups: dict[int, int] = {}
 
     def of(self, gpus: Sequence[tuple[int, str]]) -> dict[int, int]:
-        """The group of each GPU. `gpus` has index and UUID. Raises the module's NVMLError for a GPU
-        that is lost.
+        """Returns the group of each GPU. `gpus` has index and UUID.
+
+        Raises the module's NVMLError for a GPU that is lost.
         """
         uuids = tuple(uuid for _, uuid in gpus)
         if uuids != self._uuids:
@@ -53,7 +55,7 @@ class LinkGroups:
 
 
 def _components(indexes: list[int], close: Callable[[int, int], bool]) -> dict[int, int]:
-    """For each index, the smallest index of its connected component."""
+    """Returns the smallest index of the connected component of each index."""
     groups = {index: index for index in indexes}
     for position, one in enumerate(indexes):
         for other in indexes[position + 1 :]:

@@ -1,4 +1,4 @@
-"""Tells the kubelet whether the agent still gets through its readings."""
+"""Reports to the kubelet whether the agent still completes its readings."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from aiohttp import web
 
 
 class Liveness:
-    """`/healthz` answers 503 once the last step, good or bad, ended longer ago than the limit."""
+    """`/healthz` returns 503 once the last step, good or bad, ended longer ago than the limit."""
 
     def __init__(self, limit_seconds: float, monotonic: Callable[[], float]) -> None:
         self._limit_seconds = limit_seconds

@@ -1,6 +1,6 @@
 """NVML as a module: pynvml, or another module with the same functions, given by its dotted name.
 
-Every optional value is read through `optional`: a GPU that does not support it is no error.
+Every optional value is read through `optional`, because a GPU that does not support it is no error.
 """
 
 import importlib
@@ -21,21 +21,23 @@ VERSION_MISMATCH = 18
 DEPRECATED = 26
 UNKNOWN = 999
 
-# The module's functions have NVML's names; declaring types for all of them would repeat pynvml.
+# The module's functions have NVML's names. Declaring types for all of them would repeat pynvml.
 Nvml = Any
 
 
 class DevicesRefused(Exception):  # noqa: N818 - an answer, not a fault
-    """The node does not fit the devices that the agent is configured to show. Says what to do."""
+    """The node does not fit the devices that the agent is configured to show. The message has
+    advice.
+    """
 
 
 def load_nvml(name: str) -> Nvml:
-    """Imports the module. Raises ModuleNotFoundError naming it."""
+    """Imports the module. Raises ModuleNotFoundError with its name."""
     return importlib.import_module(name)
 
 
 def optional(nvml: Nvml, call: Callable[[], Any], default: Any = None) -> Any:
-    """The call's result, or the default if the driver or the GPU does not support the call.
+    """Returns the call's result, or the default if the driver or the GPU does not support the call.
 
     A lost GPU (NVML_ERROR_GPU_IS_LOST) still raises.
     """
@@ -50,7 +52,7 @@ def optional(nvml: Nvml, call: Callable[[], Any], default: Any = None) -> Any:
 
 
 def code_of(error: Exception) -> int:
-    """NVML's number of the error; they are part of its binary interface."""
+    """Returns NVML's number of the error, which is part of its binary interface."""
     return int(getattr(error, "value", UNKNOWN))
 
 
@@ -59,11 +61,13 @@ def is_lost(error: Exception) -> bool:
 
 
 def cannot_tell(error: Exception) -> bool:
-    """True if the driver, the GPU or this container's rights never give the answer, as opposed to a
-    failure of this one call."""
+    """Returns whether the driver, the GPU or this container's rights never give the answer.
+
+    Any other error is a failure of this one call.
+    """
     return code_of(error) in (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, DEPRECATED)
 
 
 def text(value: object) -> str:
-    """NVML text as `str`: older bindings return bytes."""
+    """Returns NVML text as `str`, because older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

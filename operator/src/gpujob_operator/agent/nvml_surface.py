@@ -1,7 +1,7 @@
 """The part of NVML's Python interface that an agent uses, over any source of readings.
 
-An `NvmlSurface` stands where the module `pynvml` does: same function names, same attributes on what
-they return, and the same exceptions (they are pynvml's own classes). What is not offered raises
+An `NvmlSurface` replaces the module `pynvml`. It has the same function names, returns objects with
+the same attributes, and raises the same exceptions (pynvml's own classes). Anything else raises
 pynvml's "Not Supported", as a real driver does for a GPU without the feature.
 """
 
@@ -24,10 +24,10 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class GPUReading:
-    """What one GPU says now. None: this GPU cannot tell.
+    """The present figures of one GPU. None: the GPU does not report the value.
 
-    `errors` maps a function's name, or '*' for all, to the NVML error code that it raises.
-    `xids` are the critical errors so far, oldest first.
+    `errors` maps a function's name, or '*' for all, to the NVML error code that it raises. `xids`
+    are the critical errors so far, oldest first.
     """
 
     uuid: str
@@ -46,7 +46,7 @@ class GPUReading:
 
 
 class GPUSource(Protocol):
-    """Where readings come from. `time_microseconds` is the time of the newest reading."""
+    """A source of readings. `time_microseconds` is the time of the newest reading."""
 
     def driver_version(self) -> str: ...
     def open(self) -> None: ...
@@ -63,7 +63,7 @@ class Device:
 
 
 class NvmlSurface:
-    """NVML's functions over a `GPUSource`; `lookup` finds them under pynvml's names."""
+    """NVML's functions over a `GPUSource`. `lookup` finds them under pynvml's names."""
 
     def __init__(self, source: GPUSource) -> None:
         self._source = source
@@ -100,9 +100,9 @@ class NvmlSurface:
             self._functions[name] = self._on_gpu(name, function)
 
     def lookup(self, name: str) -> Any:
-        """A function by pynvml's name; constants and exceptions are pynvml's own.
+        """Returns a function by pynvml's name. Constants and exceptions are pynvml's own.
 
-        Raises `AttributeError` for what pynvml does not have either.
+        Raises `AttributeError` for names that pynvml does not have either.
         """
         if name in self._functions:
             return self._functions[name]
@@ -177,7 +177,9 @@ class NvmlSurface:
         ]
 
     def _wait_event(self, _events: object, _limit_milliseconds: int) -> SimpleNamespace:
-        """The next critical error that was not returned yet; raises Timeout at once without one."""
+        """Returns the next critical error not returned yet. Raises Timeout at once if there is
+        none.
+        """
         for index, gpu in enumerate(self._gpus()):
             seen = self._xids_seen.get(gpu.uuid, 0)
             if seen < len(gpu.xids):
@@ -193,7 +195,7 @@ class NvmlSurface:
 
 
 def error(code: int) -> Exception:
-    """pynvml's exception of the class that belongs to an NVML error code."""
+    """Returns pynvml's exception of the class that belongs to an NVML error code."""
     return pynvml.NVMLError(code)
 
 
@@ -212,7 +214,7 @@ def _nothing(*_arguments: Any) -> None:
 
 
 def _field(name: str) -> Callable[..., Any]:
-    """Serves one field of the reading; what the GPU cannot tell is not supported."""
+    """Returns a function that reads one field. A field that is None raises "Not Supported"."""
 
     def get(gpu: GPUReading, *_arguments: Any) -> Any:
         value = getattr(gpu, name)
@@ -227,7 +229,7 @@ def _thousandths(name: str) -> Callable[..., Any]:
 
 
 def _whole(value: float) -> Any:
-    # NVML counts in whole numbers; a scripted NaN must get through as it is.
+    # NVML counts in whole numbers. A scripted NaN must pass unchanged.
     return value if value != value else round(value)
 
 

@@ -1,4 +1,4 @@
-"""Finds the pod of a process: from its cgroup as the kubelet names it, or from its environment.
+"""Finds the pod of a process, from its cgroup as the kubelet names it, or from its environment.
 
 Both are read from /proc on the node. A process that ends during the read belongs to no pod.
 """
@@ -25,7 +25,7 @@ OwnerOf = Callable[[int], str | None]
 
 
 def pod_uid_in_cgroup(text: str) -> str | None:
-    """The pod UID in the text of /proc/PID/cgroup, v1 or v2; None for a process outside pods."""
+    """Returns the pod UID in the text of /proc/PID/cgroup, v1 or v2, or None outside pods."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
         match = _POD.search(path)
@@ -45,7 +45,7 @@ def owner_by_cgroup(proc: Path = Path("/proc")) -> OwnerOf:
 
 
 def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
-    """For nodes whose pods are plain processes: child processes inherit the variable."""
+    """For nodes whose pods are plain processes. Child processes inherit the variable."""
     prefix = f"{ENV_POD_UID}=".encode()
 
     def owner(pid: int) -> str | None:
@@ -64,9 +64,10 @@ def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
 
 
 def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
-    """Asks once per process: a process does not change pods, and a reused PID has another start
-    time. A process without a pod is asked again, because a process that is just starting may have
-    no environment yet and may not be in its pod's cgroup yet.
+    """Returns `owner` with a cache, because a process does not change pods.
+
+    A reused PID has another start time. A process without a pod is looked up again, because a
+    starting process may not have its environment or its pod's cgroup yet.
     """
     answers: LRUCache[tuple[int, int], str] = LRUCache(PIDS_REMEMBERED_MAX)
 
@@ -84,7 +85,7 @@ def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
 
 
 def start_ticks(proc: Path = Path("/proc")) -> Callable[[int], int | None]:
-    """Field 22 of /proc/PID/stat: when the process started, in clock ticks since boot."""
+    """Returns a reader of field 22 of /proc/PID/stat: the start time in clock ticks since boot."""
 
     def started(pid: int) -> int | None:
         try:

@@ -1,7 +1,7 @@
-"""The processes on a GPU: whose they are, what memory they hold, how busy they were.
+"""The processes on a GPU: their pods, their memory, and how busy they were.
 
-A list that NVML fails to give is an error and not an empty list: what jobs use would otherwise seem
-to be somebody else's.
+A list that NVML fails to return is an error and not an empty list. Otherwise the jobs' use would
+seem to belong to unmanaged processes.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,16 +22,16 @@ from gpujob_operator.agent.nvml import (
 # Returns the UID of the process's pod, or None for an unmanaged process.
 Owner = Callable[[int], str | None]
 
-# pynvml allocates twice as many processes as there were: more can start meanwhile.
+# pynvml allocates space for twice as many processes as there were, but more can start meanwhile.
 LIST_TRIES = 3
-# Version 3 of the lists came with R510; the structure is that of version 2. Under the name without
-# a version, pynvml raises for an older driver what is no NVMLError.
+# Version 3 of the lists came with R510, with the structure of version 2. Under the name without a
+# version, pynvml raises an exception that is not an NVMLError for an older driver.
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 _VERSIONS = ("_v3", "_v2")
 
 
 class ProcessReader:
-    """Remembers of each GPU which samples of utilization it has seen."""
+    """Reads processes. It remembers which samples of utilization it has seen of each GPU."""
 
     def __init__(self, nvml: Nvml, owner: Owner) -> None:
         self._nvml = nvml
@@ -41,9 +41,10 @@ class ProcessReader:
     def read(
         self, handle: object, uuid: str, used_bytes: int, *, full: bool = False
     ) -> tuple[GPUProcess, ...]:
-        """`used_bytes` is what all of them use: of a `full` GPU, whose memory may be promised to a
-        process twice (managed memory, CPU cards), a process has no more than that. Raises the
-        module's NVMLError.
+        """Returns the processes on the GPU. `used_bytes` is what all of them use together.
+
+        On a `full` GPU, whose memory may count for two processes (managed memory, CPU cards), a
+        process has no more than that. Raises the module's NVMLError.
         """
         used = self._memory_by_process(handle)
         if full:
@@ -77,7 +78,7 @@ class ProcessReader:
         return used
 
     def _list(self, name: str, handle: object) -> list[Any]:
-        """By the newest version of the function that the driver has."""
+        """Lists processes by the newest version of the function that the driver has."""
         for version in _VERSIONS:
             if not hasattr(self._nvml, name + version):
                 continue
@@ -93,7 +94,7 @@ class ProcessReader:
         return []
 
     def _asked(self, ask: Callable[[], list[Any]]) -> list[Any]:
-        """Again where there was too little space."""
+        """Calls again if there was too little space."""
         for _ in range(LIST_TRIES - 1):
             try:
                 return ask()
@@ -105,7 +106,9 @@ class ProcessReader:
     def _utilization_by_process(
         self, handle: object, uuid: str
     ) -> Mapping[int, float | None] | None:
-        """Mean SM utilization of each process since the last reading; None if unsupported."""
+        """Returns the mean SM utilization of each process since the last reading. None if
+        unsupported.
+        """
         nvml = self._nvml
         since = self._samples_seen_until.get(uuid, 0)
         try:
@@ -119,7 +122,7 @@ class ProcessReader:
             idle = code_of(error) in (NOT_FOUND, SUCCESS) and uuid in self._samples_seen_until
             return {} if idle else None
         new = [sample for sample in samples if int(sample.timeStamp) > since]
-        # Drivers also tell of samples that cannot be: over 100 %, at any time.
+        # Drivers sometimes report impossible samples, above 100 %.
         sound = [sample for sample in new if 0 <= sample.smUtil <= 100]
         newest = max((int(sample.timeStamp) for sample in sound), default=since)
         self._samples_seen_until[uuid] = newest

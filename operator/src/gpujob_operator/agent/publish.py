@@ -1,9 +1,9 @@
-"""Tells what the agent reads: at once after a material change, as a heartbeat otherwise.
+"""Publishes the agent's readings: at once after a material change, otherwise as a heartbeat.
 
-To the operator directly where there is a connection. The status of the node's GPUNode is then for
-people, and written when a GPU comes, goes, sickens or heals, within half a minute when it is used
-by others, and every few minutes. Without a connection the status is the way to the operator, and
-all is written there. Creates the GPUNode if it is missing; deletes nothing.
+Readings go directly to the operator if there is a connection. The status of the node's GPUNode is
+then only for people. It is written if a GPU comes, goes, sickens or heals, within half a minute if
+other pods use it, and every few minutes. Without a connection the status is the route to the
+operator, and everything is written there. Creates the GPUNode if it is missing. Deletes nothing.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ HEARTBEAT_INTERVALS = 5
 # A third of the age at which the operator considers a reading stale. With a longer reading interval
 # every reading is written, so that idle GPUs do not become stale.
 HEARTBEAT_SECONDS_MAX = 10.0
-# Of a status that is for people: between two writes for changes of use.
+# Minimum time between two writes of a status for people, for changes of use.
 SHOWN_SECONDS_MIN = 30.0
 SHOWN_SECONDS_SPREAD = 75.0
-# Nodes that joined together, or lost the operator together, do not write together: the write after
-# that may come at any time until it has to.
+# Nodes that joined together, or lost the operator together, must not write together. The following
+# write may come at any time before its deadline.
 SPREAD_SECONDS_FIRST = STATUS_SECONDS_MAX - SHOWN_SECONDS_MIN
-# How old the last reading that went directly gets before one that is like it is written: the next
-# leader is there by then, or else few agents write at a time. Well below the age at which the
+# The age of the last direct reading at which an equal one is written as status. By then the next
+# leader is there, or else few agents write at a time. It is well below the age at which the
 # operator considers a reading stale.
 SILENT_SECONDS_MAX = 24.0
 SILENT_SECONDS_SPREAD = 6.0
@@ -72,7 +72,7 @@ class Publisher:
         monotonic: Callable[[], float],
         direct: DirectReadings | None = None,
     ) -> None:
-        """Without `direct` the status is the only way."""
+        """The status is the only route without `direct`."""
         self._direct = direct
         self._random = Random(node)  # noqa: S311 - jitter
         self._kube = kube
@@ -89,19 +89,21 @@ class Publisher:
         self._delivered_at = float("-inf")
         self._directly_at = float("-inf")
         self._silent_seconds = SILENT_SECONDS_MAX
-        # When the figures were read; None while they are those of an earlier agent.
+        # When the figures were read. None while they are those of an earlier agent.
         self._read_at: float | None = None
         self._shown_seconds = STATUS_SECONDS_MAX
         self._generation = 0
 
     @property
     def last(self) -> GPUNodeStatus:
-        """What was sent or written last, by this agent or an earlier one."""
+        """The last status that was sent or written, by this agent or an earlier one."""
         return self._delivered or self._recalled or GPUNodeStatus()
 
     async def recall(self) -> None:
-        """Reads what an earlier agent of this node wrote, because jobs may run on GPUs that do not
-        answer now. Raises `ApiError`.
+        """Reads the status of an earlier agent, because jobs may run on GPUs that do not respond
+        now.
+
+        Raises `ApiError`.
         """
         if self._delivered is not None or self._recalled is not None:
             return
@@ -113,8 +115,10 @@ class Publisher:
             self._recalled = GPUNodeStatus()
 
     def moment(self) -> Moment:
-        """Now, on both clocks. A reading is of the moment at which it began: a driver may take its
-        time."""
+        """Returns the present moment on both clocks.
+
+        A reading has the moment at which it began, because a driver may take its time.
+        """
         return Moment(self._clock(), self._monotonic())
 
     async def publish(
@@ -124,17 +128,16 @@ class Publisher:
         readiness: Readiness,
         began: Moment | None = None,
     ) -> bool:
-        """Publishes a new reading. Returns True if it was sent or written. Raises `ApiError`."""
+        """Publishes a new reading. Returns whether it was sent or written. Raises `ApiError`."""
         began = began or self.moment()
         self._read_at = began.monotonic
         return await self._publish(gpus, driver_version, readiness, began.clock, self._clock())
 
     async def publish_failure(self, readiness: Readiness) -> bool:
-        """Publishes that there is no new reading: the last GPUs stay as they were, and nothing new
-        is placed on them.
+        """Publishes that there is no new reading.
 
-        The GPUs do not vanish, because their jobs still run. `observedAt` stays, because it tells
-        the age of the figures.
+        The last GPUs stay unchanged, and nothing new is placed on them. The GPUs do not vanish,
+        because their jobs still run. `observedAt` stays, because it is the age of the figures.
         """
         last = self.last
         message = f"{UNREADABLE}: {readiness.message}"[:256]
@@ -174,7 +177,9 @@ class Publisher:
         return delivered
 
     async def _reaches_operator(self, status: GPUNodeStatus) -> bool:
-        """Directly, or else by the status, if it has to be at once."""
+        """Sends the status directly, or else writes it if that is urgent. Returns whether
+        it did.
+        """
         now = self._monotonic()
         if await self._deliver(status):
             self._directly_at = now
@@ -188,7 +193,7 @@ class Publisher:
         return True
 
     async def _deliver(self, status: GPUNodeStatus) -> bool:
-        """Only of what this agent read itself it knows the age."""
+        """Sends the reading directly, if this agent made it and therefore knows its age."""
         if self._direct is None or self._read_at is None:
             return False
         return await self._direct.deliver(status, self._read_at)
@@ -199,7 +204,7 @@ class Publisher:
         self._shown_seconds = STATUS_SECONDS_MAX - self._random.uniform(0, spread_seconds)
 
     def _worth_showing(self, status: GPUNodeStatus) -> bool:
-        """Whether a status that is not the way to the operator is to be written."""
+        """Returns whether a status that is not the route to the operator should be written."""
         if self._published is status:
             return False
         if self._published is None or differs_for_good(self._published, status):
@@ -245,8 +250,10 @@ class Publisher:
         self._generation = int(answer["metadata"].get("generation") or 0)
 
     async def _create(self) -> None:
-        """Owned by the Node: the garbage collector deletes the GPUNode with it. Raises `NotFound`
-        while there is no Node, so that nothing outlives one that is gone."""
+        """Creates the GPUNode, owned by the Node, with which the garbage collector deletes it.
+
+        Raises `NotFound` if there is no Node, so that nothing outlives a deleted Node.
+        """
         body: Manifest = {
             "apiVersion": API_VERSION,
             "kind": GPUNODE.kind,

@@ -31,7 +31,7 @@ class _Memory:
 
 
 class GPUReader:
-    """Reads every GPU; remembers identities, so that a GPU that is lost keeps its place.
+    """Reads every GPU. It remembers identities, so that a lost GPU keeps its place.
 
     `recalled` are GPUs as an earlier reader, or an earlier agent, knew them.
     """
@@ -42,7 +42,7 @@ class GPUReader:
         self._nvml = nvml
         self._health = health
         self._processes = ProcessReader(nvml, owner)
-        # By index: why a GPU is not read that was never read before.
+        # Why a GPU that was never read before is not read, by index.
         self._unread: dict[int, str] = {}
         self._known: dict[int, GPU] = {}
         self._recalled = {gpu.index: gpu for gpu in recalled}
@@ -53,7 +53,7 @@ class GPUReader:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Of the last reading: each GPU that is not in it, and why."""
+        """Each GPU that is missing from the last reading, and why."""
         return tuple(f"GPU {index}: {why}"[:256] for index, why in sorted(self._unread.items()))
 
     def read(self) -> tuple[GPU, ...]:
@@ -80,7 +80,7 @@ class GPUReader:
         try:
             groups = self._links.of(well)
         except self._nvml.NVMLError as error:
-            # A GPU was lost since it was read; the next reading says so.
+            # A GPU was lost after it was read. The next reading reports it.
             log.warning("links unreadable", error=str(error))
             groups = {}
         gpus = [
@@ -106,9 +106,10 @@ class GPUReader:
         return gpu
 
     def _lost(self, index: int, error: Exception, read: Set[str]) -> GPU | None:
-        """The last known state of a GPU that does not answer: unhealthy, without processes.
+        """Returns the last known state of a GPU that does not respond: unhealthy, without
+        processes.
 
-        A GPU that was read is left out, because indices may change.
+        A GPU that was read at another index is left out, because indices may change.
         """
         known = self._known.get(index) or self._recalled.get(index)
         if known is None or known.uuid in read:
@@ -131,7 +132,7 @@ class GPUReader:
         )
 
     def _pods_on(self, uuid: str) -> list[str]:
-        """Those whose processes were on the GPU at the last reading."""
+        """Returns the pods whose processes were on the GPU at the last reading."""
         known = next((gpu for gpu in self._known.values() if gpu.uuid == uuid), None)
         processes = known.processes if known is not None else ()
         return [process.pod_uid or "" for process in processes]
@@ -167,7 +168,9 @@ class GPUReader:
         )
 
     def _memory(self, handle: object) -> _Memory:
-        """Version 2 reports the driver's reservation separately; version 1 counts it as used."""
+        """Reads memory. Version 2 has the driver's reservation separately. Version 1 counts it as
+        used.
+        """
         nvml = self._nvml
         version = getattr(nvml, "nvmlMemory_v2", None)
         info = None
@@ -191,6 +194,6 @@ def _finite(value: object) -> float | None:
 
 
 def _scaled(milli: object) -> float | None:
-    """NVML reports power in milliwatts and energy in millijoules."""
+    """Converts NVML's power in milliwatts and energy in millijoules."""
     number = _finite(milli)
     return None if number is None else number / 1000

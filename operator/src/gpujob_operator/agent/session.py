@@ -1,6 +1,7 @@
-"""NVML as one process uses it: set up at the first reading, and again after it failed.
+"""NVML as one process uses it: initialized at the first reading, and again after it failed.
 
-What is remembered of GPUs outlives NVML: a driver that was away for a moment heals no GPU.
+What is remembered about GPUs outlives NVML, because a driver that was away for a moment heals no
+GPU.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from gpujob_operator.agent.xids import XIDMemory
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`unread` says of each GPU without a place in `gpus` why NVML does not tell of it."""
+    """A reading. `unread` has, for each GPU missing from `gpus`, why NVML does not report it."""
 
     gpus: tuple[GPU, ...]
     unread: tuple[str, ...]
@@ -47,7 +48,10 @@ class NvmlSession:
         self._driver_version = ""
 
     def read(self) -> Reading:
-        """For a thread, for it blocks. Raises the module's NVMLError where NVML does not work."""
+        """Reads all GPUs. It blocks, so call it in a thread.
+
+        Raises the module's NVMLError if NVML does not work.
+        """
         try:
             reader = self._reader or self._begin()
             gpus = reader.read()
@@ -58,7 +62,7 @@ class NvmlSession:
         return Reading(gpus, reader.unread, self._driver_version)
 
     def close(self) -> None:
-        """Ends the session: NVML sets nothing up anew while one is open."""
+        """Ends the session, because NVML does not initialize again while one is open."""
         self._reader = None
         if self._open:
             self._open = False

@@ -1,4 +1,4 @@
-"""The agent's connections as WebSockets, with a token that the kubelet keeps new."""
+"""The agent's connections as WebSockets, with a token that the kubelet renews."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,13 +8,13 @@ import aiohttp
 
 from gpujob_operator.agent.direct import Connection, ConnectionLost
 
-# A reply is some forty bytes.
+# A reply is about forty bytes.
 REPLY_BYTES_MAX = 4096
 _REFUSED = frozenset({400, 401, 403, 404})
 
 
 class WebSocketConnections:
-    """Opens connections until `close`. The token is read anew for each."""
+    """Opens connections until `close`. The token is read again for each."""
 
     def __init__(
         self,
@@ -26,8 +26,11 @@ class WebSocketConnections:
         self._session: aiohttp.ClientSession | None = None
 
     async def connect(self, url: str, wait_seconds: float) -> Connection:
-        """An operator that has just begun may let the agent wait for so long. Raises
-        `ConnectionLost`."""
+        """Opens a connection. An operator that has just begun may make the agent wait
+        `wait_seconds`.
+
+        Raises `ConnectionLost`.
+        """
         try:
             token = await asyncio.to_thread(self._token_file.read_text)
         except (OSError, UnicodeDecodeError) as error:

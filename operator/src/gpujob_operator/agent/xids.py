@@ -1,9 +1,10 @@
-"""XIDs, the driver's error numbers: which of them say that a GPU is broken, and what is remembered.
+"""XIDs, the driver's error numbers: which of them mean that a GPU is broken, and what is
+remembered.
 
-NVIDIA's catalogue of XIDs names an action for each. Where that is to reset the GPU or to restart
-the node, the GPU is broken and takes no work until then. Where it is to restart the program or
-nothing at all, the GPU goes on working. 94 is between them: other programs go on, but a part of the
-memory is lost until a reset. It counts as broken, as any uncorrectable error of memory does.
+NVIDIA's catalogue of XIDs names an action for each. If the action is to reset the GPU or to restart
+the node, the GPU is broken and takes no work until then. If it is to restart the program, or none,
+the GPU continues to work. 94 is in between: other programs continue, but a part of the memory is
+lost until a reset. It counts as broken, like any uncorrectable memory error.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,25 +37,27 @@ HARDWARE_XIDS: Mapping[int, str] = {
     171: "an uncorrectable memory error",
     172: "an uncorrectable memory error of a cache",
 }
-# Of these NVIDIA says that the GPU is well, or that it mended itself. 43 and 45 follow whenever a
-# program faults or is killed; 63 and 92 tell of memory that was mended in time; 154 sums up others.
+# NVIDIA documents that the GPU is well or repaired itself after these. 43 and 45 follow whenever a
+# program faults or is killed. 63 and 92 report memory that was repaired in time. 154 summarizes
+# others.
 HARMLESS_XIDS = frozenset({14, 43, 45, 63, 92, 93, 106, 107, 121, 154, 157, 160, 161})
-# All others come of what a program does (13 and 31, say), or nothing is known of them. Of 109
-# NVIDIA says to reset the GPU, yet its device plugin takes it for a program's: kernels cause it.
+# All other XIDs are caused by programs (13 and 31, for example), or nothing is known about them.
+# NVIDIA documents a reset of the GPU for 109, but its device plugin attributes it to a program,
+# because kernels cause it.
 PROGRAM_XID_SECONDS = 3600.0
 
-# GPUs of which events are remembered, whether or not they are still there.
+# Maximum number of GPUs whose events are remembered, whether or not they still exist.
 GPUS_REMEMBERED_MAX = 1024
-# The counter of a GPU's energy begins anew when its driver does. It never goes back otherwise.
+# A GPU's energy counter restarts with its driver. Otherwise it never goes back.
 ENERGY_NOISE_JOULES = 1.0
 
 
 class XIDMemory:
-    """What each GPU's driver reported. Errors of hardware are forgotten once the driver began anew,
-    those of programs after an hour.
+    """What each GPU's driver reported.
 
-    `recalled` are GPUs as an earlier agent published them. Their errors count only if a counter of
-    energy can tell whether the GPU was reset since.
+    Hardware errors are dropped once the driver restarted, and errors of programs after an hour.
+    `recalled` are GPUs as an earlier agent published them. Their errors count only if an energy
+    counter can show whether the GPU was reset since.
     """
 
     def __init__(self, recalled: Iterable[GPU], clock: Callable[[], datetime]) -> None:
@@ -67,8 +70,11 @@ class XIDMemory:
                 self._energy_joules[gpu.uuid] = gpu.energy_joules
 
     def note(self, uuid: str, xid: int, pod_uids: Iterable[str]) -> None:
-        """`pod_uids` are of the processes on the GPU, "" for an unmanaged one: a pod that was alone
-        there is the error's owner."""
+        """Records an error.
+
+        `pod_uids` belong to the processes on the GPU, "" for an unmanaged process. A pod that was
+        alone on the GPU is the error's owner.
+        """
         if xid in HARMLESS_XIDS:
             return
         pods = set(pod_uids)
@@ -80,7 +86,7 @@ class XIDMemory:
             del self._events[next(iter(self._events))]
 
     def see_energy(self, uuid: str, energy_joules: float | None) -> None:
-        """Forgets a GPU's errors if its counter of energy has begun anew."""
+        """Drops a GPU's errors if its energy counter has restarted."""
         if energy_joules is None:
             return
         before = self._energy_joules.get(uuid)
@@ -89,14 +95,14 @@ class XIDMemory:
         self._energy_joules[uuid] = energy_joules
 
     def of(self, uuid: str) -> tuple[XIDEvent, ...]:
-        """Oldest first."""
+        """Returns the errors that count, oldest first."""
         since = self._clock() - timedelta(seconds=PROGRAM_XID_SECONDS)
         events = self._events.get(uuid, ())
         return tuple(one for one in events if one.xid in HARDWARE_XIDS or one.at >= since)
 
 
 def hardware_problem(events: Iterable[XIDEvent]) -> str:
-    """What broke, of the first error that says so; "" if none does."""
+    """Returns what broke, by the first hardware error, or ""."""
     for event in events:
         if event.xid in HARDWARE_XIDS:
             what = HARDWARE_XIDS[event.xid]
@@ -105,7 +111,7 @@ def hardware_problem(events: Iterable[XIDEvent]) -> str:
 
 
 def _most_telling(events: tuple[XIDEvent, ...]) -> tuple[XIDEvent, ...]:
-    """The first of the hardware, which says what broke, and the newest of the others."""
+    """Returns the first hardware error, which shows what broke, and the newest of the others."""
     broken = tuple(one for one in events if one.xid in HARDWARE_XIDS)[:1]
     others = tuple(one for one in events if one.xid not in HARDWARE_XIDS)
     kept = others[-(XIDS_MAX - len(broken)) :]

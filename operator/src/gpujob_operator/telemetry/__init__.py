@@ -1,1 +1,1 @@
-"""What the operator publishes of itself: logs, metrics, gauges, signs of life and health."""
+"""What the operator publishes about itself: logs, metrics, gauges, signs of life and health."""

@@ -1,8 +1,8 @@
-"""Series of the last cycle's snapshot: jobs by phase, what each GPU does, what each queue has and
-for how long its jobs wait.
+"""Series of the last cycle's snapshot: jobs by phase, the use of each GPU, and each queue's GPUs,
+jobs and waits.
 
-They are made when somebody asks. Thousands of gauges that are set in between would take a part of
-each second and tens of megabytes.
+They are computed when they are scraped. Thousands of gauges that are set in between would take a
+part of each second and tens of megabytes.
 """
 
 from collections import Counter, defaultdict
@@ -32,8 +32,10 @@ _QUEUE_SERIES = {
 
 
 class Gauges(Collector):
-    """Adds its series to those of `metrics`. Before the first cycle, as in a process that waits to
-    lead, no node is stale and other series have no value: a zero would say that there are no jobs.
+    """Adds its series to those of `metrics`.
+
+    Before the first cycle, as in a process that waits to lead, no node is stale and other series
+    have no value. A zero would mean that there are no jobs.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -42,12 +44,15 @@ class Gauges(Collector):
         metrics.registry.register(self)
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Call it after each cycle."""
+        """Stores the snapshot. Call it after each cycle."""
         self._snapshot, self._at, self._phases = snapshot, now, tuple(JobPhase)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The series. A GPUNode without a node has none: it stays until somebody deletes it, and an
-        alert would never end."""
+        """Yields the series.
+
+        A GPUNode without a node has none. It exists until it is deleted, and an alert would never
+        end.
+        """
         yield self._jobs()
         yield from self._gpus()
         yield from self._queues()
@@ -89,7 +94,7 @@ class Gauges(Collector):
         yield busy
 
     def _queues(self) -> Iterator[GaugeMetricFamily]:
-        """Of the queues that exist: whoever may create a job could name any number of others."""
+        """Yields the series of existing queues, because jobs could name any number of others."""
         nominal = {queue.metadata.name: queue.spec.nominal.gpus for queue in self._snapshot.queues}
         found = {
             name: GaugeMetricFamily(name, what, labels=["queue"])
@@ -138,12 +143,12 @@ class Gauges(Collector):
 class QueueFigures(NamedTuple):
     gpus: int = 0
     pending: int = 0
-    # Of the job that waits longest.
+    # The wait of the job that has waited longest.
     wait_seconds: float = 0.0
 
 
 def use_of_queues(jobs: tuple[GPUJob, ...], now: datetime) -> defaultdict[str, QueueFigures]:
-    """What the queues hold, and what waits in them."""
+    """Returns the GPUs that jobs of each queue hold, and the jobs that wait in it."""
     found: defaultdict[str, QueueFigures] = defaultdict(QueueFigures)
     for job in jobs:
         if job.finished:
@@ -160,7 +165,7 @@ def use_of_queues(jobs: tuple[GPUJob, ...], now: datetime) -> defaultdict[str, Q
 
 
 def reserved_by_gpu(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:
-    """Bytes that the attempts hold, by node and GPU UUID; 0 for any other GPU."""
+    """Returns the bytes that attempts hold, by node and GPU UUID. 0 for any other GPU."""
     reserved: defaultdict[tuple[str, str], int] = defaultdict(int)
     for job in jobs:
         placement, reservation = job.status.placement, job.status.reservation

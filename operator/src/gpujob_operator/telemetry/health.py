@@ -1,11 +1,12 @@
 """/healthz, /readyz and /metrics of the operator.
 
 The operator is alive if the loop completed a cycle recently, the watches of every kind showed a
-sign of life, and no part has been failing for long. Watches can die silently in any client; the
+sign of life, and no part has been failing for long. Watches can die silently in any client. The
 kubelet then restarts the process.
 
-Ready has two meanings. `/readyz` is the leader with a complete cache: one of several replicas.
-`/readyz/events` is any replica that receives events of every kind: a rollout waits for that.
+Readiness has two meanings. `/readyz` is for the leader with a complete cache, one of several
+replicas. `/readyz/events` is for any replica that receives events of every kind, for which a
+rollout waits.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from gpujob_operator.telemetry.metrics import CONTENT_TYPE, Metrics
 
 # An age in seconds, and the limit above which it is a failure.
 Ages = Callable[[], Mapping[str, tuple[float, float]]]
-# What readiness still waits for, in words; empty when ready.
+# What readiness still waits for, in words. Empty when ready.
 Missing = Callable[[], list[str]]
 
 

@@ -1,4 +1,4 @@
-"""How old the last signs of life of the operator's parts are, and what was never heard of."""
+"""The age of the last sign of life of each part of the operator, and parts that gave none yet."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,11 @@ class KopfWatches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LifeSigns:
-    """`cycle_at` is the monotonic time of the last cycle's end, and `failing` has the parts that
-    are restarted again and again, with seconds."""
+    """The signs of life of all parts.
+
+    `cycle_at` returns the monotonic time of the last cycle's end. `failing` returns the parts that
+    are restarted again and again, with seconds.
+    """
 
     cycle_at: Callable[[], float]
     watches: Sequence[Watched]
@@ -41,7 +44,9 @@ class LifeSigns:
     monotonic: Callable[[], float] = time.monotonic
 
     def ages(self) -> dict[str, tuple[float, float]]:
-        """By part: the seconds since its last sign of life, and those from which on it is late."""
+        """Returns the seconds since each part's last sign of life, and the seconds after which it
+        is late.
+        """
         silent = self._silent_seconds().items()
         return {
             "cycle": (self.monotonic() - self.cycle_at(), CYCLE_AGE_SECONDS_MAX),
@@ -54,7 +59,7 @@ class LifeSigns:
         }
 
     def unheard(self) -> list[str]:
-        """What readiness waits for, in words."""
+        """Returns what readiness waits for, in words."""
         unlisted = {one.name for one in self.watches if not one.listed} | set(self.kopf.unlisted())
         silent = self._silent_seconds().items()
         late = (kind for kind, age in silent if age > WATCH_AGE_SECONDS_MAX)
@@ -63,7 +68,9 @@ class LifeSigns:
         ]
 
     def _silent_seconds(self) -> dict[str, float]:
-        """By kind, kopf's included. Bookmarks are the sign of life of a quiet watch."""
+        """Returns the silence by kind, including kopf's. Bookmarks are the sign of life of a quiet
+        watch.
+        """
         now = self.monotonic()
         own = {one.name: now - one.alive_at for one in self.watches}
         return own | dict(self.kopf.silent_seconds())

@@ -1,4 +1,5 @@
-"""Structured logs: one JSON object a line, with a constant message and the variable parts as keys.
+"""Structured logs: one JSON object per line, with a constant message and the variable parts as
+keys.
 
 A constant message can be counted and searched for.
 """
@@ -56,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats for people, a line each: 10:31:02 info gpujob_operator.loop: message key=value."""
+    """Formats for people, one line each: 10:31:02 info gpujob_operator.loop: message key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
@@ -76,5 +77,5 @@ def configure_logs(form: str = "json", level: str = "info") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for quiet in ("kopf", "aiohttp.access", "asyncio"):
         logging.getLogger(quiet).setLevel(logging.WARNING)
-    # kopf warns that it does not handle signals; the operator handles them by design.
+    # kopf warns that it does not handle signals. The operator handles them by design.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics, in a registry of their own without global state."""
+"""The operator's Prometheus metrics, in a separate registry without global state."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -10,6 +10,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 class Metrics:
     """The series of one operator process, except those of its snapshot (`telemetry.gauges`).
+
     Labels come from small closed sets.
     """
 

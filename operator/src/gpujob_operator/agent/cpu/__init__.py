@@ -1,1 +1,1 @@
-"""CPU cards: one processor core and a slice of memory each, standing in for GPUs, and measured."""
+"""CPU cards: one CPU core and a slice of memory each, standing in for GPUs, and measured."""

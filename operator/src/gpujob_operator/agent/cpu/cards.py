@@ -1,4 +1,4 @@
-"""What a CPU card is, and which ones a node has."""
+"""What a CPU card is, and which cards a node has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from gpujob_api.cpu_cards import cores_of, cpu_card_uuids
 
 MODEL = "CPU card"
-# As a driver keeps some memory for itself.
+# A driver also reserves some memory.
 RESERVED_FRACTION = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCard:
-    """`reserved_bytes` plays the part of what a driver keeps for itself."""
+    """A CPU card. `reserved_bytes` stands for the memory that a driver reserves."""
 
     uuid: str
     core: int
@@ -24,7 +24,7 @@ class CpuCard:
 def make_cards(
     node: str, count: int, memory_bytes: int, cores: Sequence[int]
 ) -> tuple[CpuCard, ...]:
-    """The CPU cards of a node: the same ones after a restart. `cores` may be used."""
+    """Returns the CPU cards of a node, the same ones after a restart. `cores` may be used."""
     return tuple(
         CpuCard(
             uuid=uuid,

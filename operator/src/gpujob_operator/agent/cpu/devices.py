@@ -10,7 +10,7 @@ from gpujob_operator.agent.nvml import Nvml
 
 
 def processor_cores() -> list[int]:
-    """The cores of this node that a container may use."""
+    """Returns the cores of this node that a container may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity is not None else list(range(os.cpu_count() or 1))
 
@@ -18,8 +18,10 @@ def processor_cores() -> list[int]:
 def cpu_devices(
     node: str, count: int, memory_bytes: int, devices_of: DevicesOf, *, beside_gpus: bool
 ) -> Nvml:
-    """NVML's functions over the node's CPU cards; nvmlInit raises `DevicesRefused` on a node that
-    is not one for them."""
+    """Returns NVML's functions over the node's CPU cards.
+
+    nvmlInit raises `DevicesRefused` on a node that must not have CPU cards.
+    """
 
     def opener() -> CpuCardSource:
         check_node(count, memory_bytes, beside_gpus=beside_gpus)

@@ -1,6 +1,6 @@
-"""Which devices a process was given, by its own environment.
+"""Reads which devices a process was given from its own environment.
 
-That needs rights over the process: it is for nodes whose pods are plain processes of one user.
+This needs rights over the process. It is for nodes whose pods are plain processes of one user.
 """
 
 from pathlib import Path
@@ -12,12 +12,12 @@ NAMES_MAX = 64
 
 
 def names_in(visible: str) -> tuple[str, ...]:
-    """The names in a value of NVIDIA_VISIBLE_DEVICES."""
+    """Returns the names in a value of NVIDIA_VISIBLE_DEVICES."""
     return tuple(name for part in visible.split(",")[:NAMES_MAX] if (name := part.strip()))
 
 
 class EnvironmentDevices:
-    """Devices by the environment of the process itself; none where it may not be read."""
+    """Devices by the environment of the process itself. None if it may not be read."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

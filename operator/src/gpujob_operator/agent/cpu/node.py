@@ -1,7 +1,7 @@
-"""Whether a node may have CPU cards: it has no GPU, and as much memory as they say.
+"""Decides whether a node may have CPU cards: it has no GPU, and as much memory as they declare.
 
-CPU cards on a node with a GPU would stay an unnoticed mistake: jobs would run on the processor
-beside an idle GPU.
+CPU cards on a node with a GPU would remain an unnoticed mistake. Jobs would run on the CPU next to
+an idle GPU.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def check_node(
     proc: Path = Path("/proc"),
     sysfs: Path = Path("/sys"),
 ) -> None:
-    """Raises `DevicesRefused`, which says what is wrong and what to do."""
+    """Raises `DevicesRefused` with the problem and what to do."""
     gpus = [] if beside_gpus else nvidia_gpus(proc, sysfs)
     if gpus:
         shown = ", ".join(gpus[:SHOWN_MAX]) + (", ..." if len(gpus) > SHOWN_MAX else "")
@@ -40,7 +40,7 @@ def check_node(
 
 
 def nvidia_gpus(proc: Path, sysfs: Path) -> list[str]:
-    """The PCI addresses of the node's NVIDIA GPUs, with and without a driver.
+    """Returns the PCI addresses of the node's NVIDIA GPUs, with or without a driver.
 
     A container sees the host's buses and the driver's folder in /proc, whatever devices it has.
     """
@@ -54,7 +54,7 @@ def nvidia_gpus(proc: Path, sysfs: Path) -> list[str]:
 
 
 def memory_total_bytes(proc: Path) -> int:
-    """The node's memory; 0 where /proc/meminfo does not say."""
+    """Returns the node's memory in bytes, or 0 if /proc/meminfo does not contain it."""
     for line in _text(proc / "meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":

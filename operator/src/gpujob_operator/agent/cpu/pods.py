@@ -1,8 +1,8 @@
-"""Which devices a process was given, by its pod.
+"""Reads which devices a process was given from its pod.
 
-The cgroup of a process names its pod, and the pod's object says which devices its containers name
-in NVIDIA_VISIBLE_DEVICES, as the NVIDIA container toolkit would read it. Neither needs rights over
-the process.
+The cgroup of a process names its pod. The pod's object has the devices that its containers name in
+NVIDIA_VISIBLE_DEVICES, as the NVIDIA container toolkit would read it. Neither needs rights over the
+process.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ PODS_REMEMBERED_MAX = 2048
 
 
 class PodDevices:
-    """Devices by pod: every process of a pod counts on the devices that its containers name.
+    """Devices by pod. Every process of a pod counts on the devices that its containers name.
 
-    `learn` asks the API about pods that were not seen before; a pod's devices never change. In
-    between, the answer is at hand: a reading blocks on nothing.
+    `learn` reads pods that were not seen before from the API. A pod's devices never change. Calls
+    in between are answered from memory, so a reading blocks on nothing.
     """
 
     def __init__(self, kube: Kube, node: str, owner: OwnerOf, proc: Path = Path("/proc")) -> None:
@@ -39,14 +39,17 @@ class PodDevices:
         return self._devices.get(uid, ()) if uid is not None else ()
 
     async def learn(self) -> None:
-        """Call it before a reading. Raises `ApiError`: then nothing is known of new pods."""
+        """Learns new pods. Call it before a reading.
+
+        Raises `ApiError`, and then nothing is known about new pods.
+        """
         unknown = await asyncio.to_thread(self._unknown)
         if not unknown:
             return
         selector = f"spec.nodeName={self._node}"
         listing = await self._kube.list(PODS, field_selector=selector, whole=True)
         found = dict(_devices(manifest) for manifest in listing.items)
-        # A pod is in the API before its first process starts: one that is not there never will be.
+        # A pod is in the API before its first process starts, so a missing pod will never appear.
         self._devices.update((uid, found.get(uid, ())) for uid in sorted(unknown))
         while len(self._devices) > PODS_REMEMBERED_MAX:
             self._devices.popitem(last=False)
@@ -55,13 +58,13 @@ class PodDevices:
         owners = {self._owner(int(entry)) for entry in os.listdir(self._proc) if entry.isdigit()}
         known = owners & self._devices.keys()
         for uid in known:
-            # What runs is not forgotten for what has ended.
+            # Running pods must not be dropped in favor of ended ones.
             self._devices.move_to_end(cast("str", uid))
         return {uid for uid in owners if uid is not None} - known
 
 
 def _devices(manifest: object) -> tuple[str, tuple[str, ...]]:
-    """A pod's UID and the devices that its containers name; whatever else came is no pod."""
+    """Returns a pod's UID and the devices that its containers name. Other input is not a pod."""
     pod = _mapping(manifest)
     spec = _mapping(pod.get("spec"))
     containers = [*_sequence(spec.get("initContainers")), *_sequence(spec.get("containers"))]

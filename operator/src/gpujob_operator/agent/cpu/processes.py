@@ -1,4 +1,4 @@
-"""What the processes of CPU cards use, from /proc: processor time and memory.
+"""What the processes of CPU cards use, from /proc: CPU time and memory.
 
 Everything here is readable without rights over the process, so a worker may run as any user.
 """
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# The names in NVIDIA_VISIBLE_DEVICES of the container that a process runs in; empty: none.
+# Returns the names in NVIDIA_VISIBLE_DEVICES of a process's container, or nothing.
 DevicesOf = Callable[[int], tuple[str, ...]]
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Beyond it two command lines that begin alike count as one.
+# Command lines that are equal up to this length count as one.
 COMMAND_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BoundProcess:
-    """A process that uses CPU cards; `started_ticks` tells two users of one process id apart."""
+    """A process that uses CPU cards. `started_ticks` distinguishes two users of one process id."""
 
     pid: int
     parent: int
@@ -30,10 +30,10 @@ class BoundProcess:
 def bound_processes(
     uuids: Iterable[str], devices_of: DevicesOf, proc: Path = Path("/proc")
 ) -> dict[int, BoundProcess]:
-    """All processes that were given one of the CPU cards, with their use so far.
+    """Returns all processes that were given one of the CPU cards, with their use so far.
 
-    Memory is anonymous and shared memory: a library's file pages would not be on a GPU. Forked
-    children share pages with their parent, which count once (see `_without_shared`).
+    Memory is anonymous and shared memory, because a library's file pages would not be on a GPU.
+    Forked children share pages with their parent, which count once (see `_without_shared`).
     """
     wanted = frozenset(uuids)
     found: dict[int, BoundProcess] = {}
@@ -47,9 +47,9 @@ def bound_processes(
 
 
 def _read(folder: Path, cards: tuple[str, ...]) -> BoundProcess | None:
-    """None for a process that ended while it was looked at."""
+    """Returns None for a process that ended while it was read."""
     try:
-        # The name in parentheses may hold anything, so fields count from the last parenthesis.
+        # The name in parentheses may contain anything, so fields count from the last parenthesis.
         fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         memory = _kibibytes((folder / "status").read_text(errors="replace"), "RssAnon", "RssShmem")
         return BoundProcess(
@@ -76,11 +76,11 @@ def _kibibytes(text: str, *names: str) -> int:
 def _without_shared(
     process: BoundProcess, found: Mapping[int, BoundProcess], proc: Path
 ) -> BoundProcess:
-    """A process with relatives among the found ones: pages that they share count once.
+    """Counts pages once that a process shares with relatives among the found processes.
 
-    The kernel tells each one's proportional part to the same user only. Where it does not, a child
-    that still runs its parent's command is a fork (a data loader's worker): it counts with what it
-    has beyond its parent.
+    The kernel only gives the same user each process's proportional part. Otherwise a child that
+    still runs its parent's command is a fork (a data loader's worker), and counts with what it has
+    beyond its parent.
     """
     children = any(other.parent == process.pid for other in found.values())
     parent = found.get(process.parent)

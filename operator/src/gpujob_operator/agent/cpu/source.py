@@ -1,6 +1,6 @@
-"""Readings of a node's CPU cards: what their processes use, as NVML would tell it of GPUs.
+"""Readings of a node's CPU cards: what their processes use, in the form of NVML's readings.
 
-`nvml_of_cpu_cards` makes what stands in place of the module `pynvml`.
+`nvml_of_cpu_cards` creates the replacement for the module `pynvml`.
 """
 
 import os
@@ -13,7 +13,7 @@ from gpujob_operator.agent.cpu.cards import CpuCard
 from gpujob_operator.agent.cpu.processes import BoundProcess, DevicesOf, bound_processes
 from gpujob_operator.agent.nvml_surface import GPUReading, NvmlSurface, ProcessReading
 
-# Readings younger than this are served again: an agent asks for several figures at once.
+# Readings younger than this are returned again, because an agent requests several figures at once.
 READING_SECONDS = 0.2
 
 
@@ -25,7 +25,7 @@ class _Sample:
 
 
 class CpuCardSource:
-    """Utilization is the processor time between two readings, as a part of one core.
+    """Utilization is the CPU time between two readings, as a fraction of one core.
 
     A process with several CPU cards counts in equal parts on each.
     """
@@ -66,8 +66,8 @@ class CpuCardSource:
             for process in self._newest.processes.values()
             if card.uuid in process.cards
         )
-        # A full GPU refuses allocations; here more can be in use than there is, and NVML cannot
-        # say so. The processes' own figures stay true.
+        # A full GPU refuses allocations. Here more can be in use than exists, which NVML cannot
+        # express. The processes' own figures stay correct.
         usable_bytes = card.memory_bytes - card.reserved_bytes
         return GPUReading(
             uuid=card.uuid,
@@ -90,7 +90,7 @@ class CpuCardSource:
 
 
 class _OpenedLate:
-    """A source that is opened at nvmlInit, and anew after NVML failed."""
+    """A source that is opened at nvmlInit, and again after NVML failed."""
 
     def __init__(self, opener: Callable[[], CpuCardSource]) -> None:
         self._opener = opener
@@ -110,5 +110,5 @@ class _OpenedLate:
 
 
 def nvml_of_cpu_cards(opener: Callable[[], CpuCardSource]) -> NvmlSurface:
-    """NVML's functions over CPU cards. What `opener` raises comes out of nvmlInit."""
+    """Returns NVML's functions over CPU cards. nvmlInit raises what `opener` raises."""
     return NvmlSurface(_OpenedLate(opener))
