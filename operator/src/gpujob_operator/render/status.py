@@ -1,8 +1,8 @@
 """Renders statuses. The snapshot's resourceVersion is the precondition of each.
 
-A status is replaced as a whole: that costs the API server less than a merge patch
-(`bench.throughput.calls`), and the same request is right whatever the API server has stored of the
-status before.
+A status is replaced as a whole. This costs the API server less than a merge patch
+(`bench.throughput.calls`), and the same request is correct whatever status the API server has
+stored.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,21 @@ from gpujob_operator.decide.model.plan import RejectJob, WriteQueueStatus, Write
 
 
 def job_status(write: WriteStatus, unknown: Mapping[str, Any]) -> dict[str, Any]:
-    """The job with the status; what is at its default is left out. `unknown` are the fields of the
-    stored status that this version does not know: they stay.
+    """Returns the job with the status, without fields at their defaults.
+
+    `unknown` are the fields of the stored status that this version does not know. They are kept.
     """
     status = write.status
-    # Shown by `kubectl get` whatever they are.
+    # `kubectl get` always shows these.
     always = {"phase": status.phase.value, "attempt": status.attempt}
     given = with_unknown_fields(GPUJobStatus, {**always, **encode_given(status)}, unknown)
     return replacement(GPUJOB, write.job.metadata, given)
 
 
 def rejection(reject: RejectJob, stored: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """Accepted=False naming the field, for a job that the API types reject (I10). The rest of the
-    `stored` status cannot be read either, perhaps, and stays as it is.
+    """Returns Accepted=False with the field, for a job that the API types reject (I10).
+
+    The rest of the `stored` status may be unreadable too, and is kept.
     """
     metadata = reject.job.metadata
     message = f"{reject.job.field}: {reject.job.problem}"[:1024]
@@ -67,8 +69,9 @@ def queue_status(write: WriteQueueStatus, unknown: Mapping[str, Any]) -> dict[st
 def replacement(
     resource: Resource, metadata: Metadata, status: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The object with this status, for a request to replace it. The API server takes everything
-    else from what is stored.
+    """Returns the object with this status, for a request to replace it.
+
+    The API server takes everything else from the stored object.
     """
     named = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
     preconditions = {"resourceVersion": metadata.resource_version}
