@@ -370,9 +370,7 @@ class Writer:
 
 
 def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
-    """True if the existing pod is the very one that was to be created: an earlier
-    answer was lost.
-    """
+    """Returns whether the existing pod is the very one to be created, whose answer was lost."""
     metadata = manifest["metadata"]
     deleting = "deletionTimestamp" in metadata
     return not deleting and was_created_for(metadata, item.job, item.rank)
