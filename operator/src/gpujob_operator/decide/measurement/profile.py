@@ -30,8 +30,8 @@ class WorkloadKeys(NamedTuple):
     """Namespaces and names that identify other runs of a job's workload."""
 
     profile: tuple[str, str]
-    # Of runs that are expected to take equally long: the profile's name with what the command says
-    # of the run's length.
+    # Runs that are expected to take equally long: the profile's name and what in the command
+    # decides the run's length.
     runs: tuple[str, str]
 
 
