@@ -19,7 +19,11 @@ EXIT_USAGE = 2
 
 
 def main() -> int:
-    """Exit codes: 0 stopped or the same decision, 1 another decision, 2 bad input."""
+    """Runs the command. Returns the exit code.
+
+    It is 0 if the operator was stopped or the decision is the same, 1 for another decision, and 2
+    for bad input.
+    """
     arguments = parse_arguments()
     try:
         if arguments.command == "replay":

@@ -1,4 +1,4 @@
-"""Events that one part reports and others act on, such as a change of leadership."""
+"""Signals: events that one part reports and others act on, such as a change of leadership."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec

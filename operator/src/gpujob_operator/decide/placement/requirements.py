@@ -1,4 +1,4 @@
-"""What a pending job requires of nodes and GPUs, for placing and for explaining."""
+"""What a pending job requires of nodes and GPUs, for placement and for explanations."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +42,12 @@ from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 from gpujob_operator.decide.placement.step_cost import step_of
 
-# What an unmeasured job must find free: a GPU that unmanaged processes have filled does not do.
+# Free memory that an unmeasured job needs, so that a GPU full of unmanaged processes is excluded.
 UNKNOWN_BYTES = 256 * MIB
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 
 
-# No slots: placed jobs never need their signature, which is computed on demand.
+# No slots, because placed jobs never need their signature, which is computed on demand.
 @dataclass(frozen=True)
 class JobRequirements:
     """Requirements of each worker of a job. `hint_bytes` is 0 without a hint."""
@@ -65,22 +65,22 @@ class JobRequirements:
     affinity: NodeAffinity = ()
     # What the volumes of its claims require of nodes, with the claim's name.
     volumes: tuple[tuple[str, NodeAffinity], ...] = ()
-    # Nodes that refused its pods lately, with the words.
+    # Nodes that recently refused its pods, with the messages.
     refused_by: tuple[StartRefusal, ...] = ()
-    # How its workers must lie apart, as its template says.
+    # How its workers must be spread, from its template.
     template_spread: tuple[SpreadRule, ...] = ()
-    # Whose the job is, for sharing GPUs.
+    # The owner of the job for the purpose of sharing GPUs.
     party: Party = ANYBODY
     # Why it uses no spot nodes although it prefers them.
     kept_off_spot: Unprotected | None = None
 
     @property
     def spot(self) -> SpotPolicy:
-        """The policy by which it is placed."""
+        """The spot policy by which the job is placed."""
         return SpotPolicy.NEVER if self.kept_off_spot else self.job.spec.spot.policy
 
     def at(self, now: datetime) -> "JobRequirements":
-        """The same at this time: refusals of nodes are forgotten."""
+        """Returns the requirements at this time, without expired refusals of nodes."""
         if not self.refused_by or all(one.until > now for one in self.refused_by):
             return self
         held = tuple(one for one in self.refused_by if one.until > now)
@@ -88,7 +88,9 @@ class JobRequirements:
 
     @cached_property
     def spread(self) -> tuple[SpreadRule, ...]:
-        """How its workers must lie apart: also where two of them were refused on one node."""
+        """How the workers must be spread. They are also spread if one node refused two of them
+        together.
+        """
         refused = next((one for one in self.refused_by if one.node in one.beside), None)
         if refused is None:
             return self.template_spread
@@ -96,19 +98,20 @@ class JobRequirements:
 
     @cached_property
     def refused_sets(self) -> frozenset[frozenset[str]]:
-        """Nodes that were refused together, of which each one alone may do."""
+        """Sets of nodes that were refused together. Each node alone may still work."""
         refused = [one for one in self.refused_by if one.beside and one.node not in one.beside]
         return frozenset(frozenset((one.node or "", *one.beside)) for one in refused)
 
     @cached_property
     def with_tried_nodes(self) -> "JobRequirements":
-        """The same with the nodes that were refused only together with others."""
+        """The requirements including the nodes that were refused only together with others."""
         alone = tuple(one for one in self.refused_by if not one.beside or one.node in one.beside)
         return replace(self, refused_by=alone)
 
     def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
-        """The same without what was measured on this model and is more than a GPU of the model has:
-        an agent lied, and the job is as one that was never measured.
+        """Returns the requirements without measurements that exceed the largest GPU of this model.
+
+        Such a measurement comes from a faulty agent. The job then counts as never measured.
         """
         if not largest_bytes:
             return self
@@ -127,8 +130,10 @@ class JobRequirements:
 
     @cached_property
     def scheduling_signature(self) -> Hashable:
-        """Equal for jobs that fit or do not fit together, so that thousands of them need one
-        answer. Of plain values alone, because it is hashed several times for each of them.
+        """Equal for jobs that fit or do not fit together, so that thousands of jobs need one
+        answer.
+
+        It has plain values only, because it is hashed several times for each job.
         """
         job, sharing = self.job, self.job.spec.sharing
         measured = job.status.measurement
@@ -161,9 +166,9 @@ class JobRequirements:
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
     ) -> Reservation | None:
-        """The reservation on a GPU of this model; None is the whole GPU.
+        """Returns the reservation on a GPU of this model, or None for the whole GPU.
 
-        A job that fits on the largest GPU without its margin gets the whole GPU.
+        A job that fits on the largest GPU only without its margin gets the whole GPU.
         """
         entry = profile_entry(self.profile, gpu_model)
         wanted = wanted_reservation(self.job, entry, configuration)
@@ -173,27 +178,27 @@ class JobRequirements:
         if wanted is None:
             return None
         if wanted.source is ReservationSource.HINT:
-            # Its context keeps it from no GPU that its cap fits on.
+            # The job's context excludes no GPU on which its cap fits.
             most_bytes = max(self.hint_bytes, largest_bytes)
             return replace(wanted, memory_bytes=min(wanted.memory_bytes, most_bytes))
         known = self.known_bytes(gpu_model)
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
     def known_bytes(self, gpu_model: str) -> int:
-        """The minimum memory that a GPU must have by hint or measurement; 0 if
-        there is neither.
+        """Returns the minimum memory that a GPU must have by hint or measurement, or 0 without
+        either.
         """
         known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
 
     def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
-        """The memory that a GPU must offer for this reservation, in bytes."""
+        """Returns the memory that a GPU must offer for this reservation, in bytes."""
         if wanted is not None:
             return max(wanted.memory_bytes, 1)
         return self.known_bytes(gpu_model) or UNKNOWN_BYTES
 
     def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
-        """The request of one worker for placement. A whole GPU counts as fully used."""
+        """Returns the request of one worker for placement. A whole GPU counts as fully used."""
         return Demand(
             cpu_milli=self.cpu_milli,
             memory_bytes=self.memory_bytes,
@@ -211,7 +216,7 @@ class WorkerRequest:
 
     requirements: JobRequirements
     model: str
-    # The reservation; None: a whole GPU.
+    # The reservation. None: a whole GPU.
     wanted: Reservation | None
     # The memory that a GPU must offer.
     least_bytes: int
@@ -232,25 +237,25 @@ class WorkerRequest:
 def resolve(
     requirements: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
-    """The request on the model's GPUs as they are now."""
+    """Returns the request on the model's GPUs as they are now."""
     largest_bytes = capacity.largest_bytes(model)
     requirements = requirements.believing(model, largest_bytes)
     wanted = requirements.reservation(model, largest_bytes, configuration)
     return WorkerRequest(requirements, model, wanted, requirements.least_bytes(model, wanted))
 
 
-# No slots: the running jobs are computed on demand.
+# No slots, because the running jobs are computed on demand.
 @dataclass(frozen=True)
 class CycleView:
-    """What the admission pass knows of all jobs, besides their GPUs."""
+    """What the admission pass needs about all jobs, apart from their GPUs."""
 
     # Requirements by job UID.
     requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
-    # Jobs that have a reservation, which counts until the next cycle, and none after this step.
+    # Jobs whose reservation ends with this cycle's step and counts until the next cycle.
     find_ended: Callable[[], Sequence[GPUJob]]
-    # The lowest priority of jobs with a reservation, by queue, and whether any of them is being
+    # The lowest priority of jobs with a reservation, by queue, and whether any such job is being
     # preempted.
     lowest_priorities: Mapping[str, int]
     preemption_in_flight: bool
@@ -265,11 +270,11 @@ class CycleView:
 
 
 def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells tolerations apart. Values are whatever the template has there."""
+    """Returns what distinguishes tolerations. Values may be anything that the template contains."""
     return tuple([repr(toleration.get(name)) for name in _TOLERATION_FIELDS])
 
 
-# By identity: most jobs have one of the two tuples.
+# By identity, because most jobs have one of the two tuples.
 _COMMON_KEYS = {
     id(common): tuple(map(_toleration_key, common))
     for common in (DEFAULT_TOLERATIONS, DEFAULT_AND_SPOT_TOLERATIONS)
@@ -277,7 +282,7 @@ _COMMON_KEYS = {
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
-    """The part of a profile that placement reads."""
+    """Returns the part of a profile that placement reads."""
     return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
 
 
@@ -289,8 +294,10 @@ def requirements_of(
     party: Party = ANYBODY,
     volumes: tuple[BoundVolume, ...] = (),
 ) -> JobRequirements:
-    """The job's requirements, with the default configuration if none is given. `requests` are those
-    of its worker, if already read; `volumes` those that its claims are bound to.
+    """Returns the job's requirements. A `configuration` of None means the default configuration.
+
+    `requests` are the requests of its worker, if already read. `volumes` are those that its claims
+    are bound to.
     """
     cpu, memory = requests or host_requests(job)
     hint, template = job.spec.gpu.memory, pod_spec(job)
@@ -318,8 +325,10 @@ def requirements_of(
 def demand_of(
     requirements: JobRequirements, capacity: Capacity, configuration: Configuration
 ) -> Demand:
-    """The request of one worker of the job: by its requirements while pending, by its reservation
-    once placed.
+    """Returns the request of one worker of the job.
+
+    It comes from the requirements while the job is pending, and from the reservation once it is
+    placed.
     """
     wanted_models = requirements.job.spec.gpu.models
     placement, held = requirements.job.status.placement, requirements.job.status.reservation

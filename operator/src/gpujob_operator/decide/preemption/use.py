@@ -1,10 +1,12 @@
-"""Whether other jobs may be stopped for a job: not again for one that did not use what it got.
+"""Decides whether other jobs may be stopped for a job.
 
-Whoever keeps its pods from starting (the API server, kube-scheduler, a kubelet), and whatever for:
-others lose their work for nothing, and after a few times cannot be preempted for anybody any more.
-So after a preemption whose beneficiary did not start, or failed at its start, nobody is stopped for
-it until its spec is edited, or until a pause is over that doubles each time. It still starts on
-what is free.
+They may not if the job did not use the capacity of an earlier preemption. The API server,
+kube-scheduler or a kubelet may refuse its pods for any reason. Other jobs would then lose their
+work for nothing, and after a few times they could not be preempted for any job any more.
+
+After a preemption whose beneficiary did not start, or failed at its start, no job is stopped for
+it. This holds until its spec is edited, or until a pause is over that doubles each time. The job
+can still start on free capacity.
 """
 
 from datetime import datetime
@@ -19,7 +21,9 @@ PAUSE_SECONDS_MAX = 86_400.0
 
 
 def barred_seconds(job: GPUJob, now: datetime) -> float:
-    """For how long no other job is stopped for this one; 0: others may be."""
+    """Returns for how many seconds no other job is stopped for this one. 0: others may be
+    stopped.
+    """
     anywhere = [one.until for one in current_refusals(job) if one.node is None]
     until = [(at - now).total_seconds() for at in anywhere]
     return max(_vain_seconds(job, now), *until, 0.0)
@@ -36,7 +40,7 @@ def _vain_seconds(job: GPUJob, now: datetime) -> float:
 
 
 def barred_text(job: GPUJob, now: datetime) -> str:
-    """Why nobody is stopped for a job that waits, and until when; "" where that is not so."""
+    """Returns why no job is stopped for a waiting job, and until when, or ""."""
     left, stopped = _vain_seconds(job, now), job.status.others_stopped
     if left <= 0 or stopped is None:
         return ""
@@ -51,7 +55,7 @@ def barred_text(job: GPUJob, now: datetime) -> str:
 
 
 def with_others_stopped(job: GPUJob, now: datetime) -> OthersStopped:
-    """What the status of a job remembers for which others are stopped now."""
+    """Returns the record, for the job's status, that other jobs are stopped for it now."""
     before, generation = job.status.others_stopped, job.metadata.generation
     count = 0
     if before is not None and before.generation == generation:

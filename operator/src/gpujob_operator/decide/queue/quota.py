@@ -489,7 +489,7 @@ def queue_statuses(
 
 
 def _conditions(queue: GPUQueue, state: QuotaState, now: datetime) -> Conditions:
-    """`Accepted` is there from the first time on that it is false."""
+    """Returns the queue's conditions. `Accepted` is added the first time that it is false."""
     before, problem = find(queue.status, ACCEPTED), state.tree.problems.get(queue.metadata.name)
     if before is None and problem is None:
         return queue.status.conditions
