@@ -45,7 +45,7 @@ def owner_by_cgroup(proc: Path = Path("/proc")) -> OwnerOf:
 
 
 def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
-    """For nodes whose pods are plain processes. Child processes inherit the variable."""
+    """Serves nodes whose pods are plain processes. Child processes inherit the variable."""
     prefix = f"{ENV_POD_UID}=".encode()
 
     def owner(pid: int) -> str | None:

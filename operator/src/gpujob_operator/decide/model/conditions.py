@@ -98,5 +98,5 @@ class ConditionWriter:
 
 
 def _said(condition: Condition) -> tuple[object, ...]:
-    """The condition without its transition time."""
+    """Returns the condition without its transition time."""
     return condition.status, condition.reason, condition.message, condition.observed_generation

@@ -80,7 +80,7 @@ class Configuration:
     # Replaces `start_timeout_seconds` while images are pulled.
     image_pull_timeout_seconds: float = 3600.0
     node_lost_seconds: float = 60.0
-    # From SIGTERM to SIGKILL of a worker. A template may ask for another value up to the maximum.
+    # From SIGTERM to SIGKILL of a worker. A template may set another value up to the maximum.
     termination_grace_seconds: int = 30
     termination_grace_seconds_max: int = 600
     retry_backoff_seconds: float = 10.0

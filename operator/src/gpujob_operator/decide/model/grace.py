@@ -31,7 +31,7 @@ def grace_seconds(job: GPUJob, configuration: Configuration) -> int:
 
 
 def pod_grace_seconds(pod: PodView, otherwise: int) -> int:
-    """The grace with which this pod was created, or `otherwise` if unknown."""
+    """Returns the grace with which this pod was created, or `otherwise` if it is unknown."""
     seconds = pod.grace_seconds if pod.grace_seconds is not None else otherwise
     return max(seconds, GRACE_SECONDS_MIN)
 
@@ -62,7 +62,7 @@ def awaited_until(job: GPUJob) -> datetime | None:
 
 
 def is_awaited(job: GPUJob, now: datetime) -> bool:
-    """True while the job is being stopped and is expected to leave its GPUs."""
+    """Returns whether the job is being stopped and is expected to leave its GPUs."""
     until = awaited_until(job)
     return until is not None and now < until
 
@@ -90,5 +90,5 @@ def past_grace(pods: Iterable[PodView], now: datetime) -> tuple[str, float | Non
 
 
 def _asked_share(job: GPUJob) -> float:
-    """The part of the grace in which the workers of a gang may agree on a step."""
+    """Returns the part of the grace in which the workers of a gang may agree on a step."""
     return 0.5 if job.spec.workers > 1 else 0.0

@@ -58,7 +58,7 @@ class NodeSelectorTerm(NamedTuple):
     of_name: tuple[NodeRequirement, ...]
 
     def first_unmet(self, name: str, labels: Mapping[str, str]) -> NodeRequirement | None:
-        """The first requirement that the node does not meet."""
+        """Returns the first requirement that the node does not meet, or None."""
         unmet = [one for one in self.of_labels if not one.holds(labels)]
         unmet += [one for one in self.of_name if not one.holds({_NAME: name})]
         return unmet[0] if unmet else None

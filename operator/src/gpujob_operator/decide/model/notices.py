@@ -174,7 +174,7 @@ _ORDER = tuple(NoticeKind)
 
 
 def notice_of(node: NodeView) -> NodeNotice | None:
-    """The most urgent sign on the node, or None."""
+    """Returns the most urgent sign on the node, or None."""
     return min(_notices(node), key=lambda notice: _ORDER.index(notice.kind), default=None)
 
 
