@@ -63,7 +63,7 @@ class Hooks:
         self._session = session
         self._net = net
         self._again_in_child = again_in_child
-        # In a process that was forked off: these hooks are dead, and others may take their place.
+        # True in a forked process. These hooks are off there, and others may take their place.
         self._in_child = False
         self._own_work = OwnWork()
         self._facts = ScriptFacts(
@@ -122,11 +122,11 @@ class Hooks:
         watch_wrappers(guard(self._startup.wrapped))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
-            # A process that only imports torch does not log it; one that trains does at its end.
+            # A process that only imports torch does not log it. One that trains logs it at its end.
             session.log.skipped("everything", why, aloud=False)
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
-            # Before torch's compiler is imported, which settles on a place of its own.
+            # Called before torch's compiler is imported, which then fixes its own folder.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
         compiling = ScriptCompiling(self._model, self._module_watch, self._own_work)
@@ -134,11 +134,14 @@ class Hooks:
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
-        # Models call their parts when they are made, to learn a size; that trains nothing.
+        # Calls before an optimizer exists train nothing. Models call their parts when they are
+        # made, to determine a size.
         watch_optimizers(guard(self._on_optimizer))
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script makes an optimizer. The modules that it calls next may be its model."""
+        """Called when the script makes an optimizer. The modules that it calls next may be its
+        model.
+        """
         if self._in_child:
             self._train_in_child(optimizer)
         if self._own_work.under_way:
@@ -198,7 +201,7 @@ class Hooks:
         self._session.meter.step_done()
         if not self._facts.steps_with_closure:
             self._session.meter.optimizer_ends()
-        # A script may step its optimizer in inference mode, in which no graph is made.
+        # A script may step its optimizer in inference mode, in which autograd makes no graph.
         with (
             self._own_work.doing(),
             self._session.meter.paused(),
@@ -209,14 +212,16 @@ class Hooks:
         self._session.safe_point()
 
     def _profile(self) -> None:
-        """Last of all, so that none of our own work is in the profile."""
+        """Called last, so that none of our own work is in the profile."""
         profiler = self._session.profiler
         text = profiler.step_done(self._session.meter.steps) if profiler is not None else None
         if text is not None:
             self._session.log.note("profile", text)
 
     def in_child(self) -> None:
-        """In a process that the script forked: a loader's, or one that will train by itself."""
+        """Called in a process that the script forked: a loader's, or one that will train
+        separately.
+        """
         self._own_work.under_way = self._in_child = True
         self._module_watch.discovery.finish()
         self._loaders.stop()
@@ -236,7 +241,7 @@ class Hooks:
             hooks._on_optimizer(optimizer)
 
     def _take_off(self) -> None:
-        """Runs after a failure of the worker. Processes that train together keep the applied
+        """Called after an error of the worker. Processes that train together keep the applied
         settings, so this one does too.
         """
         self._module_watch.discovery.finish()
@@ -248,10 +253,10 @@ class Hooks:
             self._model.take_off(self._model.all_roots)
 
     def _release(self) -> None:
-        """The interpreter's end takes the script's objects apart in the script's order.
+        """Drops references to the script's objects before the interpreter takes them apart in the
+        script's order.
 
-        Objects that are kept here would outlive process groups, whose threads then end the process
-        by abort.
+        Objects kept here would outlive process groups, whose threads then end the process by abort.
         """
         self._module_watch.forget()
         self._model.release()

@@ -1,7 +1,7 @@
 """Expandable segments of torch's caching allocator for CUDA.
 
-They must be requested before the GPU is initialized. A run whose segments are in unused pieces
-needs them.
+They must be requested before the GPU is initialized. A run requests them for the next one if large
+parts of its segments are unused.
 """
 
 from collections.abc import MutableMapping

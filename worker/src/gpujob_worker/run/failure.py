@@ -112,8 +112,8 @@ def _loaders(error: BaseException) -> list[Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether the error is by type (MemoryError, torch.OutOfMemoryError) or message out of
-    memory.
+    """Returns whether memory ran out, by type (MemoryError, torch.OutOfMemoryError) or libraries'
+    messages.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, MemoryError) or "OutOfMemoryError" in names:

@@ -139,9 +139,7 @@ class _Launched:
 
 
 class Meter:
-    """Counts and measures optimizer steps. The clock is that of the host unless `use_events` is
-    called.
-    """
+    """Counts and measures optimizer steps, by the host's clock unless `use_events` is called."""
 
     def __init__(self, memory: DeviceMemory, clock: Callable[[], float] | None = None) -> None:
         self.memory = memory

@@ -141,8 +141,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def name_is_known(url: str, seconds: float) -> bool:
-    """Returns whether the lookup of a host's address ended within this many seconds, with or
-    without one.
+    """Returns whether the lookup of a host's address ended within this many seconds, even without a
+    result.
 
     The system takes no timeout, and tries each domain of its search list if no name server answers.
     """
