@@ -368,7 +368,7 @@ class GPUJobStatus:
     interrupted_at_step: Count | None = None
     # The furthest step at which an attempt ran out of GPU memory.
     out_of_memory_step: Count | None = None
-    # Minimum of its utilization when GPUs are shared. It is raised when the job slowed another one
+    # Minimum of its utilization when GPUs are shared. It is raised when the job slowed a co-tenant
     # too much.
     utilization_floor_percent: Percent = 0.0
     # Stopped for this job, which has not run since.

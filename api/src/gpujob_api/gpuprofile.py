@@ -28,7 +28,7 @@ SLOWDOWN_PERCENT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SharedPace:
-    """How much longer a step took next to other jobs than alone, on shared GPUs.
+    """How much longer a step took next to co-tenants than alone, on shared GPUs.
 
     It was measured while the tenants' utilizations added up to less than `up_to_percent`.
     """
@@ -51,7 +51,7 @@ class ProfileEntry:
     current: Timing | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
-    # Measured without other jobs on its GPUs: the fastest step, and the energy of one GPU for it.
+    # Measured without co-tenants: the fastest step, and the energy of one GPU for it.
     alone_step_seconds: Seconds | None = None
     alone_joules_per_step: Joules | None = None
     shared: Annotated[tuple[SharedPace, ...], Items(8, keys=("up_to_percent",))] = ()

@@ -89,7 +89,7 @@ class Speedup:
     It covers forward and backward on one batch of the script, and the optimizer's step if its
     kernel was chosen. Data loading and communication with other processes are not included. The
     script's own way and the applied settings alternated, so they ran on the same GPU next to the
-    same other jobs. Their number was fixed before the first. If a memory limit binds, both sides
+    same co-tenants. Their number was fixed before the first. If a memory limit binds, both sides
     keep it.
     """
 

@@ -1,7 +1,7 @@
 """kubectl gpujob report: one page of measurements and gains.
 
-The first and the latest steps ran at different times, next to different jobs, so their times are
-shown without a factor. A speed-up is the worker's alternating measurement.
+The first and the latest steps ran at different times, next to different co-tenants, so their times
+are shown without a factor. A speed-up is the worker's alternating measurement.
 """
 
 from datetime import datetime

@@ -84,7 +84,7 @@ class Authority:
 
     @property
     def _of_authority(self) -> x509.AuthorityKeyIdentifier:
-        """Returns the extension without which Python 3.13 and later reject a certificate (RFC 5280,
+        """The extension without which Python 3.13 and later reject a certificate (RFC 5280,
         4.2.1.1).
         """
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_identifier)

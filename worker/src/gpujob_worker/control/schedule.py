@@ -247,7 +247,7 @@ class TuningSchedule:
 
     @property
     def _leaves_several(self) -> bool:
-        """Returns whether processes that decide together leave several modules as they are."""
+        """Whether processes that decide together leave several modules as they are."""
         model, limit = self._model, self._session.environment.memory_limit_bytes
         unnumbered = model.first_number == UNNUMBERED
         return model.consensus is not None and (limit is not None or unnumbered)

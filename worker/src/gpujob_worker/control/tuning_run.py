@@ -242,7 +242,7 @@ class TuningRun:
 
     @property
     def _free_bytes(self) -> int:
-        """Returns the bytes that copies may take between two steps.
+        """The bytes that copies may take between two steps.
 
         That is what is left of the limit. Without a limit, it is what steps take anyway, so that
         the measured job does not grow.

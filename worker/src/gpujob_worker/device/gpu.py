@@ -1,7 +1,7 @@
 """A process's GPU: its peak rates, its energy counter and its utilization.
 
 Energy and utilization are those of the whole GPU, from NVML if that is installed. On a shared GPU
-they include other jobs.
+they include co-tenants.
 """
 
 import contextlib

@@ -228,7 +228,7 @@ class MemoryFit:
 
     @property
     def not_asked(self) -> str:
-        """Returns why the settings that save memory are not used, if the limit does not bind."""
+        """Why the settings that save memory are not used, if the limit does not bind."""
         limit = format_memory(self._limit)
         if self._chooser is None:
             return f"nothing was measured that speaks for it (limit {limit})"

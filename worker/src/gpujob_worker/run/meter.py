@@ -27,8 +27,8 @@ APART_STEPS = 5
 PENDING_STEPS_MAX = 1024
 # Pauses, or waits for data, that are recorded for one step. An evaluation has thousands of them.
 SPANS_MAX = 64
-# A step that computed this many times longer than usual was disturbed, by an evaluation or another
-# job.
+# A step that computed this many times longer than usual was disturbed, by an evaluation or a
+# co-tenant.
 DISTURBED_TIMES = 2.0
 
 

@@ -1,7 +1,7 @@
 """The report of a run as Markdown and JSON: the measurements and their reasons.
 
-The first and the latest steps ran at different times, next to different jobs. Both are shown, but
-only alternating measurements are reported as a speed-up.
+The first and the latest steps ran at different times, next to different co-tenants. Both are shown,
+but only alternating measurements are reported as a speed-up.
 """
 
 import json

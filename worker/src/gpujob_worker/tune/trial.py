@@ -25,7 +25,7 @@ SPEEDUP_NEEDED = 1.02
 AN_EARLIER_RUN = "an earlier run"
 # A candidate this much slower on a few samples is not worth a measurement on all of them.
 HOPELESS = 2.5
-# A run on a GPU varies by 1 to 2 % alone, and by this much next to other jobs. Unlike on a CPU, a
+# A run on a GPU varies by 1 to 2 % alone, and by this much next to co-tenants. Unlike on a CPU, a
 # few runs of a long step therefore prove a large gain.
 GPU_NOISE = 0.1
 
