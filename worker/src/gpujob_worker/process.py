@@ -126,7 +126,9 @@ class Process:
         self._end_with_library()
 
     def _end_with_library(self) -> None:
-        """A child of multiprocessing leaves in its own way, and its errors are known there too."""
+        """Registers the end in a child of multiprocessing, which leaves in its own way. Its errors
+        are known there too.
+        """
         if multiprocessing.parent_process() is not None:
             util.Finalize(None, self.end, exitpriority=0)
 

@@ -16,7 +16,7 @@ class Verdict(Enum):
     APPLIED = "applied"
     SKIPPED = "skipped"
     RECOMMENDED = "recommended"
-    # Information about the setting that is neither.
+    # Information about the setting, without a verdict.
     NOTED = ""
 
 
