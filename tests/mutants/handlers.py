@@ -51,8 +51,8 @@ HANDLERS = (
     of_operator(
         "the pauses between broken streams do not grow",
         "observe/watch/watches.py",
-        "BACKOFF_SECONDS * 2 ** min(self._failures, 16))",
-        "BACKOFF_SECONDS)",
+        "backoff_seconds(BACKOFF_SECONDS, self._failures, BACKOFF_SECONDS_MAX)",
+        "BACKOFF_SECONDS",
         *_WATCHES,
     ),
     of_operator(

@@ -18,6 +18,7 @@ from datetime import datetime
 
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.cycle import CycleDumps, PlanFunction
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.observe.dirty import Dirty
@@ -117,8 +118,8 @@ class SchedulingLoop:
             self._failures += 1
             self._metrics.cycle_errors.inc()
             log.error("cycle failed", error=str(error), with_traceback=True)
-            pause = self._pace.error_pause * 2 ** min(self._failures - 1, 10)
-            return min(pause, self._pace.error_pause_max)
+            pace = self._pace
+            return backoff_seconds(pace.error_pause, self._failures - 1, pace.error_pause_max)
         self._failures = 0
         return wait_seconds
 

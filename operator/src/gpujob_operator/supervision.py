@@ -6,13 +6,14 @@ than a limit, `/healthz` fails and the kubelet restarts the process.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.jitter import jittered
 from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
 
@@ -89,9 +90,9 @@ class Supervisor:
         now = self._monotonic()
         if part.failing_since is None or now - part.started_at >= STEADY_SECONDS:
             part.failing_since, part.failures = now, 0
-        ceiling = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2 ** min(part.failures, 10))
+        pause = backoff_seconds(PAUSE_SECONDS, part.failures, PAUSE_SECONDS_MAX)
         part.failures += 1
-        return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
+        return jittered(pause)
 
 
 @asynccontextmanager

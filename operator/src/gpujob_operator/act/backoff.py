@@ -5,6 +5,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.jitter import jittered
+
 BACKOFF_SECONDS = 1.0
 BACKOFF_SECONDS_MAX = 60.0
 OBJECTS_MAX = 10_000
@@ -42,8 +45,8 @@ class Backoff:
     def failed(self, target: Target) -> None:
         known = self._refused.pop(target, None)
         failures = 1 if known is None else known.failures + 1
-        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(failures - 1, 16))
-        until = self._monotonic() + self._uniform(ceiling / 2, ceiling)
+        pause = backoff_seconds(BACKOFF_SECONDS, failures - 1, BACKOFF_SECONDS_MAX)
+        until = self._monotonic() + jittered(pause, self._uniform)
         self._refused[target] = _Refused(failures, until)
         if len(self._refused) > OBJECTS_MAX:
             self._refused.popitem(last=False)

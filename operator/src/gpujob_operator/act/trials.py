@@ -23,6 +23,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.visible import visible
 from gpujob_operator.client.api_errors import ApiError, Forbidden, NotFound
 from gpujob_operator.client.kube import CLAIMS, Kube
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.checkpoint_claim import names_a_place
 from gpujob_operator.decide.model.claim_template import AccessMode
 from gpujob_operator.decide.model.configuration import Configuration
@@ -222,11 +223,11 @@ class Trials:
             verdict = replace(before, until=until)
         elif answer.message:
             failures = before.failures + 1
-            pause = self._pause_seconds * 2 ** min(failures - 1, 16)
             longest = self._pause_seconds_max
             if answer.reason in CLAIM_REASONS:
                 longest = min(longest, CLAIM_SECONDS_MAX)
-            until = self._clock() + timedelta(seconds=min(pause, longest))
+            pause = backoff_seconds(self._pause_seconds, failures - 1, longest)
+            until = self._clock() + timedelta(seconds=pause)
             message = visible(answer.message[:MESSAGE_CHARACTERS_MAX])
             verdict = _Verdict(message, failures, until, answer.reason)
         self._verdicts[key] = verdict

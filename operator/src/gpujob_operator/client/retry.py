@@ -13,6 +13,8 @@ from gpujob_operator.client.api_errors import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.jitter import jittered
 
 ResultT = TypeVar("ResultT")
 
@@ -56,8 +58,8 @@ class Retry:
         The wait doubles up to `seconds_max`.
         """
         longest = BACKOFF_SECONDS_MAX if seconds_max is None else seconds_max
-        ceiling = min(longest, BACKOFF_SECONDS * 2 ** min(failures, 16))
-        await self.sleep(self._uniform(ceiling / 2, ceiling) + asked_seconds(error))
+        pause = backoff_seconds(BACKOFF_SECONDS, failures, longest)
+        await self.sleep(jittered(pause, self._uniform) + asked_seconds(error))
 
 
 def asked_seconds(error: ApiError | None) -> float:

@@ -7,7 +7,6 @@ because it would otherwise look up the process's user name, and a container's us
 
 import asyncio
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +14,10 @@ from typing import Any, cast
 
 import kopf
 
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.handlers.memo import Memo
 from gpujob_operator.handlers.objects import REGISTRY
+from gpujob_operator.jitter import jittered
 from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
 
@@ -68,8 +69,8 @@ class KopfThread:
             failures = 0 if time.monotonic() - started > STEADY_SECONDS else failures + 1
             self._metrics.watch_restarts.labels("kopf", "ended").inc()
             self._metrics.part_restarts.labels("kopf").inc()
-            ceiling = min(RESTART_SECONDS_MAX, RESTART_SECONDS * 2 ** min(failures, 10))
-            self._stop.wait(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter
+            pause = backoff_seconds(RESTART_SECONDS, failures, RESTART_SECONDS_MAX)
+            self._stop.wait(jittered(pause))
 
     async def _operate(self) -> None:
         loop, flag = asyncio.get_running_loop(), asyncio.Event()

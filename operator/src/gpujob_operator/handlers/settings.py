@@ -1,10 +1,13 @@
 """kopf's settings: it writes nothing, and its watches never give up."""
 
-import random
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import kopf
+
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.jitter import jittered
 
 # A stream without a bookmark for this long is dead.
 INACTIVITY_SECONDS = 70.0
@@ -52,10 +55,8 @@ class EndlessBackoffs:
     """
 
     def __iter__(self) -> Iterator[float]:
-        seconds = ERROR_SECONDS
-        while True:
-            yield random.uniform(seconds / 2, seconds)  # noqa: S311 - jitter
-            seconds = min(ERROR_SECONDS_MAX, 2 * seconds)
+        for failures in itertools.count():
+            yield jittered(backoff_seconds(ERROR_SECONDS, failures, ERROR_SECONDS_MAX))
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

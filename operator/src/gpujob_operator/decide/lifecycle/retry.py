@@ -9,6 +9,7 @@ from gpujob_operator.decide.lifecycle.outcome import Outcome
 from gpujob_operator.decide.lifecycle.repeated import is_repeated
 from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
 from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
@@ -58,9 +59,8 @@ def retry_decision(
             f"retrying (retry {retries} of {limit} was left)"
         )
         return RetryDecision(counters, False, None, message)
-    delay = min(
-        configuration.retry_backoff_seconds * 2 ** (retries - 1),
-        configuration.retry_backoff_max_seconds,
+    delay = backoff_seconds(
+        configuration.retry_backoff_seconds, retries - 1, configuration.retry_backoff_max_seconds
     )
     message = f"retry {retries} of {limit} in {delay:.0f} s"
     return RetryDecision(counters, True, now + timedelta(seconds=delay), message)
@@ -116,7 +116,7 @@ def _delay_seconds(
     backoff = configuration.retry_backoff_seconds
     more = fruitless - FRUITLESS_AT_ONCE_MAX
     if more > 0:
-        return min(backoff * 2 ** min(more - 1, 16), configuration.retry_backoff_max_seconds)
+        return backoff_seconds(backoff, more - 1, configuration.retry_backoff_max_seconds)
     ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
     return backoff if ended_at_once else 0.0
 

@@ -19,6 +19,7 @@ from gpujob_api.start_refusal import BESIDE_MAX, START_REFUSALS_MAX, StartRefusa
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.spec_refusals import current_refusals
@@ -151,7 +152,7 @@ def _of_pod(
         return None
     # Only pods that could not start count. A refusal by kube-scheduler is no sign about volumes.
     waits = _count(one for one in job.status.start_refusals if one.reason == CANNOT_START)
-    limit = min(SANDBOX_SECONDS * 2 ** min(waits, 16), configuration.start_timeout_seconds)
+    limit = backoff_seconds(SANDBOX_SECONDS, waits, configuration.start_timeout_seconds)
     text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
     return Refusal(CANNOT_START, text, place.node, limit - waited_seconds)
 
@@ -241,7 +242,7 @@ def with_refusal(
     others = [one for one in held if one is not before]
     newest = (*others, known)[-START_REFUSALS_MAX:]
     tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))
-    avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
+    avoided_seconds = backoff_seconds(NODE_AVOIDED_SECONDS, count - 1, NODE_AVOIDED_SECONDS_MAX)
     least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
     avoided = [
         replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
@@ -268,8 +269,9 @@ def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configurati
     tries = _count(refusals) - (1 if anywhere else 2)
     if tries < 0:
         return 0.0
-    pause = configuration.retry_backoff_seconds * 2 ** min(tries, 16)
-    return min(pause, configuration.retry_backoff_max_seconds)
+    return backoff_seconds(
+        configuration.retry_backoff_seconds, tries, configuration.retry_backoff_max_seconds
+    )
 
 
 def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:

@@ -14,6 +14,7 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import format_count
 from gpujob_api.start_refusal import OthersStopped
+from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.spec_refusals import current_refusals
 
 PAUSE_SECONDS = 3600.0
@@ -35,7 +36,7 @@ def _vain_seconds(job: GPUJob, now: datetime) -> float:
         return 0.0
     if stopped.generation != job.metadata.generation:
         return 0.0
-    pause = min(PAUSE_SECONDS * 2 ** min(stopped.count, 16), PAUSE_SECONDS_MAX)
+    pause = backoff_seconds(PAUSE_SECONDS, stopped.count, PAUSE_SECONDS_MAX)
     return pause - (now - stopped.at).total_seconds()
 
 

@@ -29,6 +29,8 @@ from gpujob_operator.client.api_errors import (
 )
 from gpujob_operator.client.kube import NODES, PODS, VOLUMES, Kube, ResourceType
 from gpujob_operator.client.retry import asked_seconds
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.jitter import jittered
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.unreadable import BadLine
 from gpujob_operator.read.shapes import mapping, text
@@ -250,8 +252,8 @@ class Watch:
 
         Jitter keeps clients out of step.
         """
-        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
-        await self._sleep(self._uniform(ceiling / 2, ceiling) + asked_seconds(failure))
+        pause = backoff_seconds(BACKOFF_SECONDS, self._failures, BACKOFF_SECONDS_MAX)
+        await self._sleep(jittered(pause, self._uniform) + asked_seconds(failure))
 
 
 def restart_of(watches: Iterable[Watch], others: Callable[[], None]) -> Callable[[Kind], None]:
