@@ -1,4 +1,6 @@
-"""Writes one checkpoint at a time beside the training, by the store's own commit protocol."""
+"""Writes one checkpoint at a time in the background of the training, by the store's own commit
+protocol.
+"""
 
 import contextlib
 import threading
@@ -16,12 +18,12 @@ _CLOSE_SECONDS_MAX = 2.0
 
 
 class CancelledError(Exception):
-    """The write was given up for a newer one; nothing of it is left."""
+    """The write was given up for a newer one. Nothing of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a write ended: the commit, or the error instead of one."""
+    """How a write ended: the commit, or the error instead."""
 
     step: int
     commit: Commit | None = None
@@ -29,7 +31,7 @@ class Written:
 
 
 class BackgroundWriter:
-    """At most one write under way. Nothing that happens in it reaches the training by itself."""
+    """Runs at most one write at a time. Its errors reach the training only through `take`."""
 
     def __init__(self, store: Store | SharedStore) -> None:
         self._store = store
@@ -45,7 +47,9 @@ class BackgroundWriter:
 
     @property
     def rest_seconds(self) -> float | None:
-        """How long the write under way will still take at its speed so far; None: not known."""
+        """The seconds that the current write will still take at its speed so far, or None if not
+        known.
+        """
         done, elapsed = self._done_bytes, time.monotonic() - self._started
         if not self.busy:
             return 0.0
@@ -54,7 +58,7 @@ class BackgroundWriter:
     def start(
         self, step: int, text: str, tensors: Mapping[str, torch.Tensor], about: dict[str, Any]
     ) -> None:
-        """Begins to write; `tensors` must stay as they are until `busy` is false."""
+        """Starts a write. `tensors` must not change until `busy` is false."""
         assert not self.busy, "one write at a time"
         self._written, self._cancelled = None, False
         self._started, self._done_bytes = time.monotonic(), 0
@@ -66,25 +70,29 @@ class BackgroundWriter:
         self._thread.start()
 
     def take(self) -> Written | None:
-        """How the last write ended, once; None while one is under way or none was."""
+        """Returns how the last write ended, once. None while a write is running, or if there was
+        none.
+        """
         if self.busy:
             return None
         written, self._written = self._written, None
         return written
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the write under way; True when none is left."""
+        """Waits for the current write. Returns True if none is left."""
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, seconds))
         return not self.busy
 
     def cancel(self) -> None:
-        """Gives the write under way up at its next piece, unless it is being committed."""
+        """Gives up the current write at its next piece, unless it is being committed."""
         self._cancelled = True
 
     def close(self) -> None:
-        """Before the interpreter ends: no thread of ours is to be in the middle of anything."""
+        """Called before the interpreter ends, when no thread of ours may be in the middle of
+        anything.
+        """
         self.cancel()
         self.wait(_CLOSE_SECONDS_MAX)
 
@@ -95,7 +103,7 @@ class BackgroundWriter:
             commit = self._store.write(step, text, tensors, about, self._wrote)
             self._written = Written(step, commit)
         except Exception as error:
-            # Raised again by whoever takes it, without the frames that hold the state.
+            # Raised again by the caller of `take`, without the frames that hold the state.
             with contextlib.suppress(AttributeError):
                 error.__traceback__ = None
             self._written = Written(step, error=error)

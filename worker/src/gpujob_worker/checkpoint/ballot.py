@@ -1,8 +1,8 @@
-"""What processes that share one checkpoint directory say to each other, through a key-value store.
+"""Decisions of processes that share one checkpoint directory, through a key-value store.
 
-Each says its word on a question once; the first process hears all and decides; the others wait for
-the decision. No collective is involved and every wait ends. Keys are never used twice, so that a
-process that comes late finds what was decided.
+Each process writes its answer to a question once. The first process reads all answers and decides,
+and the others wait for the decision. No collective is involved, and every wait ends. Keys are never
+used twice, so a late process finds the decision.
 """
 
 import json
@@ -29,7 +29,7 @@ def _nothing() -> None: ...
 
 
 class Ballot:
-    """The words of one process among `size`. Raises `CheckpointError` once the store is gone."""
+    """The answers of one process among `size`. Raises `CheckpointError` once the store is gone."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Ballot:
         return self.rank == 0
 
     def say(self, question: str, word: dict[str, Any]) -> None:
-        """This process's word."""
+        """Writes this process's answer."""
         self._set(f"{question}/{self.rank}", word)
 
     def hear(
         self, question: str, seconds: float, meanwhile: Callable[[], None] = _nothing
     ) -> dict[int, dict[str, Any]]:
-        """The words of all, by rank; of those that said nothing within `seconds` there is none.
+        """Returns the answers of all, by rank, without those that are missing after `seconds`.
 
-        `meanwhile` is called again and again, and may raise to give up.
+        `meanwhile` is called repeatedly, and may raise to give up.
         """
         missing, ends = list(range(self.size)), self._clock() + seconds
         while True:
@@ -73,13 +73,13 @@ class Ballot:
         return {rank: self._get(f"{question}/{rank}") for rank in heard}
 
     def decide(self, question: str, decision: dict[str, Any]) -> None:
-        """The first process's decision, for all."""
+        """Writes the first process's decision for all."""
         self._set(f"{question}/decided", decision)
 
     def decided(
         self, question: str, seconds: float, meanwhile: Callable[[], None] = _nothing
     ) -> dict[str, Any]:
-        """The decision. Raises `CheckpointError` where there is none within `seconds`."""
+        """Returns the decision. Raises `CheckpointError` if there is none within `seconds`."""
         key, ends = f"{question}/decided", self._clock() + seconds
         while not self._is_there(key):
             if self._clock() >= ends:
@@ -105,6 +105,6 @@ class Ballot:
 
 
 def named(ranks: list[int], size: int) -> str:
-    """`processes 1, 2 of 4`, with a bound on how many are named."""
+    """Returns `processes 1, 2 of 4`, with a limit on how many are named."""
     more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
     return f"processes {', '.join(map(str, ranks[:NAMED_MAX]))}{more} of {size}"

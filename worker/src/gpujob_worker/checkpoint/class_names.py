@@ -1,7 +1,7 @@
 """Classes by name, `module:qualified name`, as a checkpoint holds them.
 
-Only what is imported already is found: nothing is imported and nothing is called for a name, so
-that a checkpoint that somebody changed cannot run code.
+Only imported classes are found. Nothing is imported and nothing is called for a name, so that a
+manipulated checkpoint cannot run code.
 """
 
 import inspect
@@ -12,13 +12,15 @@ from gpujob_worker.checkpoint.errors import MismatchError
 
 
 def name_of(kind: type) -> str | None:
-    """The name by which `find_class` finds the class; None for one that was made in a function."""
+    """Returns the name by which `find_class` finds the class, or None for a class made in a
+    function.
+    """
     name = f"{kind.__module__}:{kind.__qualname__}"
     return name if _find(name) is kind else None
 
 
 def find_class(name: str, base: type) -> Any:
-    """The class, which must be a subclass of `base`. Raises `MismatchError`."""
+    """Returns the class, which must be a subclass of `base`. Raises `MismatchError`."""
     found = _find(name)
     if not isinstance(found, type) or not issubclass(found, base):
         what = "is not imported" if found is None else f"is no {base.__name__}"

@@ -1,7 +1,7 @@
-"""The way back of `tree.encode_tree`: values from JSON and named tensors, and nothing else.
+"""The inverse of `tree.encode_tree`: values from JSON and named tensors, and nothing else.
 
-Whatever the text is, no code of its choice runs: classes are looked up among those that are
-imported, must be of the expected kind, and get their entries without their own constructors.
+No code chosen by the text runs. Classes are looked up among the imported ones, must be of the
+expected type, and get their entries without their own constructors.
 """
 
 import json
@@ -18,7 +18,7 @@ from gpujob_worker.checkpoint.class_names import find_class
 from gpujob_worker.checkpoint.errors import CorruptError, MismatchError, UnreadableError
 
 TAG = "$"
-# Containers around a value; in JSON one of them is three brackets at most.
+# Maximum number of containers around a value. In JSON, one of them has at most three brackets.
 DEPTH_MAX = 100
 _BRACKETS_MAX = 4 * DEPTH_MAX
 SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}
@@ -34,8 +34,9 @@ _BASES: dict[str, Any] = {"str": str, "int": int, "float": float}
 
 
 def decode_tree(text: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The value again. Raises `CorruptError` on anything that `encode_tree` does not write, and
-    `MismatchError` where a value's class is not there, or is another one now.
+    """Returns the value. Raises `CorruptError` on anything that `encode_tree` does not write.
+
+    Raises `MismatchError` if a value's class is missing, or is another one now.
     """
     try:
         return _Decoder(tensors).decode(json.loads(text))
@@ -125,14 +126,14 @@ class _Decoder:
 
 
 def _whole(found: Any, tagged: dict[str, Any]) -> Any:
-    """Nothing of what was written fell together or out."""
+    """Returns `found` after a check that no entries were merged or lost."""
     if len(found) != len(tagged["items"]):
         raise ValueError(f"{len(tagged['items'])} entries became {len(found)}")
     return found
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are nested."""
+    """Returns how deeply brackets are nested."""
     deepest = depth = 0
     for mark in re.sub(r'"(?:[^"\\]|\\.)*"|[^][{}]', "", text):
         depth += 1 if mark in "[{" else -1

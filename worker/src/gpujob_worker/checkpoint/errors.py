@@ -1,4 +1,4 @@
-"""What can be wrong with checkpoints; every error is of class `Checkpoint` in the report."""
+"""Errors of checkpoints. Each of them has the class `Checkpoint` in the report."""
 
 
 class CheckpointError(Exception):
@@ -6,7 +6,7 @@ class CheckpointError(Exception):
 
 
 class UnsavableError(CheckpointError):
-    """A value has no form without pickle; the message names where it is."""
+    """A value has no form without pickle. The message has its path."""
 
 
 class CorruptError(CheckpointError):
@@ -14,11 +14,11 @@ class CorruptError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """The system refuses to read a file: whether the checkpoint is good is not known."""
+    """The system could not read a file, so it is not known whether the checkpoint is good."""
 
 
 class FencedError(CheckpointError):
-    """A newer attempt of the same job owns the directory; nothing more may be committed."""
+    """A newer attempt of the same job owns the directory. Nothing more may be committed."""
 
 
 class MismatchError(CheckpointError):

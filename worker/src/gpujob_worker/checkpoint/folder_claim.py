@@ -1,8 +1,9 @@
-"""Which of several processes a folder's checkpoints are of: of the first that claimed it.
+"""Assigns a folder of checkpoints to one of several processes: the first that claimed it.
 
-It holds a lock for as long as it lives, and leaves a digest of its command, by which it is known
-in the next run. A command that comes twice in one run names no process; from then on no checkpoint
-in the folder is used. Where none is, the next run's first process gets the folder.
+That process holds a lock while it lives, and leaves a digest of its command, by which the next run
+recognizes it. A command that occurs twice in one run identifies no process, so from then on no
+checkpoint in the folder is used. Without a checkpoint, the next run's first process gets the
+folder.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from gpujob_worker.checkpoint.manifest import read_small, write_durably
 from gpujob_worker.checkpoint.reading import is_there, names_in
 from gpujob_worker.process_lock import ProcessLock
 
-# For so long the holder of a folder's lock may take to write whose the folder is.
+# Seconds that the holder of a folder's lock may take to write its claim.
 LOCK_SECONDS_MAX = 10.0
 _LOOK_SECONDS = 0.02
 _CLAIM, _TWICE = "CLAIM", "claimed-twice"
@@ -33,21 +34,21 @@ class _Known(NamedTuple):
 
 class FolderClaim:
     """One process's claim. `run` is the same for all processes of one run, and for no others.
-    Every method raises `UnreadableError` where the system does not tell whose the folder is.
 
-    The lock is between the processes of one attempt: of an older attempt, one may still live, and
-    the checkpoint store's fence keeps it out.
+    Every method raises `UnreadableError` if the claim cannot be read. The lock is between the
+    processes of one attempt. A process of an older attempt may still live, and the checkpoint
+    store's fence keeps it out.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], run: str, attempt: int) -> None:
         self._folder = folder
         self._run, self._attempt = run, attempt
         self._lock = ProcessLock(folder / f"CLAIM-{attempt}.lock")
-        # A command line may hold what is not for everybody's eyes.
+        # A command line may contain secrets.
         self._command = hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
 
     def is_known(self) -> bool:
-        """Whether the folder is of a process with this command, of another run."""
+        """Returns whether the folder belongs to a process with this command, of another run."""
         try:
             known = self._known()
         except CorruptError:
@@ -55,23 +56,24 @@ class FolderClaim:
         return known is not None and known.command == self._command and known.run != self._run
 
     def meet(self) -> None:
-        """Notes that the process is there: one that ends before it trains takes nothing, and in the
-        next run may be the first. Raises `OSError` and `CorruptError`.
+        """Records that the process exists. A process that ends before it trains takes nothing.
+
+        In the next run it may be the first one. Raises `OSError` and `CorruptError`.
         """
         if not self._lock.held:
             self._note_if_twice(self._known())
 
     def take(self) -> str | None:
-        """Why the folder is not this process's; None where it is, from now on until it ends.
+        """Returns why the folder is not this process's, or None if it is from now on.
 
-        Raises `OSError` where nothing can be written.
+        Raises `OSError` if nothing can be written.
         """
         if self._lock.held:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + LOCK_SECONDS_MAX
         while not self._lock.take():
-            # The holder may not have written yet whose the folder is, and may not get it itself.
+            # The holder may not have written its claim yet, and may not get the folder itself.
             known = self._known()
             if known is not None and known.run == self._run:
                 self._note_if_twice(known)
@@ -109,7 +111,7 @@ class FolderClaim:
             write_durably(self._folder / _TWICE, b"")
 
     def _known(self) -> _Known | None:
-        """Whose the folder is. Raises `CorruptError`."""
+        """Returns the claim on the folder, or None. Raises `CorruptError`."""
         path = self._folder / _CLAIM
         if not is_there(path):
             return None

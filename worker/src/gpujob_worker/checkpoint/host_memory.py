@@ -1,4 +1,4 @@
-"""How much host memory this process may still take: of the machine, and of its container."""
+"""The host memory that this process may still take, of the machine and of its container."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-# The limit's file, the use's, and in `memory.stat` the name of what is given back when needed.
+# The file of the limit, the file of the use, and the name of reclaimable memory in `memory.stat`.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -15,8 +15,10 @@ _FILE_BYTES_MAX = 1 << 20
 
 
 def available_bytes() -> int | None:
-    """The least of what the machine has free and what each limit of a group leaves; None where
-    nothing tells."""
+    """Returns the minimum of the machine's free memory and of each group's remaining limit.
+
+    None if nothing reports it.
+    """
     found = [bytes_ for bytes_ in (_free_in_machine(), *_left_in_groups()) if bytes_ is not None]
     return min(found, default=None)
 
@@ -37,7 +39,7 @@ def _left_in_groups() -> Iterator[int | None]:
 
 
 def _group_folders() -> Iterator[Path]:
-    """The process's own group as it is seen from here, and those around it."""
+    """Yields the process's own group as it appears here, and those around it."""
     yield _MOUNT
     yield _MOUNT / "memory"
     for line in _read(_GROUPS).splitlines():

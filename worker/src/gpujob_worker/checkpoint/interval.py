@@ -1,24 +1,24 @@
-"""How often to write a checkpoint, and what to do about one under way when asked to stop."""
+"""How often to write a checkpoint, and what to do with a running write on a stop."""
 
 import math
 from dataclasses import dataclass
 from enum import Enum
 
-# Spot nodes are reclaimed a few times a day; an hour between losses is a careful guess. Where the
-# notice is long enough for a checkpoint, only what comes without one costs an interval.
+# Spot nodes are reclaimed a few times a day, and an hour between losses is a careful guess. If the
+# notice is long enough for a checkpoint, only losses without a notice cost an interval.
 MEAN_SECONDS_BETWEEN_LOSSES = 3600.0
 MEAN_SECONDS_BETWEEN_CRASHES = 4 * 3600.0
 SECONDS_RANGE = (10.0, 900.0)
 OVERHEAD_MAX = 0.01
-# Beside the training, the disk is left alone for at least half of the time.
+# During training, the disk is idle for at least half of the time.
 WRITING_SHARE_MAX = 0.5
-# A write under a notice may take this much longer than the last one did.
+# A write within a notice may take this much longer than the last one did.
 SAFETY = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCost:
-    """What the last checkpoint took: training stood still, then it was written beside it.
+    """The cost of the last checkpoint: training stood still, then it was written in the background.
 
     `slowdown` is the share of its speed that the training lost meanwhile.
     """
@@ -29,23 +29,23 @@ class CheckpointCost:
 
     @property
     def lost_seconds(self) -> float:
-        """Of training, in all."""
+        """The training time that was lost in total."""
         return self.blocked_seconds + self.write_seconds * self.slowdown
 
     @property
     def whole_seconds(self) -> float:
-        """From the last step that is in it to its commit."""
+        """The time from the last step in the checkpoint to its commit."""
         return self.blocked_seconds + self.write_seconds
 
 
 def interval_seconds(
     asked_seconds: int | None, cost: CheckpointCost | None, notice_seconds: float
 ) -> float:
-    """`sqrt(2 * seconds lost * mean time between losses)` (Young 1974), within bounds; at most 1 %
-    of the time is lost and half of it written in. `asked_seconds` wins.
+    """Returns `sqrt(2 * seconds lost * mean time between losses)` (Young 1974), within bounds.
 
-    A checkpoint that fits into the notice loses an interval to crashes alone. The first one comes
-    at the lower bound, to learn the cost.
+    At most 1 % of the time is lost, and at most half of it is spent writing. `asked_seconds` takes
+    precedence. If a checkpoint fits into the notice, only crashes lose an interval. The first
+    checkpoint comes at the lower bound, to measure the cost.
     """
     low, high = SECONDS_RANGE
     if asked_seconds is not None:
@@ -60,7 +60,7 @@ def interval_seconds(
 
 
 class StopPlan(Enum):
-    """What becomes of a write under way, and of the steps made since."""
+    """What happens to a running write, and to the steps made since."""
 
     FINISH_THEN_SAVE = "finish it, then save the newest step"
     CANCEL_AND_SAVE = "give it up for the newest step"
@@ -70,8 +70,11 @@ class StopPlan(Enum):
 def plan_stop(
     remaining_seconds: float, save_seconds: float | None, rest_seconds: float | None
 ) -> StopPlan:
-    """`save_seconds` is what the newest step would take, `rest_seconds` what is still to be written
-    of the older one. What is not known is taken to fit."""
+    """Returns the plan. Unknown times are assumed to fit.
+
+    `save_seconds` is the time for the newest step, and `rest_seconds` the time that is left of the
+    older write.
+    """
     save = SAFETY * (save_seconds or 0.0)
     if save + (rest_seconds or 0.0) <= remaining_seconds:
         return StopPlan.FINISH_THEN_SAVE

@@ -1,6 +1,6 @@
-"""Manifests: which files a checkpoint has, how long they are, and their hashes.
+"""Manifests: the files of a checkpoint, their sizes and their hashes.
 
-Every rank lists its files with xxh3; MANIFEST.json carries the sha256 of every rank's list and of
+Every rank lists its files with xxh3. MANIFEST.json has the sha256 of every rank's list and of
 itself. A file that no manifest names is never opened.
 """
 
@@ -24,7 +24,7 @@ _SMALL_BYTES_MAX = 16 << 20
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """The file with these bytes is on the disk when this returns; never half of it."""
+    """Writes a file so that it is on the disk when this returns, and never in part."""
     temporary = _beside(path)
     with temporary.open("wb") as stream:
         stream.write(data)
@@ -35,8 +35,8 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def write_at_once(path: Path, data: bytes) -> None:
-    """The file with these bytes, or what was there before; after a crash of the machine neither may
-    be there.
+    """Writes a file so that readers see the old or the new one. After a crash of the machine,
+    neither may exist.
     """
     temporary = _beside(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -65,8 +65,9 @@ def rank_name(rank: int) -> str:
 
 
 def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> str:
-    """Lists what lies in `rank-<n>/`, hashed unless the size and hash are `known` by the name;
-    returns the hash of the list.
+    """Lists the files in `rank-<n>/`, and returns the hash of the list.
+
+    Files are hashed unless their size and hash are `known` by name.
     """
     folder = directory / rank_name(rank)
     files = {
@@ -78,13 +79,15 @@ def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> st
 
 
 def rank_manifest_hash(directory: Path, rank: int) -> str:
-    """The hash of a rank's list as it is read here. Raises `CorruptError` or `UnreadableError`."""
+    """Returns the hash of a rank's list as it is read here. Raises `CorruptError` or
+    `UnreadableError`.
+    """
     data = read_small(directory / f"{rank_name(rank)}.manifest.json")
     return hashlib.sha256(data).hexdigest()
 
 
 def write_manifest(directory: Path, ranks: int, about: dict[str, Any]) -> None:
-    """The commit: everything it names is durable already."""
+    """Commits the checkpoint. Everything that the manifest names is already durable."""
     hashes = {rank_name(rank): rank_manifest_hash(directory, rank) for rank in range(ranks)}
     body = json.dumps({"format": FORMAT, "ranks": hashes, **about}, sort_keys=True)
     digest = hashlib.sha256(body.encode()).hexdigest()
@@ -92,7 +95,7 @@ def write_manifest(directory: Path, ranks: int, about: dict[str, Any]) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What MANIFEST.json lists. Raises `CorruptError` or `UnreadableError`."""
+    """Returns the content of MANIFEST.json. Raises `CorruptError` or `UnreadableError`."""
     body, newline, digest = read_small(directory / MANIFEST).partition(b"\n")
     if not newline or hashlib.sha256(body).hexdigest().encode() + b"\n" != digest:
         raise CorruptError(f"{directory.name}: {MANIFEST} does not match its own hash")
@@ -103,7 +106,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def verify_rank(directory: Path, about: dict[str, Any], rank: int) -> Path:
-    """Checks one rank's files by size and hash; returns their folder.
+    """Checks one rank's files by size and hash, and returns their folder.
 
     Raises `CorruptError` or `UnreadableError`.
     """
@@ -129,7 +132,7 @@ def verify_rank(directory: Path, about: dict[str, Any], rank: int) -> Path:
 
 
 def verify(directory: Path) -> dict[str, Any]:
-    """Checks a whole checkpoint by size and hash; returns what MANIFEST.json lists.
+    """Checks a whole checkpoint by size and hash, and returns the content of MANIFEST.json.
 
     Raises `CorruptError` or `UnreadableError`.
     """
@@ -150,7 +153,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def read_small(path: Path) -> bytes:
-    """The file's bytes, bounded. Raises `CorruptError` or `UnreadableError`."""
+    """Returns the file's bytes, up to a limit. Raises `CorruptError` or `UnreadableError`."""
 
     def read(path: Path) -> bytes:
         with path.open("rb") as stream:

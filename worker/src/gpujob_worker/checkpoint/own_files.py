@@ -1,4 +1,4 @@
-"""Where a script keeps checkpoints of its own (`spec.checkpoint.path`), and the newest of them."""
+"""The checkpoints that a script keeps itself (`spec.checkpoint.path`), and the newest of them."""
 
 import glob
 import itertools
@@ -6,7 +6,7 @@ import os
 import zipfile
 from pathlib import Path
 
-# Of what the pattern matches, looked at.
+# Maximum number of files that are checked among those that match the pattern.
 FILES_MAX = 10_000
 
 
@@ -16,7 +16,7 @@ def absolute(pattern: str, directory: Path | None) -> str:
 
 
 def newest_checkpoint(pattern: str) -> Path | None:
-    """The newest file or folder that matches and is whole, as far as that can be seen."""
+    """Returns the newest file or folder that matches and appears complete, or None."""
     found = itertools.islice(glob.iglob(pattern, recursive=True), FILES_MAX)
     dated = [(_changed(Path(path)), Path(path)) for path in found]
     for _, path in sorted(dated, reverse=True):
@@ -33,8 +33,11 @@ def _changed(path: Path) -> float:
 
 
 def _is_whole(path: Path) -> bool:
-    """`torch.save` writes a zip file, whose directory comes last: half of one has none. A folder
-    may be made long before anything is saved there."""
+    """Returns whether the file or folder appears complete.
+
+    `torch.save` writes a zip file, whose directory comes last, so a partial file has none. A folder
+    may be made long before anything is saved in it.
+    """
     try:
         if path.is_dir():
             with os.scandir(path) as entries:

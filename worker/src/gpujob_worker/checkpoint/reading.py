@@ -1,8 +1,8 @@
-"""Reads a checkpoint's files. An error of the system tells nothing about the file.
+"""Reads a checkpoint's files. A system error does not prove that the file is damaged.
 
-It is tried again a few times and then is an `UnreadableError`: a remount, another user or too many
-open files pass, and a checkpoint that nobody could read may be whole. That a file is missing, or
-that something else has its name, is known at once.
+It is retried a few times, and then raises `UnreadableError`. A remount, another user or too many
+open files are temporary, and an unreadable checkpoint may be whole. A missing file, or something
+else of its name, is detected at once.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gpujob_worker.checkpoint.errors import CorruptError, UnreadableError
 
-# Between one try and the next. A volume that is mounted again is back within seconds.
+# Seconds between tries. A volume that is mounted again is back within seconds.
 WAIT_SECONDS = (0.1, 0.4, 1.5, 4.0)
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 def read_patiently(path: Path, read: Callable[[], Value]) -> Value:
-    """What `read` returns, once it can. Raises `UnreadableError`."""
+    """Returns the result of `read` once it succeeds. Raises `UnreadableError`."""
     waits = iter(WAIT_SECONDS)
     while True:
         try:
@@ -36,15 +36,16 @@ def read_patiently(path: Path, read: Callable[[], Value]) -> Value:
 
 
 def read_file(path: Path, read: Callable[[Path], Value]) -> Value:
-    """What `read` makes of a regular file. Raises `UnreadableError`, and `CorruptError` where no
-    such file is there.
+    """Returns the result of `read` on a regular file.
+
+    Raises `UnreadableError`, and `CorruptError` if there is no such file.
     """
 
     def attempt() -> Value | CorruptError:
         try:
             mode = os.lstat(path).st_mode
             if not stat.S_ISREG(mode):
-                # Opened, a pipe would wait for ever, and a link may lead anywhere.
+                # Opening a pipe would block forever, and a link may lead anywhere.
                 what = "a link" if stat.S_ISLNK(mode) else "no file"
                 return CorruptError(f"{_name(path)} is {what}")
             return read(path)
@@ -62,7 +63,7 @@ def read_file(path: Path, read: Callable[[Path], Value]) -> Value:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has the name. Raises `UnreadableError`."""
+    """Returns whether the name exists. Raises `UnreadableError`."""
 
     def look() -> bool:
         try:
@@ -75,12 +76,12 @@ def is_there(path: Path) -> bool:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What lies in the folder. Raises `UnreadableError`."""
+    """Returns the names in the folder. Raises `UnreadableError`."""
     return read_patiently(folder, lambda: os.listdir(folder))
 
 
 def _name(path: Path) -> str:
-    """With its folder: every checkpoint has files of the same names."""
+    """Returns the name with its folder, because every checkpoint has files of the same names."""
     return f"{path.parent.name}/{path.name}"
 
 

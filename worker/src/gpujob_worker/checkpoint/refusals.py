@@ -1,8 +1,8 @@
-"""Checkpoints to which the training could not come back: it begins anew, once under protection.
+"""Records checkpoints from which the training could not resume.
 
-The reason is written into the directory when an attempt gives up. The next attempt puts the
-checkpoints aside, of which the newest stays for people to look at, and saves its own. If one of
-those is refused, too, coming back does not work for this script: nothing is saved from then on.
+An attempt that gives up writes the reason into the directory. The next attempt puts the checkpoints
+aside and saves its own. The newest one is kept for people to examine. If one of its checkpoints is
+refused too, resuming does not work for this script, and nothing is saved from then on.
 """
 
 import json
@@ -21,15 +21,15 @@ REASON_LENGTH_MAX = 1000
 
 
 class Refusals:
-    """What earlier attempts wrote into one checkpoint directory. Raises `UnreadableError`."""
+    """The refusals of earlier attempts in one checkpoint directory. Raises `UnreadableError`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / FILE
 
     def add(self, reason: str, attempt: int) -> None:
-        """The checkpoints that are there must not be tried again; several processes of an attempt
-        that say so count once.
+        """Records that the present checkpoints must not be tried again. Several processes of one
+        attempt count once.
         """
         known = self._read()
         if known["attempt"] == attempt:
@@ -39,18 +39,19 @@ class Refusals:
 
     @property
     def awaits(self) -> bool:
-        """Whether the checkpoints that are there are refused and not yet put aside."""
+        """Whether the present checkpoints are refused and not yet put aside."""
         return not self._read()["aside"]
 
     def reason(self) -> str | None:
-        """Why nothing is saved any more; None as long as a fresh run may be saved."""
+        """Returns why nothing is saved any more, or None if a fresh run may be saved."""
         known = self._read()
         return known["reason"] if known["times"] >= REFUSALS_MAX else None
 
     def put_aside(self, steps: Sequence[int]) -> str | None:
-        """Makes way for those of a fresh run; returns a note. `steps`: the newest first.
+        """Puts the checkpoints aside for a fresh run, and returns a note. `steps` has the newest
+        first.
 
-        Called by the one attempt that owns the directory, under its lock.
+        The attempt that owns the directory calls this under its lock.
         """
         known = self._read()
         if known["aside"] or known["times"] >= REFUSALS_MAX:

@@ -1,8 +1,9 @@
-"""The checkpoint directory of processes that train together: each writes a part, one commits.
+"""The checkpoint directory of processes that train together: each writes a part, and one commits.
 
-Two phases. Every process makes its own files durable and says so, with the hash of their list. Only
-when all have, for the same step, the first one writes the manifest that names all lists and renames
-the directory. A process that dies, fails or gives up in between leaves what was committed before.
+There are two phases. Every process makes its own files durable and announces that with the hash of
+their list. Once all have, for the same step, the first process writes the manifest with all lists
+and renames the directory. A process that dies, fails or gives up in between leaves the last
+committed checkpoint intact.
 """
 
 import shutil
@@ -32,12 +33,13 @@ from gpujob_worker.checkpoint.store import (
     write_rank,
 )
 
-# All have come through the same start of the process group.
+# Seconds for all to arrive. They come from the same start of the process group.
 HERE_SECONDS = 30.0
-# To read and verify, and to write: as long as a slow volume takes for what one process has.
+# Seconds for reading and verifying, and for writing: the time of a slow volume for one process's
+# part.
 READ_SECONDS = 900.0
 WRITE_SECONDS = 900.0
-# Until a file that another node wrote is seen through a network file system.
+# Seconds until a file of another node is visible through a network file system.
 VISIBLE_SECONDS = 30.0
 # A process that waits for the decision waits longer than the one that decides.
 LONGER_SECONDS = 60.0
@@ -56,10 +58,10 @@ def _no_progress(size: int) -> None:
 
 
 class SharedStore:
-    """Like `Store`, in each of the processes; all of them call the same methods in the same order.
+    """Like `Store`, in each of the processes. All of them call the same methods in the same order.
 
-    `refusal` says why nothing is saved; it is the same in all. Raises `FencedError` when a newer
-    attempt was here.
+    `refusal` is why nothing is saved, and the same in all. Raises `FencedError` if a newer attempt
+    was here.
     """
 
     def __init__(
@@ -82,11 +84,11 @@ class SharedStore:
         self.refusal = self._open(keep, own_refusal)
 
     def load(self) -> Loaded | None:
-        """This process's part of the newest checkpoint whose parts all verify; the damaged ones
-        above it are then set aside and noted.
+        """Returns this process's part of the newest checkpoint whose parts all verify, or None.
 
-        Raises `MismatchError` for one of another number of processes, and `UnreadableError` where
-        one process cannot read its part; then all stay.
+        Damaged checkpoints above it are set aside and noted. Raises `MismatchError` for one of
+        another number of processes, and `UnreadableError` if one process cannot read its part. No
+        checkpoint is set aside then.
         """
         damaged: dict[int, str] = {}
         loaded: Loaded | None = None
@@ -111,7 +113,7 @@ class SharedStore:
     ) -> Commit:
         """Writes this process's part, and returns once all parts are committed.
 
-        Raises `CheckpointError` or `OSError`; then nothing is committed, in any process.
+        Raises `CheckpointError` or `OSError`. Then nothing is committed in any process.
         """
         start, question = time.monotonic(), self._next_write()
         temporary = self._temporary(step, question)
@@ -128,21 +130,22 @@ class SharedStore:
         else:
             waits = WRITE_SECONDS + LONGER_SECONDS
             decision = self._ballot.decided(question, waits, lambda: wrote(0))
-            # It is there only if it was not committed, and only here if it had another name.
+            # It exists only if it was not committed, and only here if its name differed.
             shutil.rmtree(temporary, ignore_errors=True)
         self._ballot.say(f"{question}/known", {})
         _raise_if(decision)
         return Commit(step, int(decision["bytes"]), time.monotonic() - start)
 
     def abstain(self, why: str) -> None:
-        """This process has nothing to write where the others write their parts."""
+        """Announces that this process has nothing to write while the others write their parts."""
         question = self._next_write()
         self._say_failed(question, why)
         self._ballot.say(f"{question}/known", {})
 
     def wait_until_known(self, seconds: float) -> None:
-        """The first process may keep the store of the group: it leaves when all know of the last
-        write how it was decided.
+        """Waits until all have read the decision about the last write.
+
+        The first process may host the store of the group, so it must not leave before.
         """
         question = f"write/{self._writes}/known"
         if self._ballot.leads and self._writes:
@@ -159,7 +162,7 @@ class SharedStore:
         if decision.get("refusal"):
             return str(decision["refusal"])
         self._token = str(decision["token"])
-        # Where the directory is not the first process's, its file is not there.
+        # If the directory is not the first process's, its file is missing.
         ballot.say("sees", {"sees": self._sees_token()})
         if ballot.leads:
             heard = ballot.hear("sees", VISIBLE_SECONDS + LONGER_SECONDS)
@@ -202,8 +205,10 @@ class SharedStore:
             time.sleep(POLL_SECONDS)
 
     def _listed(self) -> list[int]:
-        """The checkpoints that all look at, the newest first, as the first process finds them. Each
-        is judged once.
+        """Returns the checkpoints that all examine, the newest first, as the first process finds
+        them.
+
+        Each is judged once.
         """
         if self._store is not None:
             try:
@@ -216,7 +221,9 @@ class SharedStore:
         return decision["steps"]
 
     def _read_with_others(self, question: str, step: int) -> tuple[Loaded | None, str | None]:
-        """This process's part, or why the checkpoint is damaged; the same in all processes."""
+        """Returns this process's part, or why the checkpoint is damaged. The result is the same in
+        all processes.
+        """
         ballot = self._ballot
         loaded, word = self._read(step)
         ballot.say(question, word)
@@ -233,11 +240,11 @@ class SharedStore:
         except CorruptError as error:
             return None, {"corrupt": str(error)}
         except Exception as error:
-            # The others wait for a word, whatever went wrong here.
+            # The others wait for an answer, whatever went wrong here.
             return None, _failure(error)
 
     def _judge(self, question: str, step: int) -> dict[str, Any]:
-        """What becomes of a checkpoint that all have read."""
+        """Returns the verdict on a checkpoint that all have read."""
         heard = self._ballot.hear(question, READ_SECONDS)
         missing = [rank for rank in range(self._ballot.size) if rank not in heard]
         if missing:
@@ -255,7 +262,9 @@ class SharedStore:
         return f"write/{self._writes}"
 
     def _temporary(self, step: int, question: str) -> Path:
-        """Alike in all processes; no other opening of the directory has the name."""
+        """Returns a path that is equal in all processes and is not used by another opening of the
+        directory.
+        """
         number = question.rpartition("/")[2]
         return self.directory / f".step-{step}.tmp-{self.attempt}-{self._token}-{number}"
 
@@ -274,7 +283,7 @@ class SharedStore:
         about: dict[str, Any],
         wrote: Callable[[int], None],
     ) -> dict[str, Any]:
-        """The second phase, in the first process; what it decided."""
+        """Runs the second phase in the first process, and returns its decision."""
         try:
             heard = self._ballot.hear(question, WRITE_SECONDS, lambda: wrote(0))
             failed = self._why_not(heard, step) or self._not_visible(heard, temporary)
@@ -302,7 +311,7 @@ class SharedStore:
         return None
 
     def _not_visible(self, heard: dict[int, dict[str, Any]], temporary: Path) -> str | None:
-        """Whether the lists of files are what the processes said, as they are read here."""
+        """Returns why the lists of files read here differ from those announced, or None."""
         ends = time.monotonic() + VISIBLE_SECONDS
         for rank, word in heard.items():
             while _list_hash(temporary, rank) != word["list"]:

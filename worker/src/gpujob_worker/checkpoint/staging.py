@@ -1,7 +1,7 @@
-"""A copy of a state in host memory, so that training goes on while it is written.
+"""A copy of a state in host memory, so that training continues while it is written.
 
-The memory is taken once and touched beforehand by a thread: fresh pages cost ten times the copy.
-It is shared with no child, and counts as shared memory of the process.
+The memory is allocated once, and a thread touches it beforehand, because fresh pages cost ten times
+the copy. It is shared with no child, and counts as shared memory of the process.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import torch
 from gpujob_worker.checkpoint.host_memory import available_bytes
 from gpujob_worker.checkpoint.tensor_file import data_bytes, in_file_order
 
-# Of what is free, a staging copy may take this share; the rest is the loaders' and the caches'.
+# Maximum share of the free memory for a staging copy. Loaders and caches need the rest.
 SHARE_MAX = 0.5
 # States grow a little: counters, learning rates, the loader's place.
 HEADROOM = 1.05
@@ -26,16 +26,16 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 
 
 class NoRoomError(Exception):
-    """A staging copy does not fit into the host memory that is free."""
+    """A staging copy does not fit into the free host memory."""
 
 
 class StagingBuffer:
-    """One block for one state. Used by one thread at a time, but for `prepare`."""
+    """One block for one state. Only one thread may use it at a time, except for `prepare`."""
 
     def __init__(self, available: Callable[[], int | None] = available_bytes) -> None:
         self._available = available
         self._block: torch.Tensor | None = None
-        # The views of the block that the last state took, and what that consisted of.
+        # The views of the block for the last state, and that state's layout.
         self._views: dict[str, torch.Tensor] = {}
         self._layout: list[tuple[str, torch.dtype, torch.Size]] = []
         self._pinned = 0
@@ -47,7 +47,7 @@ class StagingBuffer:
         return 0 if self._block is None else self._block.numel()
 
     def refusal(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """Why the tensors cannot be copied here; None when they can."""
+        """Returns why the tensors cannot be copied here, or None."""
         needed = int(data_bytes(tensors) * HEADROOM)
         more = needed - self.size_bytes
         if more <= 0:
@@ -58,7 +58,7 @@ class StagingBuffer:
         return f"a copy of {needed} bytes takes more than half of the {free} bytes of host memory"
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes and touches the memory in the background, before it is needed."""
+        """Allocates and touches the memory in the background, before it is needed."""
         if self._thread is None and self.refusal(tensors) is None:
             pin = any(tensor.is_cuda for tensor in tensors.values())
             size = int(data_bytes(tensors) * HEADROOM)
@@ -68,7 +68,7 @@ class StagingBuffer:
             self._thread.start()
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies that stay as they are until the next call. Raises `NoRoomError`."""
+        """Returns copies that do not change until the next call. Raises `NoRoomError`."""
         refusal = self.refusal(tensors)
         if refusal is not None:
             raise NoRoomError(refusal)
@@ -84,14 +84,14 @@ class StagingBuffer:
         return views
 
     def release(self) -> None:
-        """Gives the memory back; views of it must be gone."""
+        """Frees the memory. Its views must be gone."""
         with self._lock:
             self._unpin()
             self._block, self._views = None, {}
             self._thread = None
 
     def _views_for(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of the last time, where the tensors are as they were then."""
+        """Returns the views of the last time if the tensors have the same layout."""
         layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if layout != self._layout or not self._views:
             self._layout, self._views, start = layout, {}, 0
@@ -129,7 +129,7 @@ class StagingBuffer:
 def _touched(size: int) -> torch.Tensor:
     mapping = mmap.mmap(-1, size)
     with contextlib.suppress(OSError, AttributeError):
-        # A loader's process would otherwise hold it as well, and pinned memory must not be shared.
+        # A loader's process would hold it too otherwise, and pinned memory must not be shared.
         mapping.madvise(mmap.MADV_DONTFORK)
     pages = np.frombuffer(mapping, dtype=np.uint8)
     for start in range(0, size, _TOUCH_BYTES):
@@ -138,7 +138,7 @@ def _touched(size: int) -> torch.Tensor:
 
 
 def _pin(block: torch.Tensor) -> int:
-    """The address of what is pinned, or 0: copies then wait for each tensor."""
+    """Returns the address of the pinned memory, or 0. Copies then wait for each tensor."""
     try:
         runtime: Any = torch.cuda.cudart()
         failed = int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), _PORTABLE))

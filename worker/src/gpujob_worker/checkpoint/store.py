@@ -1,11 +1,11 @@
 """The checkpoint directory of one job: commit, fence, fallback, quarantine.
 
 A checkpoint is written under a temporary name, made durable, and renamed to `step-<n>` under a lock
-together with a look at the fence. FENCE holds the newest attempt that opened the directory: what an
-older attempt still has under way is refused there.
+together with a check of the fence. FENCE holds the newest attempt that opened the directory. Later
+writes of an older attempt are refused there.
 
-Only what is proven to be damaged is set aside, and of that alone something is removed: an error of
-the system fails the load and changes nothing. A step that is committed and whole stays as it is.
+Only a checkpoint that is proven to be damaged is set aside, and only such ones are removed. A
+system error fails the load and changes nothing. A step that is committed and whole stays as it is.
 """
 
 import contextlib
@@ -53,17 +53,17 @@ from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 KEEP_MIN = 2
 QUARANTINED_MAX = 3
 LOCK_SECONDS_MAX = 10.0
-# In a folder that was set aside: why. Without it nobody proved that the folder is damaged.
+# The reason in a folder that was set aside. Without it the folder is not proven to be damaged.
 _PROOF = "CORRUPT"
 _STEP = re.compile(r"\Astep-(0|[1-9][0-9]{0,17})\Z")
 
 
-_HERE = -100  # AT_FDCWD: paths count from the current directory
+_HERE = -100  # AT_FDCWD: paths are relative to the current directory
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Whether the two names were exchanged. NFS, for example, has no such call."""
+    """Returns whether the two names were exchanged. NFS, for example, has no such call."""
     library: Any = ctypes.CDLL(None)
     rename = getattr(library, "renameat2", None)
     if rename is None:
@@ -98,9 +98,9 @@ def _no_progress(size: int) -> None:
 
 
 class Store:
-    """Checkpoints of one job; `attempt` is ours. Raises `FencedError` when a newer one was here.
+    """Checkpoints of one job; `attempt` is ours. Raises `FencedError` if a newer one was here.
 
-    `on_point` is called between the stages of a commit; crash tests end the process there.
+    `on_point` is called between the stages of a commit. Crash tests end the process there.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Store:
                 self.notes.append(note)
 
     def steps(self) -> list[int]:
-        """Committed steps, the newest first; whether they verify is seen when they are loaded.
+        """Returns committed steps, the newest first. They are verified when they are loaded.
 
         Raises `UnreadableError`.
         """
@@ -134,8 +134,10 @@ class Store:
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def save(self, step: int, state: Any, about: dict[str, Any] | None = None) -> Commit:
-        """Commits `state`. Raises `CheckpointError` or `OSError`; then nothing is committed
-        and what was committed before stays."""
+        """Commits `state`. Raises `CheckpointError` or `OSError`.
+
+        Then nothing is committed, and earlier checkpoints stay.
+        """
         text, tensors = encode_tree(state)
         return self.write(step, text, tensors, about or {})
 
@@ -147,9 +149,9 @@ class Store:
         about: dict[str, Any],
         wrote: Callable[[int], None] = _no_progress,
     ) -> Commit:
-        """Commits what `encode_tree` returned; `wrote(bytes)` gets the progress.
+        """Commits the output of `encode_tree`. `wrote(bytes)` gets the progress.
 
-        Where the step is committed already, that commit is returned and nothing is written.
+        If the step is already committed, that commit is returned and nothing is written.
         """
         start = time.monotonic()
         size = self.committed_bytes(step)
@@ -163,21 +165,25 @@ class Store:
         return Commit(step, size, time.monotonic() - start)
 
     def abstain(self, why: str) -> None:
-        """A checkpoint that was begun is not written. Others that write their part would wait."""
+        """Does nothing for a checkpoint that was begun and is not written, because no other process
+        waits.
+        """
         del why
 
     def wait_until_known(self, seconds: float) -> None:
-        """Nobody else has to learn what was committed."""
+        """Does nothing, because no other process waits for the decision."""
         del seconds
 
     def temporary(self, step: int, name: str) -> Path:
-        """Where a checkpoint is written before it is committed; leftovers go when it is opened."""
+        """Returns the path of a checkpoint before its commit. Leftovers are removed when the
+        directory is opened.
+        """
         return self.directory / f".step-{step}.tmp-{self.attempt}-{name}"
 
     def committed_bytes(self, step: int) -> int | None:
-        """How large the step's checkpoint is; None if none is there that verifies.
+        """Returns the size of the step's checkpoint, or None if none verifies.
 
-        Raises `UnreadableError`, and `FencedError` where a newer attempt may have written it.
+        Raises `UnreadableError`, and `FencedError` if a newer attempt may have written it.
         """
         path = self._folder(step)
         try:
@@ -188,8 +194,9 @@ class Store:
         return size
 
     def commit(self, temporary: Path, step: int, ranks: int, about: dict[str, Any]) -> int:
-        """Names what lies there, with the durable files of so many processes, `step-<n>`; returns
-        its size. Where the step is committed already, that one stays.
+        """Renames the durable files of `ranks` processes to `step-<n>`, and returns their size.
+
+        If the step is already committed, that checkpoint stays.
         """
         size = self.committed_bytes(step)
         if size is not None:
@@ -204,9 +211,11 @@ class Store:
         return size
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies; the damaged ones above it are set aside and noted.
+        """Returns the newest checkpoint that verifies, or None. Damaged ones above it are set aside
+        and noted.
 
-        Raises `MismatchError` for one of several processes, and `UnreadableError`; then all stay.
+        Raises `MismatchError` for one of several processes, and `UnreadableError`. No checkpoint is
+        set aside then.
         """
         damaged: dict[int, str] = {}
         loaded: Loaded | None = None
@@ -220,7 +229,9 @@ class Store:
         return loaded
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
-        """Checkpoints that are proven to be damaged, with the proof, make way for older ones."""
+        """Sets aside checkpoints that are proven to be damaged, with the proof, in favor of older
+        ones.
+        """
         for step, why in damaged.items():
             self.notes.append(set_aside_note(why))
             self._quarantine(self._folder(step), step, why)
@@ -288,7 +299,7 @@ class Store:
             path = self.directory / f"step-{step}"
             trash = self.directory / f".trash-{uuid.uuid4().hex}"
             with contextlib.suppress(OSError):
-                # Renamed first: half a removed checkpoint must not look like a corrupt one.
+                # Renamed first, because half a removed checkpoint must not look like a corrupt one.
                 path.rename(trash)
             shutil.rmtree(trash, ignore_errors=True)
 
@@ -306,7 +317,7 @@ def write_rank(
     wrote: Callable[[int], None],
     on_point: Callable[[str], None] = _nothing,
 ) -> str:
-    """Makes one process's files durable; returns the hash of the list of them."""
+    """Makes one process's files durable, and returns the hash of their list."""
     folder = temporary / rank_name(rank)
     folder.mkdir(parents=True)
     on_point("started")
@@ -320,8 +331,9 @@ def write_rank(
 
 
 def read_rank(directory: Path, step: int, rank: int, size: int) -> Loaded:
-    """One process's part of a checkpoint. Raises `CorruptError`, `UnreadableError`, and
-    `MismatchError` where another number of processes wrote it or a value's class is not there.
+    """Returns one process's part of a checkpoint. Raises `CorruptError` and `UnreadableError`.
+
+    Raises `MismatchError` if another number of processes wrote it or a value's class is missing.
     """
     path = directory / f"step-{step}"
     about = read_manifest(path)
@@ -335,7 +347,7 @@ def read_rank(directory: Path, step: int, rank: int, size: int) -> Loaded:
         )
     folder = verify_rank(path, about, rank)
     try:
-        # The hash is right: what the system answers for the file from here on is no damage.
+        # The hash is right, so a system error from here on is no damage.
         tensors = read_patiently(folder / TENSORS_FILE, lambda: load_file(folder / TENSORS_FILE))
         text = read_file(folder / STATE_FILE, Path.read_bytes).decode()
         return Loaded(step, decode_tree(text, tensors), about)

@@ -1,7 +1,7 @@
-"""Writes named tensors as a safetensors file straight from their memory, hashed on the way.
+"""Writes named tensors as a safetensors file straight from their memory, and hashes them meanwhile.
 
-Nothing is copied but what lies on a device or has gaps, one tensor at a time. Writing and hashing
-leave the interpreter to other threads.
+Only tensors that are on a device or have gaps are copied, one at a time. Writing and hashing
+release the interpreter for other threads.
 """
 
 import json
@@ -17,7 +17,7 @@ from gpujob_worker.checkpoint.errors import UnsavableError
 
 PIECE_BYTES = 16 << 20
 _HEADER_ALIGNMENT = 8
-# Names of the format; the order in the file is by size, so that every tensor is aligned.
+# Names of the format. The order in the file is by size, so that every tensor is aligned.
 _TYPES = {
     torch.float64: "F64",
     torch.int64: "I64",
@@ -39,7 +39,7 @@ _TYPES = {
 
 
 def savable_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the format has a name for its type and layout."""
+    """Returns whether the format has a name for the tensor's type, and supports its layout."""
     return tensor.dtype in _TYPES and tensor.layout is torch.strided
 
 
@@ -48,7 +48,9 @@ def data_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def in_file_order(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Large elements first: without gaps, each tensor begins at a multiple of its element."""
+    """Returns the tensors with large elements first. Without gaps, each begins at a multiple of its
+    element.
+    """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     return {name: tensors[name] for name in names}
 
@@ -56,7 +58,7 @@ def in_file_order(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], wrote: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Writes the file durably; returns its size and hash as a manifest lists them.
+    """Writes the file durably, and returns its size and hash in the form of a manifest.
 
     `wrote(bytes)` is called after each piece and may raise to give up.
     """
@@ -79,7 +81,7 @@ def _write_all(descriptor: int, data: "bytes | memoryview") -> None:
 
 
 def _pieces(ordered: Mapping[str, torch.Tensor]) -> Iterator["bytes | memoryview"]:
-    """The header, then the data; small tensors are put together."""
+    """Yields the header, then the data. Small tensors are joined."""
     small = bytearray(_header(ordered))
     for tensor in ordered.values():
         data = _memory(tensor)
@@ -117,7 +119,7 @@ def _header(ordered: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """Its bytes in order; a view where it lies so already."""
+    """Returns the tensor's bytes in order, as a view if they are contiguous already."""
     if not tensor.numel():
         return memoryview(b"")
     plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()

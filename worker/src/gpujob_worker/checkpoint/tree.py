@@ -1,7 +1,7 @@
-"""Nested state as JSON and named tensors, without pickle. Every bit comes back, NaN included.
+"""Nested state as JSON and named tensors, without pickle. Every bit is restored, including NaN.
 
-A value comes back as the type that it had, or is refused by `UnsavableError`. A tensor that appears
-twice is one tensor again; any other value that appears twice is written twice.
+A value is restored with its type, or is rejected with `UnsavableError`. A tensor that appears twice
+is restored as one tensor. Any other value that appears twice is written twice.
 """
 
 import json
@@ -24,13 +24,14 @@ __all__ = ["decode_tree", "encode_tree"]
 # Python refuses to print longer numbers in decimal digits.
 _INTEGER_BITS_MAX = 10_000
 _INTEGER_MAX = 1 << _INTEGER_BITS_MAX
-# They are written as they are, and there are many.
+# Values of these types are frequent, and are written as they are.
 _AS_IT_IS = frozenset((bool, str, type(None)))
 _FACTORY_NAMES = {factory: name for name, factory in FACTORIES.items()}
 
 
 def encode_tree(value: Any) -> tuple[str, dict[str, torch.Tensor]]:
-    """JSON text, and the tensors themselves: not copied, so they change when training goes on.
+    """Returns the JSON text and the tensors themselves, which are not copied and change as training
+    continues.
 
     Raises `UnsavableError`.
     """
@@ -94,7 +95,7 @@ class _Encoder:
         ]
 
     def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
-        items = list(values.items())  # at once: another thread may add some meanwhile
+        items = list(values.items())  # at once, because another thread may add some meanwhile
         pairs = [
             [
                 k if type(k) is str else self.encode(k, path),
@@ -130,7 +131,7 @@ class _Encoder:
         return {TAG: "np.str_", "value": str(value)}
 
     def ordered(self, value: "OrderedDict[Any, Any]", path: str) -> Any:
-        """With its attributes: a module's state has its version in one."""
+        """Encodes the attributes too, because a module's state has its version in one."""
         encoded: dict[str, Any] = {TAG: "OrderedDict", "items": self.pairs(value, path)}
         if vars(value):
             encoded["attributes"] = self.encode(dict(vars(value)), path)
@@ -168,7 +169,7 @@ class _Encoder:
         return {TAG: "enum", "class": _class_of(value, path), "name": value.name}
 
     def _subclass(self, value: Any, name: str, path: str) -> Any:
-        """The plain value and the class, of which nothing is called on the way back."""
+        """Encodes the plain value and the class. Decoding calls nothing of the class."""
         _refuse_attributes(value, path)
         base, kind = _BASES[name], type(value)
         plain = _PLAIN[name](value)
@@ -195,10 +196,11 @@ class _Encoder:
         return {TAG: "array", "name": self._store(tensor), "dtype": name, "scalar": scalar}
 
     def _store(self, tensor: torch.Tensor) -> str:
-        """Once per tensor, also when it appears under several names (tied weights).
+        """Returns the name of a tensor, which is stored once even under several names (tied
+        weights).
 
-        What is kept here is alive, so an address is an identity until the tree is written. Complex
-        views of one address may differ in a sign that is only noted until it is needed.
+        A stored tensor stays alive, so its address is an identity until the tree is written.
+        Complex views of one address may differ in a sign that is applied lazily.
         """
         signs = (tensor.is_conj(), tensor.is_neg())
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, signs)
@@ -229,7 +231,7 @@ def _class_of(value: Any, path: str) -> str:
 
 
 def _refuse_attributes(value: Any, path: str) -> None:
-    """Those of an instance would be lost."""
+    """Rejects instances with attributes, which would be lost."""
     slots = any(vars(kind).get("__slots__") for kind in type(value).__mro__)
     if slots or getattr(value, "__dict__", None):
         raise UnsavableError(f"{path}: a {type(value).__name__} with attributes cannot be saved")
