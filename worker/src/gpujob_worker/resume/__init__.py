@@ -1,1 +1,1 @@
-"""The small interface: exact resumption, and an exact split of any loss."""
+"""The small interface for exact resumption and for an exact split of any loss."""

@@ -1,7 +1,7 @@
-"""Files that a script began to append to, with their sizes before: written down at once.
+"""Records files to which a script began to append, at once and with their sizes before.
 
-A process that is killed leaves lines that it appended after its last checkpoint. A file that the
-checkpoint does not know yet is found here.
+A process that is killed leaves lines that it appended after its last checkpoint. The journal names
+files that the checkpoint does not have yet.
 """
 
 import json
@@ -13,7 +13,7 @@ LINES_MAX = 10_000
 
 
 class AppendJournal:
-    """Entries are made before `keep` names the file, too; they are written then."""
+    """Entries may be made before `keep` names the file. They are written then."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -27,7 +27,9 @@ class AppendJournal:
             self._write(line)
 
     def note(self, path: str, size: int | None, saves: int) -> None:
-        """The script appends to `path`, of `size` bytes (None: not there), after `saves` saves."""
+        """Records that the script appends to `path`, of `size` bytes (None if it does not exist),
+        after `saves` saves.
+        """
         entry = {"path": path, "size": size, "saves": saves}
         line = json.dumps(entry).encode() + b"\n"
         if self._path is not None:
@@ -52,7 +54,7 @@ class AppendJournal:
             self.full = True
 
     def sizes_since(self, saves: int) -> dict[str, int | None]:
-        """By path, the size before the first of the entries that followed that save."""
+        """Returns, by path, the size before the first entry that followed that save."""
         if self._path is None or not self._path.exists():
             return {}
         found: dict[str, int | None] = {}

@@ -1,8 +1,8 @@
-"""Statements in the middle of a call: whether making the call again comes to the same.
+"""Decides whether a call in the middle of a statement can be repeated with the same result.
 
-What a statement read before the call is half of an expression, which nobody can read. On the way
-back it is read again, while variables are not all put back: where that may be another value, there
-is no place.
+A statement's values from before the call are in half an expression, which cannot be read. On the
+way back they are read again before all variables are restored. If a value might differ then, the
+script has no place there.
 """
 
 import ast
@@ -12,12 +12,14 @@ from gpujob_worker.resume.script_names import value_of
 from gpujob_worker.resume.script_source import source_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
-# Their first value is read, and gone, before the next one is asked for.
+# The first value of these is read and dropped before the next one is evaluated.
 _DROPPING = (ast.BoolOp, ast.IfExp)
 
 
 def refusal(frame: FrameType, call: ast.Call | None) -> str | None:
-    """Why the statement under way in `frame`, which is in this call, cannot be begun again."""
+    """Returns why the statement in `frame` that contains this call cannot be started again, or
+    None.
+    """
     source = source_of(frame.f_code.co_filename)
     statement = source.statement_of(call) if source is not None and call is not None else None
     if source is None or call is None or statement is None:
@@ -33,7 +35,9 @@ def refusal(frame: FrameType, call: ast.Call | None) -> str | None:
 
 
 def _read_before(node: ast.AST, call: ast.Call) -> list[ast.expr] | None:
-    """What is read in `node` before the call; None if the call is not in it."""
+    """Returns the expressions in `node` that are read before the call, or None if the call is not
+    in it.
+    """
     if node is call:
         return []
     before: list[ast.expr] = []
@@ -47,7 +51,7 @@ def _read_before(node: ast.AST, call: ast.Call) -> list[ast.expr] | None:
 
 
 def _in_order(node: ast.AST) -> list[ast.AST]:
-    """The parts of a statement's own expressions, as Python evaluates them."""
+    """Returns the parts of a statement's own expressions in Python's order of evaluation."""
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         return [node.value] if node.value is not None else []
     if isinstance(node, (ast.For, ast.While, ast.If)):
@@ -63,11 +67,11 @@ def _in_order(node: ast.AST) -> list[ast.AST]:
 
 
 def _may_differ(frame: FrameType, expression: ast.expr, bound_elsewhere: set[str]) -> bool:
-    """Whether it may read another value before all is put back than it did."""
+    """Returns whether the expression may have another value before all variables are restored."""
     if isinstance(expression, (ast.Constant, ast.Lambda)):
         return False
     if isinstance(expression, ast.Name):
-        # Plain values of a function's own variables are put back before its loops begin.
+        # Plain values of a function's own variables are restored before its loops begin.
         own = expression.id in frame.f_locals and expression.id not in bound_elsewhere
         return not own and isinstance(value_of(frame, expression), _PLAIN)
     if isinstance(expression, (ast.Attribute, ast.Subscript)):

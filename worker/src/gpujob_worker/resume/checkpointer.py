@@ -1,8 +1,9 @@
-"""When a run's state is saved: beside the training, and once more before it leaves.
+"""Decides when a run's state is saved: in the background of the training, and once more before it
+leaves.
 
-Training stands still while the state is copied into host memory; a thread commits the copy. Where
-there is no memory for a copy, training stands still until it is committed. What goes wrong is said
-at the next safe point and ends nothing, but for a newer attempt that owns the directory.
+Training stands still while the state is copied into host memory, and a thread commits the copy.
+Without memory for a copy, training stands still until the commit. Errors are logged at the next
+safe point and end nothing, except if a newer attempt owns the directory.
 """
 
 import atexit
@@ -40,21 +41,21 @@ from gpujob_worker.run.graceful_stop import (
 from gpujob_worker.run.session import Session
 
 _ITEM = "checkpoint"
-# Steps whose lengths are compared, with and without a write under way.
+# Number of steps whose lengths are compared, with and without a running write.
 _STEPS_COMPARED = 50
 _SLOWDOWN_MAX = 0.9
-# The longest that training waits for a write because checkpoints are asked for this often.
+# Minimum of the seconds that training waits for a write if the user requested this interval.
 _WAIT_SECONDS_MIN = 60.0
 _LOOK_SECONDS = 0.05
-# The longest that the first of several processes waits for the others to see what was decided.
+# Maximum seconds that the first of several processes waits for the others to read the decision.
 _KNOWN_SECONDS_MAX = 20.0
 
 
 class Checkpointer:
-    """Saves what `snapshot` returns. `safe_point` is called between two steps.
+    """Saves the result of `snapshot`. `safe_point` is called between two steps.
 
-    Where several processes save together, `pace` says at which safe point all of them do.
-    `free_bytes` tells how much host memory is free for a copy; by default the machine is asked.
+    If several processes save together, `pace` decides at which safe point all of them do.
+    `free_bytes` returns the host memory that is free for a copy, by default that of the machine.
     """
 
     def __init__(
@@ -76,27 +77,29 @@ class Checkpointer:
         self._blocked_seconds = 0.0
         self._cost: CheckpointCost | None = None
         self._prepared = self._described = False
-        # Checkpoints that were begun, so that others see when one was.
+        # Checkpoints that were begun, so that callers notice a new one.
         self.begun = 0
         if self._writer is not None:
             atexit.register(self._writer.close)
 
     def safe_point(self) -> None:
-        """Begins a checkpoint when one is due; leaves by `Interrupted` when asked to stop."""
+        """Starts a checkpoint when one is due. Leaves by `Interrupted` on a stop."""
         self.carry_out(self.ordered())
 
     def ordered(self) -> Order:
-        """What is to be done now; asked once after each step."""
+        """Returns what to do now. Call it once after each step."""
         self._follow_writer()
         return self._pace.passes(self._wish())
 
     @property
     def is_lost(self) -> bool:
-        """Whether the processes of a gang are no more held together: nothing is saved any more."""
+        """Whether the processes of a gang have lost each other, so that nothing is saved
+        any more.
+        """
         return self._pace.lost is not None
 
     def carry_out(self, order: Order) -> None:
-        """Does it, at a safe point."""
+        """Carries out the order at a safe point."""
         if self._pace.lost is not None and order is not Order.GO_ON:
             self._session.log.note(_ITEM, f"nothing more is saved: {self._pace.lost}")
             self._abstain(self._pace.lost)
@@ -118,8 +121,10 @@ class Checkpointer:
             self._prepare()
 
     def leave(self, *, saved: bool | None = None) -> NoReturn:
-        """Commits the state as it is, if the time allows it, and leaves; only leaves where it is
-        known whether that was `saved`."""
+        """Commits the present state if there is time, and leaves.
+
+        If it is known whether it was `saved`, it only leaves.
+        """
         saved = self.save_last() if saved is None else saved
         self._session.state.enter(WorkerPhase.DRAINING)
         self._wait_until_known()
@@ -134,11 +139,11 @@ class Checkpointer:
                 self._store.wait_until_known(min(_KNOWN_SECONDS_MAX, max(0.0, left)))
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the write under way; True when none is left."""
+        """Waits for the current write. Returns True if none is left."""
         return self._writer is None or self._writer.wait(seconds)
 
     def resumed(self) -> None:
-        """The state in force is that of a checkpoint: none is due at once."""
+        """Called when the state is that of a checkpoint, so that none is due at once."""
         self._due_from = time.monotonic()
 
     def _interval_seconds(self) -> float:
@@ -147,7 +152,7 @@ class Checkpointer:
         return interval_seconds(asked, self._cost, environment.grace_seconds)
 
     def _wish(self) -> Wish:
-        """What is to be done here as far as this process knows."""
+        """Returns what this process would do here on its own."""
         stop = self._session.stop
         if stop.requested:
             return Wish(Order.STOP, stop.remaining_seconds(), stop.reason)
@@ -158,11 +163,13 @@ class Checkpointer:
         return Wish(Order.SAVE) if self._writer_is_free() else Wish()
 
     def _writer_is_free(self) -> bool:
-        """Where one is written while the next is due, that one is left out, or waited for."""
+        """Returns whether a due checkpoint can be written. While another one is written, it is
+        skipped or waited for.
+        """
         assert self._writer is not None
         asked = self._session.environment.settings.checkpoint_interval_seconds
         if self._writer.busy and asked is not None:
-            # Somebody wants them this often, whatever it costs.
+            # The user requested this interval, whatever it costs.
             self._waits("one is written while the next is due: training waits for it")
             self._wait_for_writer(max(_WAIT_SECONDS_MIN, 2.0 * asked))
             self._collect()
@@ -170,7 +177,7 @@ class Checkpointer:
         return not self._writer.busy
 
     def _begin_with_all(self) -> None:
-        """The first process saw its last one committed; here that may just not be known yet."""
+        """The first process saw its last checkpoint committed, which may not be known here yet."""
         assert self._writer is not None
         if self._writer.busy:
             self._wait_for_writer(_WAIT_SECONDS_MIN)
@@ -189,7 +196,7 @@ class Checkpointer:
                     return
 
     def begin(self) -> None:
-        """Begins a checkpoint of the state as it is now; none may be under way."""
+        """Starts a checkpoint of the present state. No other may be running."""
         session, start = self._session, time.monotonic()
         try:
             with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
@@ -214,7 +221,9 @@ class Checkpointer:
         self.begun += 1
 
     def _encoded(self) -> tuple[str, dict[str, torch.Tensor]]:
-        """The state as it is now; what cannot be saved is not waited for by others."""
+        """Returns the present state. If it cannot be saved, the other processes do not
+        wait for it.
+        """
         try:
             with _without_collections():
                 return encode_tree(self._snapshot())
@@ -234,14 +243,14 @@ class Checkpointer:
         self._committed(commit)
 
     def _prepare(self) -> None:
-        """Once, after what is measured at a run's beginning: memory is taken for the copy."""
+        """Allocates memory for the copy, once, after the measurements at the beginning of a run."""
         if self._prepared or self._cost is not None:
             return
         self._prepared = True
         try:
             _, tensors = encode_tree(self._snapshot())
         except CheckpointError:
-            return  # the first checkpoint says so
+            return  # the first checkpoint reports it
         self._staging.prepare(tensors)
 
     def _collect(self) -> None:
@@ -283,7 +292,7 @@ class Checkpointer:
         self._due_from = time.monotonic()
 
     def save_last(self) -> bool:
-        """Commits the state as it is, if the time allows it; whether it is committed now."""
+        """Commits the present state if there is time. Returns whether it is committed now."""
         if self._writer is None:
             return False
         plan = self._end_write_under_way() if self._writer.busy else StopPlan.FINISH_THEN_SAVE
@@ -311,7 +320,7 @@ class Checkpointer:
         return plan
 
     def _write_last(self) -> bool:
-        """From where it lies: nothing changes it any more, so no copy is needed."""
+        """Writes the state in place. Nothing changes it any more, so no copy is needed."""
         session = self._session
         try:
             with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
@@ -329,7 +338,9 @@ class Checkpointer:
         return {"name": environment.name, "settings": encode(environment.settings)}
 
     def _free_bytes(self) -> int | None:
-        """Host memory that may be taken; on the CPU it is the device's, with the job's limit."""
+        """Returns the host memory that may be taken. On the CPU it is the device's, within the
+        job's limit.
+        """
         session, free = self._session, available_bytes()
         limit = session.environment.memory_limit_bytes
         if limit is None or session.state.device not in ("", "cpu"):
@@ -344,8 +355,8 @@ class Checkpointer:
 
 @contextlib.contextmanager
 def _without_collections() -> Generator[None]:
-    """A state is thousands of small containers for a moment: looking for cycles among them, and
-    among the script's own objects because of them, finds nothing.
+    """Turns garbage collection off. A state is thousands of small containers for a moment, and a
+    search for cycles among these and the script's own objects would find nothing.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -357,7 +368,7 @@ def _without_collections() -> Generator[None]:
 
 
 class _StepLengths:
-    """Seconds from safe point to safe point, with a write under way and without."""
+    """Seconds from safe point to safe point, with and without a running write."""
 
     def __init__(self) -> None:
         self._busy: deque[float] = deque(maxlen=_STEPS_COMPARED)
@@ -371,11 +382,11 @@ class _StepLengths:
         self._last = now, busy
 
     def forget(self) -> None:
-        """What comes next is no step alone."""
+        """Drops the last time, because the next interval is more than a step."""
         self._last = None
 
     def slowdown(self) -> float:
-        """The share of its speed that the training lost beside writes."""
+        """Returns the share of its speed that the training lost during writes."""
         if not self._busy or not self._idle:
             return 0.0
         busy, idle = statistics.median(self._busy), statistics.median(self._idle)

@@ -1,8 +1,8 @@
-"""Whether a resumed run is the one that stopped: its first steps say so.
+"""Checks by its first steps whether a resumed run continues as the stopped one did.
 
-What the steps after a checkpoint had (loss, learning rates, random numbers) is written beside it;
-who resumes compares, before anything is saved. Each process of a gang has a file of its own, and
-what the first one finds that differs counts for all of them.
+The facts of the steps after a checkpoint (loss, learning rates, random numbers) are written next to
+it. A resumed run compares its own before anything is saved. Each process of a gang has its own
+file, and a difference in one of them counts for all.
 """
 
 import json
@@ -22,11 +22,11 @@ from gpujob_worker.probe.side_effects import RandomStates
 from gpujob_worker.run.session import Session
 
 FILE = "continuation-{rank}.json"
-# A second step shows whether the first one changed the weights as it did before.
+# A second step shows whether the first one changed the weights in the same way.
 STEPS = 2
-# Other kernels, or another GPU of the same kind, round otherwise.
+# Other kernels, or another GPU of the same kind, round differently.
 RELATIVE_DIFFERENCE_MAX = 1e-3
-# On the CPU the same steps were made with the same kernels, if not by as many threads.
+# On the CPU the same steps used the same kernels, but possibly another number of threads.
 RELATIVE_DIFFERENCE_MAX_CPU = 1e-5
 
 Facts = dict[str, Any]
@@ -38,9 +38,10 @@ def _alone(question: str, word: str | None) -> str | None:
 
 
 class Continuation:
-    """`passes` is called once after each step of the script.
+    """Records and compares steps. `passes` is called once after each step of the script.
 
-    `first_word(question, word)` returns the word of the first process that has one, to all of them.
+    `first_word(question, word)` returns, in all processes, the answer of the first one that has
+    any.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Continuation:
 
     @property
     def records(self) -> bool:
-        """Whether steps after a checkpoint are still written down."""
+        """Whether steps after a checkpoint are still being recorded."""
         return self._step is not None
 
     @property
@@ -69,26 +70,26 @@ class Continuation:
 
     @property
     def compares(self) -> bool:
-        """Whether it is not yet known that the run goes on as it did."""
+        """Whether it is not known yet that the run continues as before."""
         return self._expected is not None
 
     def record_after(self, step: int) -> None:
-        """The next steps are those after the checkpoint of `step`."""
+        """Records the next steps as those after the checkpoint of `step`."""
         self._step, self._recorded = step, []
 
     def compare_after(self, step: int) -> None:
-        """The next steps are the first ones after a resume from `step`."""
+        """Compares the next steps, which are the first ones after a resume from `step`."""
         known = self._read(step)
         if not known:
             text = "the steps after the stop are not known: nothing was compared"
             self._session.log.note("resume check", text)
-        # All processes compare, and wait for each other, after as many steps.
+        # All processes compare the same number of steps, and wait for each other.
         count = self._first_word("steps", str(len(known)) if known else None)
         self._expected = known[: int(count)] if count is not None else None
         self._count, self._compared = int(count or 0), 0
 
     def passes(self, loss: Any, optimizer: torch.optim.Optimizer) -> str | None:
-        """Returns how the run differs from the one before, or None. `loss`: of the step, as a
+        """Returns how the run differs from the earlier one, or None. `loss` is the step's loss as a
         tensor.
         """
         if self._step is None and self._expected is None:
@@ -165,12 +166,12 @@ def _finite(loss: Any) -> float | None:
 
 
 def _random_digest() -> str:
-    """Of the streams that batches and augmentations are drawn from, all on the CPU."""
+    """Returns a digest of the CPU streams from which batches and augmentations are drawn."""
     states = RandomStates()
-    # Version 2 writes what is shared as often as it is there, so equal states have equal bytes.
+    # Version 2 writes shared values once per occurrence, so equal states have equal bytes.
     digest = xxhash.xxh3_64(marshal.dumps(states.python, 2))
     for part in states.numpy if isinstance(states.numpy, tuple) else (states.numpy,):
-        # How an array is printed is the script's to choose, and takes far longer.
+        # The text of an array depends on the script's print options and takes far longer.
         digest.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
     digest.update(states.torch.numpy().tobytes())
     return digest.hexdigest()

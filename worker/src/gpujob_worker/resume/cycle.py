@@ -1,4 +1,4 @@
-"""`itertools.cycle`, with a place that can be read: scripts repeat a loader by it."""
+"""`itertools.cycle` with a readable position. Scripts repeat a loader with it."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class cycle:  # noqa: N801 - stands for Python's own
-    """Gives the items of an iterable, keeps them, and gives them again without end."""
+    """Yields the items of an iterable, keeps them, and repeats them endlessly."""
 
     def __init__(self, iterable: Iterable[Any], /) -> None:
         self._iterator: Iterator[Any] | None = iter(iterable)
@@ -36,5 +36,5 @@ cycle.__module__ = "itertools"
 
 
 def replace_cycle() -> None:
-    """From now on `itertools.cycle` is the one above."""
+    """Replaces `itertools.cycle` by the class above."""
     itertools.cycle = cycle  # type: ignore[misc, assignment]

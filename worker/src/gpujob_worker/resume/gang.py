@@ -1,4 +1,4 @@
-"""Processes that train together: they open the checkpoint directory together, and keep step."""
+"""Makes processes that train together open the checkpoint directory together and keep step."""
 
 import atexit
 import os
@@ -15,13 +15,13 @@ from gpujob_worker.launch.first_process import is_first_process, is_started_by_f
 from gpujob_worker.resume.lockstep import Lockstep, StepsAhead
 from gpujob_worker.run.session import Session
 
-# Processes step together: they come to a question within the seconds in which one of them evaluates
+# Processes step together. They reach a question within the seconds in which one of them evaluates
 # or compiles and the others do not.
 ANSWER_SECONDS = 60.0
 
 
 class Gang:
-    """The process group of this process, as far as checkpoints go."""
+    """The process group of this process, for checkpoints."""
 
     def __init__(self, session: Session, rank: int, size: int) -> None:
         self._session = session
@@ -35,9 +35,10 @@ class Gang:
         atexit.register(self._release)
 
     def meet(self, own_refusal: str | None) -> None:
-        """Right after the group's start, where no process waits for another one yet.
+        """Opens the directory right after the group's start, when no process waits for another one
+        yet.
 
-        Nothing is raised here: what went wrong is known once something is to be saved.
+        Nothing is raised here. Errors are raised once something is to be saved.
         """
         session = self._session
         environment = session.environment
@@ -61,13 +62,15 @@ class Gang:
             self._error = CheckpointError(f"{type(error).__name__}: {error}"[:1000])
 
     def open(self) -> str | None:
-        """Why nothing is saved; None where `store` is open. Raises `CheckpointError`."""
+        """Returns why nothing is saved, or None if `store` is open. Raises `CheckpointError`."""
         if self._error is not None:
             raise self._error
         return self._refusal
 
     def lockstep(self) -> Lockstep:
-        """For the next training; all processes begin the same ones in the same order."""
+        """Returns the lockstep for the next training. All processes begin the same trainings in the
+        same order.
+        """
         self._trainings += 1
         prefix = f"steps/{self._trainings}"
         device = torch.device(self._session.state.device or "cpu")
@@ -79,9 +82,10 @@ class Gang:
         )
 
     def first_word(self, question: str, word: str | None) -> str | None:
-        """Asked by all processes in the same order: what the first of them says that says anything.
+        """Returns the answer of the first process that has any. All processes call it in the same
+        order.
 
-        A process that does not answer is not waited for without end; what it is stuck in ends the
+        The wait for a process that does not answer is bounded. Whatever blocks it will end the
         others' next exchange.
         """
         self._questions += 1
@@ -99,12 +103,14 @@ class Gang:
             return word
 
     def _release(self) -> None:
-        """Before the interpreter takes the script's process group apart."""
+        """Drops the store before the interpreter takes the script's process group apart."""
         self._values = None
 
 
 def _own_refusal() -> str | None:
-    """Which processes may write into the job's directory: a job may run others beside them."""
+    """Returns why this process may not write into the job's directory, or None. A job may run other
+    processes too.
+    """
     if is_first_process() or is_started_by_first_process():
         return None
     return f"process {os.getpid()} was not started by the job's command itself"

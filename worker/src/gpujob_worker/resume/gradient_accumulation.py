@@ -1,7 +1,7 @@
 """One optimizer step over a batch in pieces, with the gradients of the whole batch.
 
-A mean is weighted by each piece's samples, a sum not at all, a token loss by what the piece counts:
-the sums of losses are differentiated and the gradients divided once by the number of all tokens.
+A mean is weighted by each piece's samples, and a sum is not weighted. For a token loss, the sums of
+losses are differentiated and the gradients divided once by the number of all tokens.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LossReduction = Literal["mean", "sum", "token"]
 
 
 class SplitStep:
-    """zero_grad, forward and backward piece by piece, clipping, optimizer step."""
+    """Runs zero_grad, forward and backward piece by piece, clipping, and the optimizer step."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class SplitStep:
         return pieces, [min(per_step, rows - start) for start in starts]
 
     def _rows_per_step(self, rows: int) -> int:
-        """As the user asked or as memory was found to need, unless the model needs it whole."""
+        """Returns the user's number of rows, or the one that memory requires, unless the model
+        needs the whole batch.
+        """
         session = self._session
         asked = session.environment.settings.batch_per_step
         tuned = session.state.tuned.batch_per_step if session.state.tuned is not None else None

@@ -1,7 +1,7 @@
-"""Generators of a script that are halted in their middle, held by a variable: their place.
+"""The place of a script's generators that are halted in the middle and held by a variable.
 
-A loop that repeats a loader without end is often one. A new one is begun, its loops begin at the
-turn at which they were, and it halts at the same `yield`.
+A loop that repeats a loader endlessly is often one. A new generator is started, its loops begin at
+the turn at which they were, and it halts at the same `yield`.
 """
 
 import inspect
@@ -15,12 +15,12 @@ from gpujob_worker.resume.script_place import NoPlaceError, current_frame, funct
 from gpujob_worker.resume.script_source import is_script_file, loops_around
 from gpujob_worker.resume.way_back import NotReachedError, advanced
 
-# Turns of a loop without a `for`, until a generator halts.
+# Maximum turns of a loop without a `for` until a generator halts.
 TURNS_MAX = 10_000
 
 
 def described(generator: Any, passes: Passes, path: str) -> dict[str, Any] | None:
-    """Where a generator is halted; None for one that has not begun or is over.
+    """Returns where a generator is halted, or None for one that has not begun or is over.
 
     Raises `UnsavableError`.
     """
@@ -54,7 +54,7 @@ def described(generator: Any, passes: Passes, path: str) -> dict[str, Any] | Non
 
 
 class HaltedAgain:
-    """Lets a generator run up to the `yield` at which another one was halted."""
+    """Runs a generator up to the `yield` at which another one was halted."""
 
     def __init__(self, saved: dict[str, Any], passes: Passes, path: str) -> None:
         self._saved, self._passes, self._path = saved, passes, path
@@ -62,7 +62,7 @@ class HaltedAgain:
         self._turns = 0
 
     def run(self, generator: Any) -> None:
-        """Raises `MismatchError`."""
+        """Runs the generator. Raises `MismatchError`."""
         saved, path = self._saved, self._path
         frame = generator.gi_frame if isinstance(generator, GeneratorType) else None
         key = function_key(saved["file"], saved["code"], saved["first"])
@@ -82,7 +82,7 @@ class HaltedAgain:
             raise MismatchError(f"{path} halts at another place")
 
     def loop(self, file: str, line: int, iterable: Any) -> Any:
-        """A `for` begins, in the generator or in what it calls."""
+        """Called when a `for` begins in the generator or in a function that it calls."""
         del file
         if not self._left or self._left[0]["line"] != line:
             return iterable

@@ -1,7 +1,7 @@
-"""Files that a resumed script finds again: held as they are until it is back at its place.
+"""Files that a resumed script finds again. They are held unchanged until it is back at its place.
 
-On its way there the script opens, writes and removes what it wrote and removed the first time. What
-was there before it started stays as it is: handles lead to nowhere, removals are left out.
+On its way the script opens, writes and removes what it wrote and removed the first time. Files from
+before its start are left unchanged: handles lead nowhere, and removals are left out.
 """
 
 import contextlib
@@ -32,14 +32,16 @@ class _Handle:
 def wrap(
     module: Any, name: str, around: Callable[..., Any], is_asked: Callable[[], bool]
 ) -> tuple[Any, Any]:
-    """Lets `around` do what a function of files does, with that function first among its arguments,
-    where it `is_asked`. Returns both.
+    """Makes `around` handle calls of a file function if it `is_asked`. Returns the original and the
+    wrapper.
+
+    `around` gets the original function as its first argument.
     """
     plain = getattr(module, name)
 
     @functools.wraps(plain)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        # With the descriptor of a folder, it is a step of what is looked at as a whole.
+        # With a folder's descriptor, it is a step of an operation that is handled as a whole.
         relative = any(keywords.get(each) is not None for each in _DIRECTORIES)
         if relative or not is_asked():
             return plain(*arguments, **keywords)
@@ -53,10 +55,10 @@ def wrap(
 
 
 class HeldFiles:
-    """From the start of a process that resumes until `release`.
+    """Holds files from the start of a process that resumes until `release`.
 
-    `is_script` tells whether the caller of a wrapped function is the script's; `absolute` gives the
-    absolute path of what it was given, or None where that is no path.
+    `is_script` returns whether the script calls the wrapped function. `absolute` returns the
+    absolute path of an argument, or None if that is no path.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class HeldFiles:
                 setattr(module, name, plain)
 
     def holds(self, path: str) -> bool:
-        """Whether something was there before the process started."""
+        """Returns whether the path existed before the process started."""
         return os.path.lexists(path) and not self._is_new(path)
 
     def _is_new(self, path: str) -> bool:
@@ -119,7 +121,9 @@ class HeldFiles:
     def open(
         self, path: str, mode: str, stateful: bool, file: Any, flags: str, *rest: Any, **named: Any
     ) -> Any:
-        """A handle as the script asks for that leads to nowhere; with `+`, to a temporary file."""
+        """Returns a handle of the requested kind that leads nowhere or, with `+`, to a temporary
+        file.
+        """
 
         def opener(_path: Any, _flags: int) -> int:
             if "+" not in flags:
@@ -166,7 +170,7 @@ class HeldFiles:
     def _makes(self, plain: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
         known = self._absolute(path)
         if known is not None and os.path.isdir(known) and self.holds(known):
-            # The script made it the first time; a folder that it removed stays, too.
+            # The script made it the first time. A folder that it removed stays too.
             return
         plain(path, *arguments, **keywords)
         if known is not None:
@@ -179,7 +183,8 @@ class HeldFiles:
         return plain(path, flags, *rest, **keywords)
 
     def release(self, saved: dict[str, Any], appended: dict[str, int | None]) -> list[str]:
-        """The reasons why the files are not as they were; then nothing was touched.
+        """Releases the files. Returns the reasons why they are not as they were; then nothing was
+        changed.
 
         `appended` has the sizes of files that were first appended to after the save.
         """
@@ -214,7 +219,9 @@ class HeldFiles:
         return None
 
     def _shorten(self, saved: dict[str, Any], appended: dict[str, int | None]) -> None:
-        """Lines of a process that was killed after its last save are made again."""
+        """Cuts off lines that a killed process wrote after its last save, because they are written
+        again.
+        """
         lengths = dict(appended)
         lengths |= {path: each["size"] for path, each in saved.items() if each["mode"] == APPEND}
         for path, length in lengths.items():
@@ -244,7 +251,7 @@ def _handle_reason(handle: _Handle, entry: dict[str, Any] | None) -> str | None:
 
 
 def _go_on(handle: Any, held: _Handle, entry: dict[str, Any]) -> None:
-    """From here on the script's handle writes to the file, at the place at which it was saved."""
+    """Connects the script's handle to the file, at the position at which it was saved."""
     handle.flush()
     flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if held.mode == APPEND else 0)
     real = os.open(held.path, flags)
@@ -254,5 +261,5 @@ def _go_on(handle: Any, held: _Handle, entry: dict[str, Any]) -> None:
         os.dup2(real, descriptor, os.get_inheritable(descriptor))
     finally:
         os.close(real)
-    # Tells an encoder, too, whether it is at the beginning: only there it writes its mark.
+    # This also sets an encoder's state. It writes its mark at the beginning only.
     handle.seek(entry["position"] if held.mode == WRITE else entry["size"])

@@ -1,8 +1,8 @@
 """Hugging Face's Trainer, resumed as if it had not stopped.
 
-By itself its checkpoints are exact only for a dataset that draws no random numbers: it fetches the
-first batch and then puts the random state back. Its own loading code runs, and is given what our
-checkpoint holds where it would read its files.
+Its own checkpoints are exact only for a dataset that draws no random numbers, because it fetches
+the first batch and then restores the random state. Its own loading code runs here, and gets the
+content of our checkpoint instead of its files.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class HuggingFaceTraining:
         state, accumulated = self._trainer.state, self._trainer.args.gradient_accumulation_steps
         try:
             batches = len(record.loader)
-        except TypeError:  # a stream: one pass is all there is
+        except TypeError:  # a stream has only one pass
             return state.global_step * accumulated
         steps = max(batches // accumulated + (batches % accumulated > 0), 1)
         return state.global_step % steps * accumulated
@@ -66,7 +66,7 @@ class HuggingFaceTraining:
         }
 
     def _state_text(self) -> str:
-        """As the trainer writes it, with what its callbacks want to keep."""
+        """Returns the trainer's state in its own form, including that of its callbacks."""
         trainer = self._trainer
         state = copy.deepcopy(trainer.state)
         for callback in [*trainer.callback_handler.callbacks, trainer.control]:
@@ -83,7 +83,7 @@ class HuggingFaceTraining:
 
     @contextlib.contextmanager
     def given(self, body: dict[str, Any]) -> Generator[str]:
-        """A folder to resume from; while inside, the trainer gets `body` for what it would load."""
+        """Yields a folder to resume from. Inside, the trainer loads `body` instead of files."""
         trainer = self._trainer
 
         def model(_: str, model: Any = None) -> None:
@@ -109,11 +109,11 @@ class HuggingFaceTraining:
 
 
 def _nothing(_: str | None) -> None:
-    """The random state is put back where it belongs: right before the next batch is read."""
+    """Does nothing, because the random state is restored right before the next batch is read."""
 
 
 def adapt(unmodified: Unmodified) -> None:
-    """Once `transformers.trainer` was imported."""
+    """Patches the trainer once `transformers.trainer` was imported."""
     module: Any = sys.modules[MODULE]
     plain_train, plain_skip = module.Trainer.train, module.skip_first_batches
 
@@ -139,7 +139,7 @@ def adapt(unmodified: Unmodified) -> None:
     @functools.wraps(plain_skip)
     def skip_first_batches(dataloader: Any, *arguments: Any, **keywords: Any) -> Any:
         if unmodified.restoring:
-            return dataloader  # comes to its place by itself, without reading again
+            return dataloader  # it moves to its position itself, without reading again
         return plain_skip(dataloader, *arguments, **keywords)
 
     module.Trainer.train = train
@@ -154,7 +154,9 @@ def _refusal(trainer: Any) -> str | None:
 
 
 def _give_up_own_stop(trainer: Any) -> None:
-    """Its own checkpoint on SIGTERM lets the script go on, as if it had finished."""
+    """Removes its own checkpoint on SIGTERM, after which the script would continue as if it had
+    finished.
+    """
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == _OWN_STOP:
             trainer.remove_callback(callback)

@@ -1,7 +1,7 @@
 """A loader that a script made in an earlier turn of its loops, such as one of larger batches.
 
-A resume does not come by where the script made it. It is made from the loader that has its name
-before the first step: over the same data, with the same functions. The rest of a loader with one of
+A resume does not pass the line that made it. It is made from the loader that has its name before
+the first step, over the same data and with the same functions. The rest of a loader with one of
 torch's own orders is plain.
 """
 
@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from gpujob_worker.resume.value_kinds import KIND
 
 LATER = "later loader"
-# In a loader that was made here: its script made it elsewhere.
+# Marks a loader that was made here, because its script made it elsewhere.
 _MARK = "_gpujob_put_back"
 _PLAIN = ("drop_last", "pin_memory", "pin_memory_device", "timeout", "num_workers", "in_order")
 
@@ -23,7 +23,9 @@ def is_put_back(loader: Any) -> bool:
 
 
 def arguments_of(loader: Any) -> dict[str, Any] | None:
-    """All but data and functions; None for an order of its own, or processes that live on."""
+    """Returns all arguments except data and functions. None for a custom order, or processes that
+    live on.
+    """
     shuffle = _shuffles(loader)
     batches = loader.batch_sampler
     own = type(batches) is not BatchSampler and batches is not None
@@ -37,7 +39,7 @@ def arguments_of(loader: Any) -> dict[str, Any] | None:
 
 
 def _shuffles(loader: Any) -> bool | None:
-    """None for an order that no argument asks for."""
+    """Returns whether the loader shuffles, or None for an order that no argument sets."""
     sampler = loader.sampler
     if type(sampler) is SequentialSampler:
         return False
@@ -48,12 +50,14 @@ def _shuffles(loader: Any) -> bool | None:
 
 
 def origin_of(loader: Any) -> tuple[int, ...]:
-    """By identity, what another loader has to have in common with it."""
+    """Returns the identities of the objects that another loader must share with it."""
     return id(loader.dataset), id(loader.collate_fn), id(loader.worker_init_fn)
 
 
 def made_like(arguments: Mapping[str, Any], before: Any) -> Any:
-    """The loader, over the data of the one that has its name; that one, if it was made here."""
+    """Returns the loader over the data of the one that has its name, or that one if it was made
+    here.
+    """
     if is_put_back(before) and arguments_of(before) == arguments:
         return before
     made: Any = DataLoader(
@@ -69,8 +73,8 @@ def made_like(arguments: Mapping[str, Any], before: Any) -> Any:
 def early(
     names: Mapping[str, Any], nodes: Sequence[Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[Any, str, Any]]:
-    """Loaders on which the way depends: the object that has them, None for the function itself; the
-    name there; and the loader.
+    """Yields loaders on which the way depends: the object that has it (None for the function
+    itself), its name there, and the loader.
     """
     for name, encoded in names.items():
         node, value = _node(encoded, nodes), now.get(name)

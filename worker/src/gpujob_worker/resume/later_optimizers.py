@@ -1,7 +1,7 @@
 """An optimizer that a script made in an earlier turn of its loops, such as one for all layers.
 
-A resume does not come by where the script made it. Those of torch are their groups, their defaults
-and what they keep of each parameter, as a copy of them is.
+A resume does not pass the line that made it. Torch's optimizers consist of their groups, their
+defaults and their state per parameter, as a copy of them does.
 """
 
 import collections
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 LATER = "later optimizer"
-# LBFGS keeps a list of its parameters beside its groups.
+# LBFGS keeps a list of its parameters in addition to its groups.
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
     for kind in vars(torch.optim).values()
@@ -26,7 +26,9 @@ def is_of_torch(optimizer: Any) -> bool:
 
 
 def empty(name: str) -> torch.optim.Optimizer:
-    """Raises `LookupError` for a class that this torch has not."""
+    """Returns an empty optimizer. Raises `LookupError` for a class that this torch does
+    not have.
+    """
     kind = KINDS[name]
     return kind.__new__(kind)
 

@@ -1,8 +1,8 @@
 """Lightning's Trainer, resumed as if it had not stopped.
 
-By itself it keeps neither random states nor the loader's place, so it repeats the head of an epoch
-and never reads its tail; asked to stop it ends with exit code 0. Its own connector collects and
-restores the state.
+Its own checkpoints have neither random states nor the loader's position, so a resume repeats the
+head of an epoch and never reads its tail. On a stop it ends with exit code 0. Its own connector
+collects and restores the state here.
 """
 
 import functools
@@ -15,7 +15,7 @@ from gpujob_worker.resume.unmodified import Unmodified
 MODULES = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer")
 _ITEM = "resume"
 _PATH = "gpujob"
-# For people who load a model by hand; a class that is passed to it need not be savable.
+# For people who load a model by hand. A class that is passed to the model need not be savable.
 _NOT_NEEDED = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
 
 
@@ -41,14 +41,16 @@ class LightningTraining:
         return self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def between_batches(self) -> bool:
-        """In an epoch, after a whole batch: what lies between epochs it could not begin again."""
+        """Whether it is in an epoch, after a whole batch. Lightning cannot resume between
+        epochs.
+        """
         if len(self._loaders) != 1:
             return False
         epoch = self._trainer.fit_loop.epoch_progress.total
         return epoch.ready == epoch.started == epoch.completed + 1
 
     def steps_total(self) -> int | None:
-        """Where no early end is to be expected it is exact."""
+        """Returns the number of steps, which is exact if no early end is expected, or None."""
         trainer = self._trainer
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
@@ -63,7 +65,7 @@ class LightningTraining:
 
 
 def adapt(module: str, unmodified: Unmodified) -> None:
-    """Once the module of the Trainer was imported."""
+    """Patches the Trainer once its module was imported."""
     kind: Any = sys.modules[module].Trainer
     plain: Any = kind.fit
 
@@ -87,7 +89,7 @@ def adapt(module: str, unmodified: Unmodified) -> None:
 
 
 def _resumes(trainer: Any, unmodified: Unmodified) -> Any:
-    """In place of the connector's `resume_start`: its processes have found each other by then."""
+    """Replaces the connector's `resume_start`. The processes have found each other by then."""
     plain = trainer._checkpoint_connector.resume_start
 
     def resume_start(path: Any = None, *arguments: Any, **keywords: Any) -> Any:
@@ -95,7 +97,7 @@ def _resumes(trainer: Any, unmodified: Unmodified) -> Any:
         if refusal is not None:
             unmodified.session.log.skipped(_ITEM, refusal)
             return plain(path, *arguments, **keywords)
-        # Its handler would end the run after the batch, saved or not; ours is called in its place.
+        # Its handler would end the run after the batch, saved or not. Ours is called instead.
         vars(trainer._signal_connector)["_sigterm_notifier_fn"] = _nothing
         body = unmodified.begin(LightningTraining(trainer))
         if body is not None:
@@ -110,7 +112,7 @@ def _nothing(*_: Any) -> None: ...
 
 
 def _give(strategy: Any, body: dict[str, Any]) -> None:
-    """What it would read from the path is `body`."""
+    """Makes the strategy load `body` from the path."""
     plain = strategy.load_checkpoint
 
     def load_checkpoint(path: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Which variables of a running function or script can still be read: what a checkpoint has to hold.
+"""Finds the variables of a running function or script that may still be read. A checkpoint must
+have these.
 
-Classical backward liveness over the bytecode. Doubt makes a name live, never dead.
+Classical backward liveness over the bytecode. In doubt, a name is live.
 """
 
 import dis
@@ -16,11 +17,11 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _STORE_THEN_LOAD = "STORE_FAST_LOAD_FAST"
 _STORES = {"STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_GLOBAL", "STORE_NAME"}
 _LOCAL_STORES = {"STORE_FAST", "STORE_FAST_STORE_FAST", _STORE_THEN_LOAD}
-# From Python 3.12 on, a comprehension is part of the code around it, with names of its own.
+# From Python 3.12 on, a comprehension is part of the code around it, with its own names.
 _SET_ASIDE = "LOAD_FAST_AND_CLEAR"
 _BEFORE_LOOP = {"BUILD_LIST", "BUILD_MAP", "BUILD_SET", "CACHE", "EXTENDED_ARG", "SWAP"}
 _AFTER_LOOP = {"CACHE", "END_FOR", "EXTENDED_ARG", "POP_ITER", "POP_TOP", "SWAP"}
-# Their names are attributes or modules, not variables.
+# The names of these are attributes or modules, not variables.
 _NO_VARIABLES = {
     *("DELETE_ATTR", "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"),
     *("IMPORT_FROM", "IMPORT_NAME"),
@@ -29,19 +30,21 @@ _NOTHING_FOLLOWS = {
     *("RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"),
     *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"),
 }
-# These reach variables without naming them: a frame's own, and those of its module.
+# These reach variables without naming them: those of a frame, and those of its module.
 _READ_ANY_OF_FRAME = {"dir", "eval", "exec", "locals", "vars"}
 _READ_ANY_OF_MODULE = {"__main__", "eval", "exec", "globals"}
 # With an argument, these are about another object.
 _ASK_OBJECT = {"dir", "vars"}
 _FRAMES = {"_getframe", "currentframe"}
-# A comprehension in a script has variables of its own, which are not the script's.
+# Prefix of a script's comprehension variables, which are not the script's own.
 _HIDDEN = "hidden "
 _NONE: frozenset[str] = frozenset()
 
 
 class _Step(NamedTuple):
-    """One instruction: what it reads before it writes, what it writes, and what may come next."""
+    """One instruction: the names it reads before it writes, the names it writes, and the next
+    instructions.
+    """
 
     reads: frozenset[str]
     writes: frozenset[str]
@@ -51,10 +54,12 @@ class _Step(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def live_names(code: CodeType, offset: int) -> frozenset[str]:
-    """The names that may be read from `offset` (a frame's `f_lasti`) on before they are written.
+    """Returns the names that may be read from `offset` (a frame's `f_lasti`) on before they are
+    written.
 
-    A module's functions and classes are called at any time, so what they load is always live.
-    Where `reads_any_name(code)` holds, names that the code does not mention may be read too.
+    A module's functions and classes may be called at any time, so the names that they load are
+    always live. If `reads_any_name(code)` is True, names that the code does not mention may be read
+    too.
     """
     if reads_any_name(code):
         return _every_name(code)
@@ -65,13 +70,15 @@ def live_names(code: CodeType, offset: int) -> frozenset[str]:
     try:
         live = _live_before(_steps(code, instructions))[at]
     except (KeyError, TypeError):
-        # A jump to where no instruction begins: this bytecode is not understood.
+        # A jump to a position without an instruction means that this bytecode is not understood.
         return _every_name(code)
     return frozenset(name.removeprefix(_HIDDEN) for name in live) | _read_elsewhere(code)
 
 
 def reads_any_name(code: CodeType) -> bool:
-    """Whether the code may read its variables without naming them (`eval`, `locals()`, ...)."""
+    """Returns whether the code may read its variables without naming them (`eval`, `locals()`,
+    ...).
+    """
     if _is_function(code):
         return _mentions(code, _READ_ANY_OF_FRAME)
     inner = [each for each in _with_inner(code) if each is not code]
@@ -125,7 +132,9 @@ def _every_name(code: CodeType) -> frozenset[str]:
 
 
 def _read_elsewhere(code: CodeType) -> frozenset[str]:
-    """What inner functions and classes may read: their calls are not in this code's bytecode."""
+    """Returns the names that inner functions and classes may read. Their calls are not in this
+    bytecode.
+    """
     shared = _shared_names(code)
     if _is_function(code):
         return shared
@@ -164,7 +173,7 @@ def _steps(code: CodeType, instructions: list[dis.Instruction]) -> list[_Step]:
 def _effect(
     instruction: dis.Instruction, function: bool, unchanged: frozenset[str] = _NONE
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """What an instruction reads before it writes, and what it writes."""
+    """Returns the names that an instruction reads before it writes, and those it writes."""
     local = instruction.opcode in dis.haslocal
     if not local and (function or instruction.opcode not in dis.hasname):
         return _NONE, _NONE
@@ -178,7 +187,8 @@ def _effect(
         return frozenset({names[1]}) - written, written
     if instruction.opname in _STORES:
         return _NONE, changed
-    # All others count as reads, also those of later Pythons. `del` needs a value to delete.
+    # All other instructions count as reads, including those of later Pythons. `del` needs a value
+    # to delete.
     return (changed if instruction.opname == _SET_ASIDE else frozenset(names)), _NONE
 
 
@@ -190,10 +200,11 @@ def _names(instruction: dis.Instruction) -> list[str]:
 def _set_aside(
     instructions: list[dis.Instruction], index: dict[int, int], handlers: list[list[int]]
 ) -> dict[int, frozenset[str]]:
-    """Names that an inlined comprehension sets aside and puts back, by where it does so.
+    """Returns the names that an inlined comprehension saves and restores, by the position of
+    either.
 
-    The value there before is the one there afterwards, so this neither reads nor writes it. A
-    comprehension of another form than is known here reads.
+    The value before is the value afterwards, so this neither reads nor writes it. A comprehension
+    in an unknown form counts as a read.
     """
     found: dict[int, frozenset[str]] = {}
     at = 0
@@ -240,7 +251,7 @@ def _live_before(steps: list[_Step]) -> list[frozenset[str]]:
         for at in range(len(steps) - 1, -1, -1):
             step = steps[at]
             after = _NONE.union(*(live[each] for each in step.following))
-            # What raises may have written nothing.
+            # An instruction that raises may have written nothing.
             before = (after - step.writes).union(
                 step.reads, *(live[each] for each in step.handlers)
             )

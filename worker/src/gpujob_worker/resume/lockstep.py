@@ -1,9 +1,10 @@
-"""At which safe point all processes that train together save or leave: at the same one.
+"""Makes all processes that train together save or leave at the same safe point.
 
-A process that is asked to stop must not leave by itself: the others would wait for it in their
-next exchange of gradients. It writes a plan for a safe point to come into the store of the process
-group; every process looks there at each of its safe points. Gradients are exchanged in every step,
-so no process is further ahead of another than `STEPS_AHEAD`: all see the plan before its place.
+A process must not leave on a stop alone, because the others would wait for it in their next
+exchange of gradients. It writes a plan for a later safe point into the store of the process group.
+Every process reads the plan at each of its safe points. Gradients are exchanged in every step, so
+no process is more than `STEPS_AHEAD` ahead of another. All therefore see the plan before its safe
+point.
 """
 
 import collections
@@ -17,14 +18,14 @@ import torch
 
 from gpujob_worker.checkpoint.ballot import KeyValues
 
-# On a GPU a process may launch steps before the ones before have run; it waits for the step that is
-# so many behind. On a CPU a step is over when its gradients are exchanged.
+# On a GPU a process may launch steps before the earlier ones have run. It waits for the step that
+# is this many behind. On a CPU a step is over when its gradients are exchanged.
 STEPS_AHEAD = 4
 _STOP_WANTED = "stop wanted"
 
 
 class Order(Enum):
-    """What a process does at a safe point."""
+    """The action of a process at a safe point."""
 
     GO_ON = "go on"
     SAVE = "save"
@@ -33,7 +34,7 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What this process would do here if it were alone; `seconds` are left for a stop."""
+    """What this process would do here on its own. `seconds` are left for a stop."""
 
     order: Order = Order.GO_ON
     seconds: float = 0.0
@@ -41,20 +42,20 @@ class Wish:
 
 
 class Pace(Protocol):
-    """Decides what is done at each safe point."""
+    """Decides the action at each safe point."""
 
     # Whether checkpoints are due by this process's clock.
     leads: bool
-    # Why the processes cannot be held together; then nothing is saved any more.
+    # Why the processes cannot be kept together, or None. Nothing is saved any more then.
     lost: str | None
 
     def passes(self, wish: Wish) -> Order:
-        """Called at each safe point, once."""
+        """Returns the action. Called once at each safe point."""
         ...
 
 
 class Alone:
-    """One process: what it wishes is done."""
+    """A single process, whose wishes are carried out."""
 
     leads = True
     lost: str | None = None
@@ -64,7 +65,9 @@ class Alone:
 
 
 class Lockstep:
-    """One of several processes; `on_stop(reason, seconds)` is called when another one asks."""
+    """One of several processes. `on_stop(reason, seconds)` is called when another process was
+    stopped.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,9 @@ class Lockstep:
         self._pending: dict[str, Any] | None = None
 
     def passes(self, wish: Wish) -> Order:
-        """What all do here. A wish is fulfilled at a later safe point, by all."""
+        """Returns the action of all processes here. A wish is fulfilled at a later safe point, by
+        all.
+        """
         self._at += 1
         if self.lost is not None:
             return Order.STOP if wish.order is Order.STOP else Order.GO_ON
@@ -108,13 +113,13 @@ class Lockstep:
         return order
 
     def _want_stop(self) -> None:
-        """Keeps a process that is ahead from planning one checkpoint after the other."""
+        """Keeps a process that is ahead from planning one checkpoint after another."""
         if not self._wants_stop:
             self._wants_stop = True
             self._values.compare_set(_STOP_WANTED, "", "1")
 
     def _due(self) -> Order:
-        """What a plan says about this safe point."""
+        """Returns a plan's action for this safe point."""
         if self._pending is None:
             self._look()
         if self._pending is None or self._pending["at"] > self._at:
@@ -135,7 +140,7 @@ class Lockstep:
             self._adopt(self._values.get(key))
 
     def _propose(self, wish: Wish) -> None:
-        """The first plan that is written counts, whoever wrote it."""
+        """Writes a plan. The first plan written counts, whichever process wrote it."""
         plan = {
             "order": wish.order.value,
             "at": self._at + 1 + self._ahead.steps,
@@ -156,7 +161,7 @@ class Lockstep:
 
 
 class StepsAhead:
-    """Keeps the process from launching more than so many steps ahead of the GPU."""
+    """Keeps the process from launching more than this many steps ahead of the GPU."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None

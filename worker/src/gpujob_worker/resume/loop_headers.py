@@ -1,6 +1,7 @@
-"""Compiles a source with other loop headers: they ask what a loop goes over, or if it goes on.
+"""Compiles a source with other loop headers, which call the listener for a loop's items or its
+continuation.
 
-Lines, columns and names are those of the source, in tracebacks and to a tracer too.
+Lines, columns and names are those of the source, in tracebacks and for tracers too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from gpujob_worker.resume.rerun import LOOP, TURN
 
 
 def rewritten(source: bytes, filename: str, lines: Collection[int]) -> CodeType:
-    """The module's code, in which the `for` and `while` statements of `lines` ask the listener.
+    """Returns the module's code, in which the `for` and `while` statements in `lines` call the
+    listener.
 
-    Raises what `compile` raises.
+    Raises the errors of `compile`.
     """
     tree: Any = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     for node in ast.walk(tree):
@@ -29,13 +31,13 @@ def rewritten(source: bytes, filename: str, lines: Collection[int]) -> CodeType:
 
 def _asking(filename: str, line: int, test: ast.expr) -> ast.expr:
     if isinstance(test, ast.Constant) and not test.value:
-        return test  # the body is never run
+        return test  # the body never runs
     call = _call(TURN, filename, line, test)
     return ast.copy_location(ast.BoolOp(ast.And(), [call, test]), test)
 
 
 def _call(name: str, filename: str, line: int, place: ast.expr, *more: ast.expr) -> ast.expr:
-    """Is where the expression is."""
+    """Returns a call at the position of the expression."""
     new = [ast.Name(name, ast.Load()), ast.Constant(filename), ast.Constant(line)]
     function, *values = (ast.copy_location(each, place) for each in new)
     return ast.copy_location(ast.Call(function, [*values, *more], []), place)

@@ -1,9 +1,9 @@
-"""What a `for` goes over: whether a new iterator gives the same items, and where a turn is among
-them.
+"""The items of a `for`: whether a new iterator yields the same ones, and the position of a turn
+among them.
 
-On the way back an iterator is made anew before the script's variables are all put back. What it is
-made of must be what it was when the loop began. A list, an array or a tensor may differ until then:
-its iterator reads from it, and its content is put back in place.
+On the way back an iterator is made anew before all of the script's variables are restored. The
+values from which it is made must be those of when the loop began. A list, an array or a tensor may
+differ until then, because its iterator reads from it and its content is restored in place.
 """
 
 import ast
@@ -32,7 +32,7 @@ from gpujob_worker.resume.script_source import (
     source_of,
 )
 
-# Items among which one is looked for.
+# Maximum number of items that are searched for one.
 ITEMS_MAX = 100_000
 _NUMBERS = (int, str, bool, float)
 _PLAIN = (*_NUMBERS, type(None), bytes)
@@ -41,22 +41,22 @@ _MODULES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
 _DICTS = (dict, torch.nn.ModuleDict, torch.nn.ParameterDict)
 _CONTAINERS = (list, tuple, range, str, *_ARRAYS, *_MODULES, *_DICTS)
 _COUNTING = ("range", "trange", "count")
-# Their iterators read from them turn by turn, and they are put back in place.
+# Their iterators read from them turn by turn, and they are restored in place.
 _READ_IN_PLACE = (list, *_ARRAYS)
 _ANOTHER = "may be another value when the loop begins anew"
 _OTHERWISE = "may give other items when it begins anew"
 _VIEWS = ("items", "keys", "values")
 # Functions that read all items before the first turn, or in another order.
 _READING_AHEAD = ("sorted", "reversed", "list", "tuple")
-# Functions whose further arguments are for people.
+# Functions whose further arguments are for display.
 _SHOWING = ("tqdm", "track", "progress_bar")
-# Modules of the objects that they give.
+# Modules of the objects that these return.
 _BARS = ("tqdm.", "rich.", "fastprogress.")
-# Functions whose iterators do not give one item for each one that they take.
+# Functions whose iterators do not yield one item per input item.
 _GIVING_OTHERWISE = ("cycle", "chain", "zip_longest", "product", "groupby", "filter", "compress",
                      "takewhile", "dropwhile", "filterfalse", "repeat", "tee", "pairwise",
                      "batched")  # fmt: skip
-# Functions that follow from their arguments alone.
+# Functions whose result depends only on their arguments.
 _PURE = ("len", "int", "float", "bool", "min", "max", "abs", "round", "ceil", "floor", "sqrt",
          "size", "numel", "dim", "get_world_size")  # fmt: skip
 _STEADY = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.BoolOp,
@@ -65,22 +65,22 @@ _STEADY = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.
 
 
 class NoPlaceError(Exception):
-    """The script cannot be brought back to where it is; the text is the reason."""
+    """The script cannot be brought back to its place. The text is the reason."""
 
 
 class LoopItems:
-    """The items of one `for` that is under way."""
+    """The items of one running `for`."""
 
     def __init__(
         self, frame: FrameType, loop: Loop, passes: Sequence[Pass], *, outermost: bool
     ) -> None:
-        """`outermost`: the script comes to the loop by what is done before its first step, which is
-        done again from the same random numbers.
+        """Raises `NoPlaceError` if a new iterator may yield other items than the present one.
 
-        Raises `NoPlaceError` if a new iterator may give other items than the one under way.
+        With `outermost`, the script reaches the loop by code before its first step, which is
+        repeated from the same random numbers.
         """
         self._frame, self._loop, self._outermost = frame, loop, outermost
-        # What the iterator is made of, by its expression.
+        # The values from which the iterator is made, by expression.
         self.given: dict[str, Any] = {}
         self._changed = loop.changed_names() | self._bound_elsewhere()
         self._loaders: list[ast.expr] = []
@@ -102,7 +102,7 @@ class LoopItems:
         return NoPlaceError(f"the loop in line {self._loop.line}: {ast.unparse(what):.80} {why}")
 
     def _check_link(self, link: Link, passes: Sequence[Pass]) -> None:
-        """A function that hands on the items of others."""
+        """Checks a function that passes on the items of others."""
         call = link.call
         function = value_of(self._frame, call.func)
         if function is None or is_script_callable(function):
@@ -112,7 +112,7 @@ class LoopItems:
         if passes and (called(call) in _READING_AHEAD or bounds):
             raise self._refuse(call, "reads other batches than its turns get")
         if called(call) == "iter" and more:
-            raise self._refuse(call, _OTHERWISE)  # it calls what it is given
+            raise self._refuse(call, _OTHERWISE)  # it calls its argument
         if called(call) not in _SHOWING:
             for each in more:
                 self._check_steady(each)
@@ -143,7 +143,7 @@ class LoopItems:
             self._loaders.append(call)  # if its passes begin in the loop
 
     def _check_passes(self, passes: Sequence[Pass]) -> None:
-        """The loop gets a batch of each pass in each turn."""
+        """Checks that the loop gets a batch of each pass in each turn."""
         through = next((each.through for each in passes if each.through is not None), None)
         if through is not None:
             raise NoPlaceError(f"{through} reads a loader for the loop in line {self._loop.line}")
@@ -154,7 +154,7 @@ class LoopItems:
             )
 
     def _check_others(self) -> None:
-        """Calls that give no batches: libraries give the same before the first step."""
+        """Checks calls that yield no batches. Libraries yield the same before the first step."""
         for source in self._loaders:
             function = value_of(self._frame, source.func) if isinstance(source, ast.Call) else None
             known = function is not None and not is_script_callable(function)
@@ -162,7 +162,7 @@ class LoopItems:
                 raise self._refuse(source, _OTHERWISE)
 
     def _takes_no_iterator(self, source: ast.expr) -> bool:
-        """Whether nothing in the call's arguments goes on from where it was."""
+        """Returns whether no argument of the call continues from an earlier position."""
         for node in ast.walk(source):
             if node is source:
                 continue
@@ -202,7 +202,9 @@ class LoopItems:
         self.given[ast.unparse(source)] = content_of(value)
 
     def _check_steady(self, expression: ast.expr) -> None:
-        """What the loop is made of beside items has to be what it was when the loop began."""
+        """Checks that the other values of the loop's expression are those of when the
+        loop began.
+        """
         if self._outermost:
             return
         for node in ast.walk(expression):
@@ -218,7 +220,7 @@ class LoopItems:
                 self.given[ast.unparse(leaf)] = content_of(value)
 
     def _check_bindings(self, name: str) -> None:
-        """What is bound in the loops around is bound again on the way, to the same."""
+        """Checks that names bound in the loops around are bound to the same again on the way."""
         if name in self._bindings_seen:
             return
         self._bindings_seen.add(name)
@@ -232,7 +234,9 @@ class LoopItems:
 
     @functools.cached_property
     def _scope(self) -> tuple[ast.AST | None, list[ast.For | ast.While]]:
-        """What is run again on the way to the loop, as far as its function has it."""
+        """The code that runs again on the way to the loop, within its function, and the loops
+        around.
+        """
         code = self._frame.f_code
         around = loops_around(code, self._frame.f_lineno)
         first = around[0].node
@@ -248,7 +252,7 @@ class LoopItems:
 
     @property
     def number(self) -> Any:
-        """What tells the turn apart from all others of the loop; None where nothing does."""
+        """A value that distinguishes the turn from all others of the loop, or None."""
         name = self._loop.number_name
         if not self._loop.counts or name is None or name in self._bound_elsewhere():
             return None
@@ -257,7 +261,9 @@ class LoopItems:
 
     @property
     def index(self) -> int | None:
-        """The place of the loop's item among the items of a variable, where it is there once."""
+        """The position of the loop's item among those of a variable, or None unless it occurs there
+        once.
+        """
         name, items = self._loop.number_name, self._items()
         if name is None or items is None or not self._loop.takes_whole_item:
             return None
@@ -268,7 +274,9 @@ class LoopItems:
         return found[0] if len(found) == 1 else None
 
     def _items(self) -> Sequence[Any] | None:
-        """What the loop goes over, where that is a list, tuple, dict or the like of a variable."""
+        """Returns the loop's items if they are a list, tuple, dict or the like of a variable, or
+        None.
+        """
         names = self._loop.source_names()
         value: Any = value_of(self._frame, names[0]) if len(names) == 1 else None
         if not _is_container(value) or isinstance(value, _ARRAYS) or len(value) > ITEMS_MAX:
@@ -288,7 +296,7 @@ class LoopItems:
 
 
 def differs(frame: FrameType, given: dict[str, Any]) -> str | None:
-    """Which expression of a loop's head is not what it was."""
+    """Returns the expression of a loop's head whose value differs, or None."""
     for text, content in given.items():
         if content_of(value_of(frame, ast.parse(text, mode="eval").body)) != content:
             return text
@@ -296,7 +304,7 @@ def differs(frame: FrameType, given: dict[str, Any]) -> str | None:
 
 
 def content_of(value: Any) -> Any:
-    """What a loop can depend on of a value, as a plain value."""
+    """Returns the facts of a value on which a loop can depend, as a plain value."""
     if type(value) in _PLAIN:
         return value
     kind = type(value).__name__
@@ -304,11 +312,11 @@ def content_of(value: Any) -> Any:
         return f"{kind} {tuple(value.shape)}"
     try:
         size = len(value)
-    except Exception:  # of the script's own class, which raises what it likes
+    except Exception:  # a class of the script may raise anything
         return kind
     items: list[Any] = []
     if size <= ITEMS_MAX and isinstance(value, (dict, list, tuple, range, set, frozenset)):
-        items = list(cast("Sequence[Any]", value))  # of a dict, its keys
+        items = list(cast("Sequence[Any]", value))  # the keys of a dict
         if isinstance(value, (set, frozenset)):
             items.sort(key=repr)
     shown = hashlib.sha256(repr([_shown(item) for item in items]).encode()).hexdigest()
@@ -322,7 +330,7 @@ def _shown(value: Any) -> Any:
 
 
 def _may_be_read_by(value: Any) -> bool:
-    """Whether it is a loader, or a bar that shows the progress of one."""
+    """Returns whether it is a loader, or a progress bar for one."""
     return isinstance(value, DataLoader) or type(value).__module__.startswith(_BARS)
 
 
@@ -333,13 +341,13 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _is_container(value: Any) -> bool:
-    """Of a kind whose iterator gives what is in it, in its order."""
+    """Returns whether its iterator yields its items in their order."""
     base = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
     return base is not None and not is_script_callable(type(value).__iter__)
 
 
 def _leaves(expression: ast.AST) -> Iterator[ast.expr]:
-    """Names, and attributes and entries of them, as long as they go."""
+    """Yields names, and attributes and entries of names, as long as possible."""
     if isinstance(expression, (ast.Name, ast.Attribute)) or (
         isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant)
     ):

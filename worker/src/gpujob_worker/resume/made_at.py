@@ -1,6 +1,7 @@
-"""Where a script made an object, and at which turns of its loops: whether a resume makes it again.
+"""Where a script made an object, and in which turns of its loops. That decides whether a resume
+makes it again.
 
-A resumed script runs up to its first training loop, and in each loop on the way to its place the
+A resumed script runs up to its first training loop and, in each loop on the way to its place, the
 turn in which it was. An object that it made in another turn and still has is not made again.
 """
 
@@ -18,7 +19,7 @@ _NUMBERS = (int, str, bool, float)
 
 
 class _Item:
-    """An item of a loop that is no number: another one may have its identity once it is gone."""
+    """A loop's item that is no number. Another item may have its identity once it is gone."""
 
     def __init__(self, item: Any) -> None:
         self._item = weakref.ref(item)
@@ -32,17 +33,19 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class MadeAt:
-    """`key` names the calls and lines; `turns` are the loops around them, by frame and line, each
-    with what its turn was known by.
+    """`key` names the calls and lines. `turns` are the loops around them, by frame and line, each
+    with a mark of its turn.
     """
 
     key: str
     turns: tuple[tuple[int, int, Any], ...]
-    # Not made by the script at all: by a resume, in its place.
+    # The script did not make it; a resume did.
     made_elsewhere: bool = False
 
     def is_lost(self, functions: Sequence[At]) -> bool:
-        """Whether a resume from the place that these functions lead to does not come here again."""
+        """Returns whether a resume from the place of these functions does not reach this line
+        again.
+        """
         if self.made_elsewhere:
             return True
         for frame, line, turn in self.turns:
@@ -59,7 +62,7 @@ class MadeAt:
 
 
 def made_at(frame: FrameType | None) -> MadeAt:
-    """Of an object that is being made in a call from `frame`."""
+    """Returns the origin of an object that is being made in a call from `frame`."""
     lines: list[str] = []
     turns: list[tuple[int, int, Any]] = []
     for _ in range(_CALLS_MAX):
@@ -80,16 +83,16 @@ def made_at(frame: FrameType | None) -> MadeAt:
 
 
 def turn_mark(frame: FrameType, loop: Loop) -> Any:
-    """What tells the loop's present turn apart from the others; None where nothing does."""
+    """Returns a mark that distinguishes the loop's present turn from the others, or None."""
     name = loop.number_name
     return mark_of(frame.f_locals.get(name)) if name is not None else None
 
 
 def mark_of(value: Any) -> Any:
-    """What an item of a loop is known by, without holding it."""
+    """Returns a mark of a loop's item that does not keep it alive."""
     if type(value) in _NUMBERS:
         return value
     try:
         return _Item(value)
     except TypeError:
-        return None  # of a kind that cannot be referenced weakly
+        return None  # a type that cannot be referenced weakly

@@ -1,5 +1,7 @@
-"""Whether checkpoints of the script's own (`spec.checkpoint.path`) are there: a path that nothing
-matches protects nothing, and nobody would see it before the first interruption.
+"""Checks that a script's own checkpoints (`spec.checkpoint.path`) exist.
+
+A path that matches nothing protects nothing, and that would go unnoticed until the first
+interruption.
 """
 
 import time
@@ -9,16 +11,16 @@ from gpujob_api.report import Protection
 from gpujob_worker.checkpoint.own_files import absolute, newest_checkpoint
 from gpujob_worker.run.session import Session
 
-# From the first step on; a script may save its first checkpoint much later than that, and is
+# Seconds from the first step on. A script may save its first checkpoint much later, and is
 # unprotected until then.
 NOTHING_SECONDS = 300.0
-# Between two looks: at least this, and so many times what the last one took.
+# Seconds between two searches: at least this, and this many times the duration of the last one.
 LOOK_SECONDS = 10.0
 LOOK_PART = 50.0
 
 
 class OwnCheckpoints:
-    """Looks for them until one is there."""
+    """Searches until a checkpoint exists."""
 
     def __init__(
         self, session: Session, pattern: str, clock: Callable[[], float] = time.monotonic
@@ -39,7 +41,7 @@ class OwnCheckpoints:
         began = self._clock()
         if self._trains_since is None:
             self._trains_since = began
-        # The last report of an interruption says what the next attempt finds.
+        # The last report of an interruption has what the next attempt will find.
         if began < self._next_look and not session.stop.requested:
             return
         newest = newest_checkpoint(self._where)

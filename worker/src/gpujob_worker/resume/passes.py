@@ -1,10 +1,10 @@
-"""Passes over a `DataLoader` that can be begun again in their middle, in scripts that know nothing.
+"""Passes over a `DataLoader` that can be restarted in their middle, in unmodified scripts.
 
 The batches of a pass follow from the random state when its iterator was made and when its order was
 drawn, from the number of batches taken and, without worker processes, from the random state at each
-fetch. Whoever wraps a loader fetches ahead: for batches that were fetched and not yet trained on,
-the state before their fetch is kept too. Between two batches nothing of the loop is under way:
-there the state now is taken, and put back.
+fetch. A wrapper around a loader fetches ahead. For batches that were fetched and not trained on
+yet, the state before their fetch is kept too. Between two batches no part of the loop is running,
+so the state is taken and restored there.
 """
 
 import collections
@@ -28,39 +28,40 @@ from gpujob_worker.resume.value_kinds import is_of_script
 
 # Batches that a wrapper may have fetched ahead.
 IN_FLIGHT_MAX = 8
-# Data sets that are read before the first step.
+# Maximum number of datasets that are read before the first step.
 EARLY_MAX = 1000
 _RECORD = "_gpujob_pass"
-# In a loader that is read ahead of its loop: by how many batches.
+# Attribute of a loader that is read ahead of its loop: the number of batches.
 AHEAD = "_gpujob_ahead"
-# In an iterator that was brought back: the one that reads in its place.
+# Attribute of an iterator that was brought back: the iterator that reads in its place.
 _READS = "_gpujob_reads"
-# Calls between a script's loop and the loader that it reads, in wrappers of libraries.
+# Maximum number of library calls between a script's loop and the loader that it reads.
 _CALLS_MAX = 30
-# Libraries that hand on a loader's batches one for one, and read ahead as `AHEAD` tells.
+# Libraries that pass on a loader's batches one for one, and read ahead by `AHEAD`.
 _HANDING_ON = ("gpujob_worker", "torch", "tqdm", "rich", "fastprogress", "accelerate", "lightning",
                "pytorch_lightning", "lightning_fabric", "transformers", "ignite")  # fmt: skip
 
 
 class Pass:
-    """One pass over one loader: what makes its batches, and how far it is."""
+    """One pass over one loader: the origin of its batches, and its position."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
         self._generators = Generators(loader)
         self.fetched = 0
-        # Whether it was found that there are no more.
+        # Whether the end of the batches was reached.
         self.ended = False
-        # Batches that are handed out as None: the script had them before it was stopped.
+        # Batches that are passed out as None, because the script had them before it was stopped.
         self.past = 0
-        # Whether the data set was there before the script trained: a resume makes it again alike.
+        # Whether the dataset existed before the script trained, so that a resume makes an equal
+        # one.
         self.is_of_early_data = True
-        # The frame of the script, and its line, in which the pass began.
-        # Another library than those that hand on batch for batch, through which it began.
+        # The script's frame and line in which the pass began, and a library through which it began
+        # that does not pass on batch for batch.
         self._site, self.through = _script_site()
-        # Whether the worker processes were there before.
+        # Whether the worker processes existed before.
         self._is_again = is_begun(loader)
-        # By which a resumed pass began later.
+        # Number of batches by which a resumed pass began later.
         self.skipped = 0
         self._start = self.now()
         self._first: dict[str, Any] | None = None
@@ -79,21 +80,23 @@ class Pass:
 
     @property
     def own_sampler(self) -> str | None:
-        """The class of a sampler of the script's own: it may keep what a new iterator changes."""
+        """The class of a sampler of the script, which may keep state that a new iterator changes;
+        None without one.
+        """
         orders = (self.loader.sampler, self.loader.batch_sampler)
         return next((type(each).__name__ for each in orders if is_of_script(type(each))), None)
 
     def is_of(self, frame: FrameType, lines: range) -> bool:
-        """Whether the pass began in one of the lines, in this call of the function."""
+        """Returns whether the pass began in one of the lines, in this call of the function."""
         identity, line = self._site
         return identity == id(frame) and line in lines
 
     def begins_in_place_of(self, other: "Pass") -> None:
-        """Takes the place in the script of a pass that it is read instead of."""
+        """Takes over the place in the script of the pass that it replaces."""
         self._site = other._site
 
     def state(self, consumed: int) -> dict[str, Any]:
-        """At a safe point; `consumed` batches of the pass are in the weights."""
+        """Returns the state at a safe point, with `consumed` batches of the pass in the weights."""
         flying = self.fetched - consumed
         if not 0 <= flying <= len(self._before):
             raise ValueError(f"{self.fetched} batches were fetched and {consumed} trained on")
@@ -111,7 +114,7 @@ class Pass:
         }
 
     def resume(self, iterator: Any, saved: dict[str, Any], read: Callable[[Any], Any]) -> None:
-        """Brings a fresh iterator, made under `saved["start"]`, to its place."""
+        """Moves a fresh iterator, made under `saved["start"]`, to its position."""
         self._start, self._first = saved["start"], saved["first"]
         if saved["first"] is not None:
             self.put(saved["first"])
@@ -126,7 +129,7 @@ class Pass:
         self._replay, self._then = list(saved["in_flight"]), saved["now"]
 
     def fetches(self) -> None:
-        """Right before a batch is read."""
+        """Called right before a batch is read."""
         if self._replay:
             self.put(self._replay.pop(0))
         elif self._then is not None:
@@ -138,52 +141,53 @@ class Pass:
         self._before.append(now)
 
     def leaves_random_numbers(self) -> None:
-        """Whoever brings the script back puts all random numbers back at once."""
+        """Leaves the random numbers to the caller, which restores all of them at once."""
         if self._then is not None and not self._replay:
             self._generators.restore(self._then["generators"])
             self._then = None
 
     def begins_with(self, saved: dict[str, Any]) -> None:
-        """A whole pass whose first fetch is to see the random numbers of `saved`."""
+        """Makes the first fetch of a whole pass see the random numbers of `saved`."""
         self._then = saved
 
     def now(self) -> dict[str, Any]:
-        """The random state, with that of the loader's own generators."""
+        """Returns the random state, with that of the loader's own generators."""
         return {"random": random_state(), "generators": self._generators.states()}
 
     def put(self, state: dict[str, Any]) -> None:
-        """Puts a state from `now` in force."""
+        """Restores a state from `now`."""
         restore_random(state["random"])
         self._generators.restore(state["generators"])
 
 
 def _batches_of(loader: Any) -> list[Any]:
-    """What tells the batches of two loaders of one script apart."""
+    """Returns the facts that distinguish the batches of a script's loaders."""
     batches = loader.batch_sampler
     size, drop = (getattr(batches, name, None) for name in ("batch_size", "drop_last"))
     return [type(loader.sampler).__name__, size, drop]
 
 
 def at_boundary(loader: Any) -> dict[str, Any]:
-    """The state between two passes over the loader: the next one has not begun."""
+    """Returns the state between two passes over the loader, before the next one begins."""
     now = {"random": random_state(), "generators": Generators(loader).states()}
     return {"consumed": 0, "now": now, "again": is_begun(loader)}
 
 
 class Passes:
-    """Watches every loader of the process. One listener decides what a pass is about.
+    """Watches every loader of the process. One listener decides about a pass.
 
-    `begins(loader)` returns a state to resume with, or None; `fetching(pass)` is called between two
-    batches, also before the fetch that finds no more.
+    `begins(loader)` returns a state to resume from, or None. `fetching(pass)` is called between two
+    batches, and before the fetch that finds no more.
     """
 
     def __init__(self) -> None:
         self.begins: Callable[[Any], dict[str, Any] | None] = lambda loader: None
         self.fetching: Callable[[Pass], None] = lambda record: None
-        # By identity, in the order they were made.
+        # By identity, in the order in which they were made.
         self._live: dict[int, weakref.ref[Any]] = {}
         self._awaited: list[dict[str, Any]] = []
-        # Data sets that were read before the first step; held, so that no other takes their place.
+        # Datasets that were read before the first step. They are kept alive, so that no other gets
+        # their identity.
         self._early: list[Any] = []
         self._trains = False
         self._plain_iter = DataLoader.__iter__
@@ -205,7 +209,7 @@ class Passes:
         _BaseDataLoaderIter.__next__ = __next__
 
     def stop(self) -> None:
-        """In a forked child, which trains as under python."""
+        """Stops in a forked child, which trains as under plain python."""
         self._off = True
 
     def _begin(self, loader: Any) -> Any:
@@ -223,10 +227,10 @@ class Passes:
         return iterator
 
     def _at_place(self, loader: Any, saved: dict[str, Any] | None) -> tuple[Any, Pass]:
-        """A new iterator and its pass, at its beginning or where a saved one was."""
+        """Returns a new iterator and its pass, at its beginning or at a saved position."""
         whole = saved is not None and not saved["consumed"]
         if saved is not None and saved.get("again") and not is_begun(loader):
-            # A first pass draws what the later ones do not.
+            # A first pass draws a number that later ones do not.
             self._plain_iter(loader)
         if saved is not None:
             # `start` has the state in which the order of a pass that has begun was drawn.
@@ -259,7 +263,9 @@ class Passes:
             del self._live[identity]
 
     def training_began(self) -> None:
-        """Data sets that are read first from now on may have been made while the script trained."""
+        """Called when training begins. Datasets first read from now on may have been made while the
+        script trained.
+        """
         self._trains = True
 
     def _is_early(self, data: Any) -> bool:
@@ -270,15 +276,17 @@ class Passes:
         return True
 
     def of_loop(self, frame: FrameType, lines: range) -> list[Pass]:
-        """The passes that began in the lines, and whose iterators still are, in their order."""
+        """Returns the passes that began in these lines and whose iterators still exist,
+        in order.
+        """
         iterators = [reference() for reference in list(self._live.values())]
         records = [pass_of(each) for each in iterators if each is not None]
         return [each for each in records if each is not None and each.is_of(frame, lines)]
 
     def bring_back(self, frame: FrameType, lines: range, saved: list[dict[str, Any]]) -> None:
-        """Brings the passes of a loop to their places: those that have begun, and those to come.
+        """Moves the passes of a loop to their positions: those that have begun, and those to come.
 
-        They hand out None for each batch that was trained on.
+        They yield None for each batch that was trained on.
         """
         references = list(self._live.values())
         begun = [each for each in (reference() for reference in references) if each is not None]
@@ -288,16 +296,16 @@ class Passes:
         self._awaited = list(saved[len(here) :])
 
     def begin_workers(self, loader: Any) -> None:
-        """Makes the worker processes that a loader had, outside of any pass."""
+        """Starts the worker processes that a loader had, outside of any pass."""
         self._plain_iter(loader)
 
     def awaits_none(self) -> bool:
-        """Forgets the passes that have not begun; whether all had."""
+        """Forgets the passes that have not begun. Returns whether all had."""
         awaited, self._awaited = self._awaited, []
         return not awaited
 
     def bring_one_back(self, iterator: Any, saved: dict[str, Any]) -> Pass:
-        """Lets an iterator go on from a saved place: it keeps its identity."""
+        """Makes an iterator continue from a saved position. It keeps its identity."""
         before = pass_of(iterator)
         assert before is not None
         reads, record = self._at_place(before.loader, saved)
@@ -327,13 +335,13 @@ class Passes:
 
 
 def pass_of(iterator: Any) -> Pass | None:
-    """The pass that an iterator of a loader reads."""
+    """Returns the pass that a loader's iterator reads, or None."""
     return getattr(iterator, _RECORD, None)
 
 
 def _script_site() -> tuple[tuple[int, int], str | None]:
-    """The frame of the script that is nearest, by identity, and its line; and a library on the way
-    to it of which nothing is known.
+    """Returns the nearest frame of the script, by identity, and its line, and an unknown library on
+    the way to it.
     """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     through: str | None = None

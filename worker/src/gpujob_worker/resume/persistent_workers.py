@@ -1,8 +1,8 @@
 """Loaders whose worker processes live on from pass to pass (`persistent_workers=True`).
 
-The first pass makes the processes, and draws a seed for them; the later ones only begin the order
-again. What the processes keep of earlier passes (their random numbers, a cache) nobody can read, so
-a loader is brought back only if reading samples leaves nothing behind.
+The first pass starts the processes and draws a seed for them. Later passes only restart the order.
+The state that the processes keep of earlier passes (random numbers, a cache) cannot be read, so a
+loader is brought back only if reading samples leaves no state behind.
 """
 
 import multiprocessing
@@ -15,19 +15,21 @@ import torch
 
 from gpujob_worker.inject.loader_refusal import own_draws_refusal, reading_refusal
 
-# For two small batches.
+# Seconds for two small batches.
 READ_SECONDS_MAX = 60.0
 
 _known: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
 
 
 def is_begun(loader: Any) -> bool:
-    """Whether its processes are there: a pass that begins now only begins the order again."""
+    """Returns whether its processes exist, so that the next pass only restarts the order."""
     return _lives_on(loader) and getattr(loader, "_iterator", None) is not None
 
 
 def memory_refusal(loader: Any) -> str | None:
-    """Why new processes would not go on as those that are there. Has a few samples read, once."""
+    """Returns why new processes would differ from the existing ones, or None. It reads a few
+    samples, once.
+    """
     if not _lives_on(loader):
         return None
     if loader not in _known:
@@ -52,12 +54,12 @@ def _refusal(loader: Any) -> str | None:
 
 
 def _read_elsewhere(loader: Any) -> str | None:
-    """Reads in a process that is forked as the loader's own are: a cache here must not see it."""
+    """Reads in a forked process like the loader's own, so that a cache here does not see it."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_tell, args=(loader, sender), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a process with threads forks, as the loader does
+        warnings.simplefilter("ignore")  # a process with threads forks, as the loader does
         child.start()
     sender.close()
     try:
@@ -73,5 +75,5 @@ def _read_elsewhere(loader: Any) -> str | None:
 
 
 def _tell(loader: Any, sender: Connection) -> None:
-    torch.set_num_threads(1)  # those of the process that forked are not here
+    torch.set_num_threads(1)  # the threads of the parent process do not exist here
     sender.send(reading_refusal(loader))

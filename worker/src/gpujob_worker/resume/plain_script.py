@@ -1,12 +1,13 @@
-"""Scripts without any code for checkpoints: brought back to where they were, or refused beforehand.
+"""Scripts without any code for checkpoints: brought back to their place, or refused beforehand.
 
 A script is saved at the beginning of a loop's turn, between two steps: its variables, the state of
-its models and optimizers, random numbers, the place of its loaders and its files. To come back it
-runs as written up to its first training loop; loops on the way to its place begin at the turn at
-which they were, and there everything is put back. What cannot be read is known from the first step
-on: such a script is not saved, and an interruption starts it from the beginning.
+its models and optimizers, random numbers, the position of its loaders, and its files. To come back
+it runs as written up to its first training loop. Loops on the way to its place begin at the turn at
+which they were, and everything is restored at the place. Values that cannot be read are found at
+the first step. Such a script is not saved, and an interruption starts it from the beginning.
 
-`docs/design/0025-exact-resume-of-plain-scripts.md` says why this is sound, and what it cannot see.
+`docs/design/0025-exact-resume-of-plain-scripts.md` explains why this is sound, and what it cannot
+see.
 """
 
 import functools
@@ -42,13 +43,13 @@ from gpujob_worker.resume.unmodified import Unmodified
 from gpujob_worker.run.graceful_stop import Interrupted
 
 KIND = "plain script"
-# An attempt ended with an error before it was back.
+# Exists if an attempt ended with an error on its way.
 FAILED_FILE = "failed-on-the-way"
 _ITEM = "resume"
 
 
 class PlainScript:
-    """The script as the one training of the process."""
+    """The script as the only training of the process."""
 
     kind = KIND
     leaves_evaluations = False
@@ -64,11 +65,12 @@ class PlainScript:
         self._order: Order | None = None
         self._place: Place | None = None
         self._looked = self._refused = self._judged = self._asks_others = False
-        # Loops without steps, at whose turns the script could not be saved.
+        # Loops without steps in whose turns the script could not be saved.
         self._hopeless: set[tuple[CodeType, int]] = set()
         # Whether gradients were added at the place since the last step.
         self._in_step = False
-        # Backward passes when the last step ended: more were made since where a step is under way.
+        # Backward passes when the last step ended. More passes since then mean that a step is
+        # running.
         self._passes_at_step = 0
         # Why the last attempt to save failed.
         self._unsavable: str | None = None
@@ -92,7 +94,7 @@ class PlainScript:
         register_optimizer_step_pre_hook(self._before_step)
         rerun.listener = self._return
 
-    # What `Unmodified` asks of a training: a script's safe points are its own.
+    # The interface of a training for `Unmodified`. A script's safe points are its own.
 
     def owns(self, loader: Any) -> bool:
         del loader
@@ -110,21 +112,24 @@ class PlainScript:
     # The script's objects, loaders and steps.
 
     def _made(self) -> None:
-        """The script makes a model or an optimizer: settings of the run before hold from now on."""
+        """Called when the script makes a model or an optimizer. Settings of the earlier run apply
+        from now on.
+        """
         if self._session.environment.world_size == 1:
             try:
                 self._look()
             except MismatchError:
-                # A trainer may start the others of a gang later: the first pass looks again.
+                # A trainer may start the other processes of a gang later, so the first pass looks
+                # again.
                 self._looked = False
 
     def begins(self, loader: Any) -> None:
-        """A pass of any loader begins."""
+        """Called when a pass of any loader begins."""
         del loader
         self._look()
 
     def fetches(self, loader: Any) -> None:
-        """A batch is asked for, also in an evaluation."""
+        """Called when a batch is requested, even in an evaluation."""
         del loader
         if self._asks_others:
             self._ask_others()
@@ -132,12 +137,12 @@ class PlainScript:
             self._hears_stop()
 
     def met(self) -> None:
-        """The process group started, and nothing was taken from the directory before."""
+        """Called when the process group started and nothing was taken from the directory before."""
         self._looked = False
 
     def _ask_others(self) -> None:
-        """All processes of a gang ask at the same place: before the next batch, or after the next
-        step.
+        """Makes all processes of a gang ask at the same place: before the next batch, or after the
+        next step.
         """
         self._asks_others = False
         self._ask()
@@ -163,7 +168,7 @@ class PlainScript:
         if not (self._state.loops.began or self._refused or self._return.under_way):
             try:
                 self._state.variables.see_before_first_step(current_frame(1))
-            except Exception as error:  # whatever the script's objects raise
+            except Exception as error:  # the script's objects may raise anything
                 self._refuse(f"its variables cannot be read: {type(error).__name__}: {error}")
 
     @property
@@ -171,7 +176,7 @@ class PlainScript:
         return self._unmodified.plain is not self or not self._unmodified.is_of_script
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer made a step outside of a trainer."""
+        """Called when an optimizer made a step outside of a trainer."""
         self._state.gradients.after_step(optimizer)
         self._passes_at_step = self._session.state.backward_passes
         loss = self._session.state.optimizer_stepped()
@@ -191,9 +196,9 @@ class PlainScript:
         self._after_step(frame, loss, optimizer)
 
     def _first_step(self) -> bool:
-        """Whether the script can be saved, as far as its objects tell."""
+        """Returns whether the script can be saved, as far as its objects show."""
         if self._session.script_owns_safe_points:
-            # `gpujob_worker.prepare` was called, after the directory was looked at.
+            # `gpujob_worker.prepare` was called after the directory was read.
             self._refused = True
             text = f"{KIND}: the script saves by itself, with gpujob_worker.prepare"
             self._session.log.skipped(_ITEM, text, aloud=False)
@@ -246,7 +251,7 @@ class PlainScript:
     # Saving.
 
     def _hears_stop(self) -> None:
-        """Asked to stop, wherever the script is: it is saved at the next turn of a loop."""
+        """Called on a stop, wherever the script is. It is saved at the next turn of a loop."""
         ready = self._unmodified.training is self and self._unmodified.gang is None
         if not ready or self._refused or self._return.under_way:
             return
@@ -258,13 +263,13 @@ class PlainScript:
         self._watch.start(current_frame(1))
 
     def _at_turn(self, frame: FrameType) -> bool:
-        """A turn of a loop begins; whether nothing more is wanted."""
+        """Called when a turn of a loop begins. Returns whether no further turn is wanted."""
         if self._refused:
             return True
         in_step = self._session.state.backward_passes != self._passes_at_step
         if self._unmodified.saved_to_leave or (in_step and self._state.loops.is_innermost(frame)):
-            # Around the innermost loop a step may be under way in each turn: an epoch whose last
-            # batches are too few for one.
+            # Around the innermost loop a step may be running in each turn, as in an epoch whose
+            # last batches are too few for one.
             return False
         try:
             place = Place(frame, self._unmodified.passes)
@@ -286,13 +291,15 @@ class PlainScript:
             self._place = None
         if not self._unmodified.saved_to_leave:
             return True
-        # What follows the loop is the next attempt's: it may write files.
+        # Code after the loop is left to the next attempt, because it may write files.
         self._watch.keep_to(place.functions, lambda: self._unmodified.carry_out(Order.STOP))
         return False
 
     def _is_worth_trying(self, frame: FrameType, place: Place) -> bool:
-        """In a loop without steps, such as one over the results at a script's end, what cannot be
-        saved is waited out.
+        """Returns whether to try to save in this loop.
+
+        In a loop without steps, such as one over the results at a script's end, a failure is waited
+        out.
         """
         if self._state.loops.makes_steps(frame):
             return True
@@ -316,7 +323,7 @@ class PlainScript:
             self._refuse(self._unsavable)
 
     def _judge(self) -> None:
-        """Whether the script can be saved is known now, before the first checkpoint."""
+        """Finds out whether the script can be saved, before the first checkpoint."""
         self._judged = True
         assert self._place is not None
         try:
@@ -333,7 +340,7 @@ class PlainScript:
         self._session.log.note("protection", f"{KIND}: {kind.value}")
 
     def snapshot(self) -> dict[str, Any]:
-        """Raises `UnsavableError`."""
+        """Returns the state at the place. Raises `UnsavableError`."""
         if self._place is None:
             raise UnsavableError("the script is not at the beginning of a turn")
         try:
@@ -352,7 +359,7 @@ class PlainScript:
     # Coming back.
 
     def _look(self) -> None:
-        """Once, before the script trains: whether there is something to come back to."""
+        """Looks once, before the script trains, whether there is a checkpoint to come back to."""
         unmodified = self._unmodified
         if self._looked or unmodified.waits_for_group or self._off:
             return
@@ -364,7 +371,8 @@ class PlainScript:
             if self._state.holds_files:
                 self._leave_for_beginning("no checkpoint of the script can be read")
             return
-        # Which of several processes trains is known: it reports also where it makes no step.
+        # Among several processes the one that trains is known, and it reports even if it makes no
+        # step.
         self._session.start()
         self._return.start(loaded)
         assert unmodified.store is not None
@@ -382,8 +390,9 @@ class PlainScript:
         self._session.log.note(_ITEM, f"{KIND}: from step {step}: {what}")
 
     def ended(self, well: bool) -> None:
-        """If the place was not reached, the next attempt starts as written; after an error, which
-        may pass, it comes back once more.
+        """Handles the script's end on the way. The next attempt starts as written.
+
+        After an error, which may be temporary, the next attempt tries to come back once more.
         """
         store = self._unmodified.store
         if not self._return.under_way or store is None:
@@ -399,15 +408,15 @@ class PlainScript:
     # Giving up.
 
     def _closed(self) -> str | None:
-        """Why nothing is saved; None where the directory is open.
+        """Returns why nothing is saved, or None if the directory is open.
 
-        Raises `CheckpointError` for a directory that must not be left aside, such as one of another
-        number of processes: to start from the beginning there would lose what is in it.
+        Raises `CheckpointError` for a directory that must not be ignored, such as one of another
+        number of processes. Starting from the beginning there would lose its content.
         """
         return self._unmodified.open_store() or self._given_up_before()
 
     def _refuse(self, why: str) -> None:
-        """From now on nothing is saved. What is committed stays what a resume goes on from."""
+        """Saves nothing from now on. A resume continues from what is already committed."""
         self._refused = True
         self._order = None
         self._session.log.skipped(_ITEM, f"{KIND}: {why}")
@@ -417,7 +426,9 @@ class PlainScript:
             self._unmodified.end()
 
     def _leave_for_beginning(self, why: str) -> NoReturn:
-        """The process is half another run: the next attempt starts from the beginning."""
+        """Leaves a process whose state is mixed with another run's. The next attempt starts from
+        the beginning.
+        """
         self._give_up(why)
         self._session.leaves_unfinished()
         raise Interrupted(saved=False) from None
@@ -436,7 +447,7 @@ class PlainScript:
 
 
 def _has_checkpoint(directory: Path | None) -> bool:
-    """Whether there is one to come back to, as far as names tell."""
+    """Returns whether there is a checkpoint to come back to, as far as names show."""
     if directory is None:
         return False
     folders = [folder for folder in (directory, directory / FOLDER) if folder.is_dir()]
@@ -447,7 +458,7 @@ def _has_checkpoint(directory: Path | None) -> bool:
 
 
 def adapt_accelerate(module: Any) -> None:
-    """Its loaders are one batch ahead of the loop."""
+    """Marks Accelerate's loaders, which are one batch ahead of the loop."""
     kind = module.DataLoaderAdapter
     plain = kind.__init__
 

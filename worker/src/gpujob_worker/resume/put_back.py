@@ -1,4 +1,4 @@
-"""Puts the values that `script_values` read back into a run of the same script."""
+"""Restores the values that `script_values` read in a run of the same script."""
 
 import collections
 import contextlib
@@ -72,7 +72,7 @@ _CALLS_A_NODE = 10
 
 
 class PutBack:
-    """Puts values that `ScriptValues` read into the variables of a run of the same script."""
+    """Restores values that `ScriptValues` read into the variables of a run of the same script."""
 
     def __init__(
         self,
@@ -82,14 +82,16 @@ class PutBack:
         moved: tuple[str, str] = ("", ""),
         adopts: Callable[[Any], None] = lambda made: None,
     ) -> None:
-        """`moved`: the folder in which the script ran, and the one in which it runs now. `adopts`
-        is called with what is made here in the script's place.
+        """`moved` are the folder in which the script ran, and the one in which it runs now.
+
+        `adopts` is called with objects that are made here in the script's place.
         """
         self._moved, self._adopts = moved, adopts
         self._nodes, self._made, self._passes = nodes, made, passes
         self._done: dict[int, Any] = {}
         self._taken: set[int] = set()
-        # Where memory begins that stands for a saved one, or is that of a module or an optimizer.
+        # Start addresses of memory that stands for a saved one, or belongs to a module or an
+        # optimizer.
         self._memories: set[int] = set()
         self._stepped: set[int] = set()
         # Cells of closures that have their content.
@@ -108,7 +110,8 @@ class PutBack:
                 self._memories.add(tensor.untyped_storage().data_ptr())
 
     def value(self, encoded: Encoded, existing: Any, path: str) -> Any:
-        """The value to bind; `existing` itself, with its content put back, where it fits.
+        """Returns the value to bind. If `existing` fits, it is returned itself with its content
+        restored.
 
         Raises `MismatchError`.
         """
@@ -120,7 +123,7 @@ class PutBack:
         return self._done[index]
 
     def _in_folder(self, text: str) -> str:
-        """A path in the folder in which the script ran is one in the folder where it runs."""
+        """Moves a path in the folder in which the script ran to the folder in which it runs."""
         before, now = self._moved
         if before != now and (text == before or text.startswith(before + "/")):
             return now + text.removeprefix(before)
@@ -140,7 +143,7 @@ class PutBack:
         return value
 
     def _fits(self, existing: Any, kind: type) -> bool:
-        """Whether the object is of the kind, and stands for no other one yet."""
+        """Returns whether the object has the type and stands for no other one yet."""
         return type(existing) is kind and id(existing) not in self._taken
 
     def make_made(self, index: int, node: Any, existing: Any, path: str) -> None:
@@ -221,7 +224,9 @@ class PutBack:
         return torch.from_numpy(bytes_of_array(owner)) if whole else None
 
     def _memory(self, node: Any, before: torch.Tensor | None, path: str) -> torch.Tensor:
-        """The bytes at which a tensor or an array looks. `before`: those at which it looks now."""
+        """Returns the bytes of a tensor's or an array's memory. `before` are those of its present
+        memory.
+        """
         if "of" in node:
             return bytes_of(self._part(node["of"], path))
         index = int(node["memory"][1])
@@ -230,7 +235,9 @@ class PutBack:
         return self._done[index]
 
     def _fill(self, node: Any, before: torch.Tensor | None, path: str) -> torch.Tensor:
-        """The memory; that which is there, where it is as large and stands for no other one yet."""
+        """Returns the memory. The existing one is used if it has the same size and stands for no
+        other one yet.
+        """
         if node[KIND] == "unchanged memory":
             if before is None:
                 raise MismatchError(f"{path} was not made again")
@@ -251,7 +258,7 @@ class PutBack:
         return memory
 
     def overlaps(self, saved: Sequence[Any]) -> None:
-        """Raises `MismatchError` where memories were part of one another and are not."""
+        """Raises `MismatchError` if memories that overlapped do not any more."""
         for one, other, distance in saved:
             first, second = self._done.get(one), self._done.get(other)
             if first is None or second is None:
@@ -275,7 +282,7 @@ class PutBack:
         self._fill_items(target, node, path)
 
     def _fill_items(self, target: Any, node: Any, path: str) -> None:
-        """By the container's own methods: a class of the script may have others."""
+        """Uses the container's own methods, because a class of the script may have others."""
         values = self._entries(node["items"], list(target), path)
         if isinstance(target, collections.deque):
             collections.deque.__init__(target, values, node["most"])  # pyright: ignore
@@ -306,7 +313,7 @@ class PutBack:
         before: Any = existing if type(existing) is kind else ()
         values = self._entries(node["items"], list(before), path)
         if index in self._done:
-            return  # what is in it has it, and came to it first
+            return  # a value inside it references it, and reached it first
         ordered = kind is not frozenset and len(values) == len(before)
         same = ordered and type(existing) is kind and all(map(_is, values, before))
         of_script = issubclass(kind, tuple) and kind is not torch.Size
@@ -333,7 +340,7 @@ class PutBack:
             values.append((name, self.value(entry, before.get(name), f"{path}[{name!r:.40}]")))
         base: Any = collections.OrderedDict if _is_ordered(target) else dict
         if not _are_alike(list(before), [name for name, _ in values]):
-            # With the same keys a loop over it goes on.
+            # With the same keys a loop over it continues.
             base.clear(target)
         for name, value in values:
             base.__setitem__(target, name, value)
@@ -368,7 +375,7 @@ class PutBack:
         set_attributes(target, before, values)
 
     def _is_made_later(self, encoded: Encoded, existing: Any) -> bool:
-        """What only its library can read, and makes when it needs it."""
+        """Returns whether only its library can read it, which makes it when needed."""
         by_library = isinstance(encoded, tuple) and self._nodes[int(encoded[1])][KIND] == LEFT
         return existing is None and by_library
 
@@ -434,7 +441,9 @@ class PutBack:
             keywords[name] = self.value(encoded, keywords.get(name), f"{path}.{name}")
 
     def _with_cells(self, saved: Sequence[Encoded], existing: Any) -> Any:
-        """The function, or another one of its code: what it encloses may be shared otherwise."""
+        """Returns the function, or another one of its code if its enclosed variables are shared
+        differently.
+        """
         taken = id(existing) in self._taken
         before: Sequence[Any] = existing.__closure__ or ()
         cells: list[Any] = []
@@ -660,7 +669,7 @@ class PutBack:
         self._is(index, found)
 
     def make_closed_stream(self, index: int, node: Any, existing: Any, path: str) -> None:
-        """What was closed is of no more use, whichever file it was."""
+        """A closed stream is of no more use, whichever file it was."""
         del path
         if name_of(type(existing)) != node["type"] or not existing.closed:
             existing = io.StringIO()
@@ -717,7 +726,7 @@ class PutBack:
                 own[key] = value
 
     def _put_buffers(self, module: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
-        """Those that are in no state of the module; one may have grown."""
+        """Restores buffers that are in no state of the module. One may have grown."""
         for name, value in saved.items():
             owner, _, key = name.rpartition(".")
             buffers = module.get_submodule(owner)._buffers  # pyright: ignore[reportPrivateUsage]
@@ -770,13 +779,13 @@ _MAKERS: dict[str, Callable[[PutBack, int, Any, Any, str], None]] = {
 }  # fmt: skip
 
 
-# Kinds of values that need no object of the script.
+# Node types that need no object of the script.
 _SELF_CONTAINED = {"tensor", "memory", "array", "made constant", "tuple", *CONTAINERS}
 _CONTAINED_MAX = 10_000
 
 
 def is_self_contained(encoded: Any, nodes: Sequence[Any]) -> bool:
-    """Whether a value can be made without any object of the script."""
+    """Returns whether a value can be made without any object of the script."""
     waiting, seen = [encoded], set[int]()
     while waiting:
         each = waiting.pop()
@@ -803,7 +812,7 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def _are_alike(before: list[Any], after: list[Any]) -> bool:
-    """Also in their types: 1 is no True."""
+    """Compares types too, because 1 is not True."""
     same = len(before) == len(after)
     return same and all(
         type(one) is type(other) and one == other for one, other in zip(before, after, strict=True)
@@ -815,13 +824,15 @@ def _is_ordered(target: Any) -> bool:
 
 
 class _Gone:
-    """What nothing holds: a weak reference to it is dead."""
+    """Stands for an object that nothing holds, so that a weak reference to it is dead."""
 
 
 @contextlib.contextmanager
 def deep_calls(nodes: Sequence[Any]) -> Generator[None]:
-    """Values that are in one another are put back in calls in one another, and those of a list that
-    is linked may be many. They are calls of Python functions, which take nothing of the stack.
+    """Raises the recursion limit. Nested values are restored in nested calls, and a linked list may
+    have many.
+
+    These are calls of Python functions, which take nothing from the C stack.
     """
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(before + _CALLS_A_NODE * len(nodes))

@@ -1,4 +1,4 @@
-"""The random state of a process as plain values and tensors, as a checkpoint holds it."""
+"""The random state of a process as plain values and tensors, in the form of a checkpoint."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gpujob_worker.probe.side_effects import RandomStates
 
 
 def random_state() -> dict[str, Any]:
-    """Every generator's state as plain values and tensors."""
+    """Returns every generator's state as plain values and tensors."""
     states = RandomStates()
     return {
         "python": states.python,
@@ -20,7 +20,9 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(saved: dict[str, Any]) -> None:
-    """Puts a state from `random_state` in force. GPUs that are gone keep their own."""
+    """Restores a state from `random_state`. If the number of GPUs differs, they keep their own
+    states.
+    """
     states = RandomStates()
     states.python = saved["python"]
     states.numpy = saved["numpy"] if saved["numpy"] is not None else states.numpy
@@ -30,14 +32,14 @@ def restore_random(saved: dict[str, Any]) -> None:
     states.restore()
 
 
-# A sampler that deals out another one's batches is in few others.
+# A sampler that distributes another one's batches is nested only a few levels deep.
 _SAMPLERS_DEEP_MAX = 8
 
 
 class Generators:
     """States of the loader's own generators (`generator=` of the loader and its samplers).
 
-    A sampler may make its own with its first pass: there is none before it, and none to put back.
+    A sampler may make its own with its first pass. Before that there is none, and none to restore.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -52,14 +54,14 @@ class Generators:
                 generator.set_state(state)
 
     def epochs(self) -> list[int | None]:
-        """The epoch that each sampler has, from which its order follows."""
+        """Returns the epoch of each sampler, from which its order follows."""
         found = [getattr(owner, "epoch", None) for owner in self._owners[1:]]
         return [epoch if type(epoch) is int else None for epoch in found]
 
     def tell_epochs(self, epochs: list[int | None]) -> None:
-        """Gives samplers the epoch that they had before the interruption.
+        """Sets the epoch that samplers had before the interruption.
 
-        Lightning begins the pass that it resumes before it tells its samplers the epoch.
+        Lightning begins the resumed pass before it sets its samplers' epoch.
         """
         for owner, epoch in zip(self._owners[1:], epochs, strict=False):
             tell = getattr(owner, "set_epoch", None)
@@ -67,8 +69,9 @@ class Generators:
                 tell(epoch)
 
     def orders(self) -> list[str | None]:
-        """Hashes of the weights or the indices that samplers draw by: a script may have drawn them,
-        and a resume then finds others.
+        """Returns hashes of the weights or the indices by which samplers draw.
+
+        A script may have drawn them, and a resume would then find others.
         """
         return [_content_hash(owner) for owner in self._owners[1:]]
 
@@ -89,10 +92,10 @@ def _content_hash(sampler: Any) -> str | None:
 
 
 def _nested(batches: Any) -> list[Any]:
-    """A loader's sampler of batches, and the samplers in it, the outermost first.
+    """Returns a loader's batch sampler and the samplers in it, the outermost first.
 
-    Accelerate deals the batches of a sampler out to several processes by another one around it, and
-    the generator from which the order is drawn is that of the innermost.
+    Accelerate distributes a sampler's batches to several processes by another sampler around it.
+    The generator from which the order is drawn is that of the innermost.
     """
     found: list[Any] = []
     while batches is not None and len(found) < _SAMPLERS_DEEP_MAX:

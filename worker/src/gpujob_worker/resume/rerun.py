@@ -1,11 +1,11 @@
 """Compiles the script's loops anew in an attempt that resumes, so that they can be passed quickly.
 
 A script is resumed by running it again from its top. The loops on the way to the place where the
-run stopped then have to ask what they go over. `places.json` in the checkpoint directory names
-them. Only files that it names, and that have not changed since, are compiled with other loop
-headers; all line numbers, columns and names are as before. Without a `listener` the headers do what
-they did. This is read at the start of every Python process of a run that has a checkpoint
-directory, so it imports nothing until a file is found in `places.json`.
+run stopped must then call a listener for their items. `places.json` in the checkpoint directory
+names them. Only files that it names, and that have not changed since, are compiled with other loop
+headers. All line numbers, columns and names are as before. Without a `listener` the headers behave
+as written. Every Python process of a run that has a checkpoint directory reads this at its start,
+so it imports nothing until a file is found in `places.json`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Listener(Protocol):
-        """Is asked by the loops. `sys._getframe(2)` within its methods is the script's frame:
-        between the two is one function of this module. What it raises, the script's loop raises.
+        """Called by the loops. `sys._getframe(2)` within its methods is the script's frame, because
+        one function of this module is in between.
+
+        The script's loop raises its errors.
         """
 
         def loop(self, file: str, line: int, iterable: Any) -> Any:
-            """What the `for` in `line` goes over; it was to go over `iterable`."""
+            """Returns the items of the `for` in `line`, which was to iterate over `iterable`."""
             ...
 
         def turn(self, file: str, line: int) -> bool:
-            """The `while` in `line` is about to test its condition, or to begin a turn if that is
-            always true; False ends it.
+            """Called when the `while` in `line` is about to test its condition, or to begin a turn
+            if that is always true.
+
+            False ends it.
             """
             ...
 
@@ -38,14 +42,15 @@ PLACES_FILE = "places.json"
 FORMAT = 1
 LOOP = "__gpujob_loop__"
 TURN = "__gpujob_turn__"
-# The checkpoint directory of the first process and its ranks, and the folder in it of a process
-# that a shell started. Which of them this is need not be known: rewritten loops act the same.
+# The checkpoint directory of the first process and its ranks, and the folder in it for a process
+# that a shell started. It need not be known which of them this is, because rewritten loops behave
+# the same.
 FOLDERS = ("", "started-by-shell")
 
 listener: Listener | None = None
-# Why nothing, or not all, was read of `places.json`.
+# Why nothing, or not all, of `places.json` was read.
 notes: list[str] = []
-# Listed files that are run as they are written, and why; they are called as in `places.json`.
+# Listed files that run as written, with the reason. The names are those in `places.json`.
 changed: dict[str, str] = {}
 
 _listed: dict[str, _Listed] = {}
@@ -54,7 +59,7 @@ _begun: set[str] = set()
 
 
 class _Listed:
-    """A file of `places.json`; `name` is what it is called there."""
+    """A file of `places.json`. `name` is its name there."""
 
     def __init__(self, name: str, sha256: str, loops: set[int]) -> None:
         self.name = name
@@ -63,7 +68,7 @@ class _Listed:
 
 
 def install(directory: str | os.PathLike[str] | None) -> None:
-    """Called once, before the script. Without a readable `places.json` it does nothing."""
+    """Called once, before the script. It does nothing without a readable `places.json`."""
     if directory is None:
         return
     try:
@@ -78,16 +83,16 @@ def install(directory: str | os.PathLike[str] | None) -> None:
 def _prepare(program: str) -> None:
     import builtins
 
-    # In every process: a function of the script may be sent to it by its code.
+    # Set in every process, because a function of the script may be sent to it by its code.
     setattr(builtins, LOOP, _loop)
     setattr(builtins, TURN, _turn)
     if program == "-c":
-        # As a child of multiprocessing is begun, which is not on the way back.
+        # A child of multiprocessing starts in this way, and is not on the way back.
         _listed.clear()
         return
     os.register_at_fork(after_in_child=_forget_listener)
     _compile_imports()
-    # With `python -i` the interpreter goes on after the script, which this would prevent.
+    # With `python -i` the interpreter continues after the script, which this would prevent.
     if program != "-m" and _may_be_listed(program) and not sys.flags.inspect:
         from gpujob_worker.resume.main_program import run_instead
 
@@ -95,19 +100,24 @@ def _prepare(program: str) -> None:
 
 
 def _forget_listener() -> None:
-    """A child runs the script's functions, and is not on the way to the place."""
+    """Removes the listener in a child, which runs the script's functions and is not on the way to
+    the place.
+    """
     global listener
     listener = None
 
 
 def is_active() -> bool:
-    """Whether a listed loop asks the listener in this process, or will once it is imported."""
+    """Returns whether a listed loop calls the listener in this process, or will once it is
+    imported.
+    """
     return bool(files())
 
 
 def files() -> set[str]:
-    """The listed files that run with other loop headers, or will if they are imported; they are
-    called as in `places.json`.
+    """Returns the listed files that run with other loop headers, or will if they are imported.
+
+    The names are those in `places.json`.
     """
     waiting = {entry.name for path, entry in _listed.items() if _may_be_imported(path, entry)}
     return _begun | waiting
@@ -119,7 +129,7 @@ def _may_be_imported(path: str, entry: _Listed) -> bool:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and os.path.basename(file) in _names and path in _spellings(file):
-            return False  # it runs, and came past this
+            return False  # it is running and bypassed this
     try:
         with open(path, "rb") as stream:
             return _is_as_listed(stream.read(), entry)
@@ -128,7 +138,7 @@ def _may_be_imported(path: str, entry: _Listed) -> bool:
 
 
 def code_of(source: bytes, filename: str) -> CodeType | None:
-    """The rewritten code of a file with this source; None where it is to be run as written."""
+    """Returns the rewritten code of a file with this source, or None if it must run as written."""
     entry = _entry(filename, source)
     if entry is None or not _is_as_listed(source, entry):
         return None
@@ -180,7 +190,7 @@ def _read(path: str) -> None:
 
 
 def _list(data: bytes) -> None:
-    """Raises `KeyError`, `TypeError` or `ValueError`; then nothing of the data is listed."""
+    """Reads the data. Raises `KeyError`, `TypeError` or `ValueError`; then none of it is listed."""
     import json
 
     content = json.loads(data)
@@ -200,8 +210,10 @@ def _list(data: bytes) -> None:
 
 
 def _entry(filename: str, source: bytes) -> _Listed | None:
-    """A file that lies in another folder than it did, as each pod may have its own, is known by
-    its name and content.
+    """Returns the entry of a file.
+
+    A file in another folder than before, as each pod may have its own, is recognized by its name
+    and content.
     """
     for path in _spellings(filename):
         if path in _listed:
@@ -214,7 +226,7 @@ def _entry(filename: str, source: bytes) -> _Listed | None:
 
 
 def _may_be_listed(filename: str) -> bool:
-    """By the last part of its name, in any spelling. Nothing is read."""
+    """Returns whether the last part of its name is listed, in any spelling. Nothing is read."""
     return any(os.path.basename(path) in _names for path in _spellings(filename))
 
 
@@ -223,13 +235,15 @@ def _spellings(filename: str) -> tuple[str, str]:
 
 
 def _compile_imports() -> None:
-    """Modules, and what `python -m` runs: never from a cache of bytecode, and never into one."""
+    """Patches the import of modules, and of the target of `python -m`. Bytecode is never cached for
+    them.
+    """
     from importlib.machinery import SourceFileLoader
 
     plain = SourceFileLoader.get_code
 
     def get_code(self: Any, fullname: str) -> CodeType | None:
-        # Another kind of loader compiles in a way of its own.
+        # Another kind of loader compiles in its own way.
         if type(self) is SourceFileLoader and os.path.basename(self.path) in _names:
             code = _code_of_module(self, fullname)
             if code is not None:
@@ -249,7 +263,9 @@ def _code_of_module(loader: Any, fullname: str) -> CodeType | None:
 
 
 def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
-    """Only where the untouched source gives `code`, which is about to be run."""
+    """Returns the rewritten code, only if the unchanged source gives `code`, which is
+    about to run.
+    """
     import warnings
 
     from gpujob_worker.resume.loop_headers import rewritten
@@ -261,10 +277,10 @@ def _code_of_main(code: CodeType, filename: str) -> CodeType | None:
         if entry is None:
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the interpreter has given them
+            warnings.simplefilter("ignore")  # the interpreter has issued them
             if rewritten(source, filename, ()) == code:
                 return code_of(source, filename)
         changed[entry.name] = f"{filename} is not what the interpreter has read"
-    except Exception as error:  # the script is to run, whatever this is
+    except Exception as error:  # the script must run, whatever the error is
         notes.append(f"{filename} runs as written: {type(error).__name__}: {error}")
     return None

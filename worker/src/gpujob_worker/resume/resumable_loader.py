@@ -1,7 +1,7 @@
-"""A data loader that can come back to its place: same order, same random numbers, nothing twice.
+"""A data loader that can return to its position: same order, same random numbers, no batch twice.
 
-An epoch's order is drawn from the random state at its start. That state is kept with the position:
-on resume the order is drawn again, the finished batches are skipped in the sampler without loading
+An epoch's order is drawn from the random state at its start. That state is kept with the position.
+On resume the order is drawn again, the finished batches are skipped in the sampler without loading
 them, and the random state of the checkpoint is restored just before the next batch is read.
 """
 
@@ -14,10 +14,10 @@ from gpujob_worker.resume.random_numbers import Generators, random_state, restor
 
 
 class _Positioned:
-    """A sampler that tells when an epoch's order is drawn, and skips what was finished.
+    """A sampler that reports when an epoch's order is drawn, and skips finished items.
 
-    The first index is asked for after the iterator drew its own seed, which a loader with
-    persistent workers does once only; a state taken here fits both kinds.
+    The first index is requested after the iterator drew its own seed. A loader with persistent
+    workers draws that only once. A state taken here fits both kinds.
     """
 
     def __init__(self, inner: Any, on_start: Callable[[], None]) -> None:
@@ -46,9 +46,9 @@ class _Positioned:
 
 
 class ResumableLoader:
-    """Wraps a DataLoader; iterating it is one epoch. Everything else is the loader's own.
+    """Wraps a DataLoader. Iterating it is one epoch. Everything else is the loader's own.
 
-    `between_batches` is called when the loop asks for more, after each batch.
+    `between_batches` is called when the loop requests the next batch, after each batch.
     """
 
     def __init__(self, loader: Any, between_batches: Callable[[], None]) -> None:
@@ -64,7 +64,9 @@ class ResumableLoader:
         self._positioned = None if self._streams else self._place_sampler(loader)
 
     def state(self) -> dict[str, Any]:
-        """Where the loop is. Taken at a safe point: no batch is under way."""
+        """Returns the position of the loop. Call it at a safe point, when no batch is being
+        processed.
+        """
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -73,7 +75,7 @@ class ResumableLoader:
         }
 
     def resume_from(self, state: dict[str, Any], restore: Callable[[], None]) -> None:
-        """The next iterations skip finished epochs; `restore` puts everything else in force."""
+        """Makes the next iterations skip finished epochs. `restore` restores everything else."""
         self._resume = {**state, "restore": restore}
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,7 +97,7 @@ class ResumableLoader:
         try:
             yield from self._batches(iterator)
         finally:
-            # Also when the script leaves the loop early: its next pass is another epoch.
+            # The same applies if the script leaves the loop early. Its next pass is another epoch.
             self.epoch += 1
             self.position = 0
 
@@ -117,7 +119,9 @@ class ResumableLoader:
         return iter(self._loader)
 
     def _on_start(self) -> None:
-        """An epoch's order is about to be drawn: from a resumed epoch's state, or from now's."""
+        """Called when an epoch's order is about to be drawn, from a resumed epoch's state or from
+        the present one.
+        """
         if self._starting is not None:
             self._start, self._starting = self._starting, None
             restore_random(self._start["random"])
@@ -146,7 +150,9 @@ class ResumableLoader:
         return iterator
 
     def _place_sampler(self, loader: Any) -> _Positioned:
-        """The class forbids the change after __init__; no iterator exists yet."""
+        """Replaces the sampler. The class forbids the change after __init__, but no iterator exists
+        yet.
+        """
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         positioned = _Positioned(getattr(loader, name), self._on_start)
         vars(loader)[name] = positioned

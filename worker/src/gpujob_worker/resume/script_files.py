@@ -1,8 +1,8 @@
 """The files that an unmodified script writes, across a resume.
 
-Every file that the script opens for writing is noted, its size is saved with each checkpoint, and
-in a process that resumes it is held as it is until the script is back at its place. Writers in C++
-other than torch's and safetensors', and descriptors from `os.open`, are not seen.
+Every file that the script opens for writing is recorded, and its size is saved with each
+checkpoint. In a process that resumes, it is held unchanged until the script is back at its place.
+Writers in C++ other than torch's and safetensors', and descriptors from `os.open`, are not seen.
 """
 
 import builtins
@@ -35,9 +35,9 @@ from gpujob_worker.resume.written_files import (
     size_of,
 )
 
-# They took `open` when they were imported.
+# These took a reference to `open` when they were imported.
 _TOOK_OPEN = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))
-# They open, remove and rename for their callers.
+# These open, remove and rename for their callers.
 _FOR_CALLERS = {
     *("os", "pathlib", "pathlib._abc", "pathlib._local", "shutil", "tempfile"),
     __name__,
@@ -45,16 +45,17 @@ _FOR_CALLERS = {
 _HELD = "gpujob_worker.resume.held_files"
 _OWN = ("gpujob_worker.", "gpujob_api.")
 _COMPRESSED = {"bz2", "gzip", "lzma"}
-# Its place among the further arguments of `open`.
+# The position of `opener` among the further arguments of `open`.
 _OPENER = 5
-# Folders that the script made; more are not kept track of.
+# Maximum number of folders made by the script that are tracked.
 _FOLDERS_MAX = 10_000
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
 class RedoneFiles:
-    """`saved` has the files of the save by their paths. `leaves` is called with why the script
-    cannot go on, and does not return.
+    """Repeats file operations after a save. `saved` has the files of the save by path.
+
+    `leaves` is called with the reason why the script cannot continue, and does not return.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RedoneFiles:
                 self.writes(path)
 
     def is_removed(self, path: str) -> bool:
-        """Whether a removal of the file or folder was made already."""
+        """Returns whether the file or folder was already removed."""
         found = {each for each in self._gone if each == path or each.startswith(path + os.sep)}
         if not found or os.path.lexists(path):
             return False
@@ -84,7 +85,9 @@ class RedoneFiles:
         return True
 
     def is_made(self, folder: str) -> bool:
-        """Whether the folder was made after the save; asked once, when it is made."""
+        """Returns whether the folder was made after the save. Call it once, when the folder is
+        made.
+        """
         if folder in self._folders:
             return False
         self._folders.add(folder)
@@ -100,15 +103,15 @@ class RedoneFiles:
 
 
 class ScriptFiles:
-    """What one process of a script writes. Inert in forked children."""
+    """The files that one process of a script writes. Inert in forked children."""
 
     def __init__(self) -> None:
         self.journal = AppendJournal()
-        # Called with why the script that came back cannot go on.
+        # Called with the reason why the script that came back cannot continue.
         self.leaves: Callable[[str], Any] = _goes_on
         self._redone: RedoneFiles | None = None
         self._folders: set[str] = set()
-        # In the order in which they were made, as far as they are there.
+        # In the order in which they were made, as far as they exist.
         self._temporary: dict[str, None] = {}
         self._open_plainly: Any = builtins.open
         self._written = WrittenFiles()
@@ -156,7 +159,7 @@ class ScriptFiles:
         return made
 
     def _looks(self) -> bool:
-        """Whether files are where the script's calls leave them."""
+        """Returns whether the script calls and no files are held any more."""
         return self._held is None and self._called_by_script()
 
     def _reads(self, file: Any) -> None:
@@ -191,7 +194,9 @@ class ScriptFiles:
         self._written.note(path, WRITE)
 
     def exclude(self, directory: Path) -> None:
-        """What lies in the directory (that of the checkpoints) is not the script's."""
+        """Excludes the content of the directory (that of the checkpoints) from the
+        script's files.
+        """
         self._not_the_scripts += (os.path.join(os.path.abspath(directory), ""),)
 
     def _stop(self) -> None:
@@ -226,7 +231,7 @@ class ScriptFiles:
         return handle
 
     def _again(self, path: str, kind: str, mode: str) -> str:
-        """The mode by which a file is opened that the script may have made after the save."""
+        """Returns the mode in which to open a file that the script may have made after the save."""
         assert self._redone is not None
         if kind == WRITE:
             self._redone.writes(path)
@@ -236,14 +241,14 @@ class ScriptFiles:
         return mode
 
     def _script_path(self, file: Any, caller: str) -> str | None:
-        """The absolute path of a file that is the script's."""
+        """Returns the absolute path of a file that is the script's, or None."""
         path = None if caller.startswith(_OWN) else _absolute(file)
         if path is None or path.startswith(self._not_the_scripts):
             return None
         return path
 
     def _wrap_saving(self, module: Any, name: str) -> None:
-        """A function that writes its second argument by a writer in C++."""
+        """Wraps a function whose second argument a writer in C++ writes."""
         plain = getattr(module, name)
         parameter = "f" if module is torch else "filename"
 
@@ -266,13 +271,13 @@ class ScriptFiles:
         setattr(module, name, saves)
 
     def snapshot(self) -> dict[str, Any]:
-        """What `release` needs, in plain values."""
+        """Returns the arguments of `release` as plain values."""
         self._saves += 1
         folders = sorted(filter(os.path.isdir, self._folders))
         return {"saves": self._saves, "files": self._written.saved(), "folders": folders}
 
     def hold(self) -> None:
-        """What is there now stays as it is until `release`."""
+        """Holds the present files unchanged until `release`."""
         self._held = HeldFiles(self._open_plainly, self._called_by_script, self._held_path)
         self._held.install()
         self._notes = self._held.notes
@@ -285,8 +290,10 @@ class ScriptFiles:
         return None if path is None or path.startswith(self._not_the_scripts) else path
 
     def release(self, saved: dict[str, Any]) -> list[str]:
-        """Handles go on where the run was saved. Reasons why the files are not as they were: then
-        nothing was changed, and what is held stays held.
+        """Makes handles continue where the run was saved. Returns reasons why the files are not as
+        they were.
+
+        With any reason, nothing was changed, and the files stay held.
         """
         held = self._held
         assert held is not None, "hold() comes first"
@@ -304,7 +311,7 @@ class ScriptFiles:
         return []
 
     def _go_on(self, saved: dict[str, Any]) -> None:
-        """What was done after the save is done once more."""
+        """Lets the script repeat what it did after the save."""
         self._folders = set(saved["folders"])
         self._redone = RedoneFiles(saved["files"], saved["folders"], self.leaves)
         for name in ("remove", "unlink", "rmdir"):
@@ -312,7 +319,9 @@ class ScriptFiles:
         wrap(shutil, "rmtree", self._removes, self._looks)
 
     def conflicts(self) -> list[str]:
-        """Why a resume would not find the files as they are, known without one."""
+        """Returns why a resume would not find the files as they are, as far as that is known
+        without one.
+        """
         found: list[str] = []
         for path, file in self._written:
             if file.mode == UPDATE and file.changed(path):
@@ -331,7 +340,7 @@ class ScriptFiles:
         return found
 
     def held(self) -> dict[str, str]:
-        """What was held, by path, with what that means; the first hundred."""
+        """Returns the held files by path, with their meaning, at most a hundred."""
         return self._notes
 
 
@@ -348,7 +357,7 @@ def _kind(mode: str, caller: str) -> str:
 def _absolute(file: Any) -> str | None:
     try:
         path = os.fsdecode(file)
-        # Far quicker, and what most paths are that are opened often.
+        # Most paths that are opened often are plain, and this is far quicker.
         plain = path.startswith("/") and "/." not in path and "//" not in path
         return path if plain and not path.endswith("/") else os.path.abspath(path)
     except (TypeError, ValueError):
@@ -356,7 +365,7 @@ def _absolute(file: Any) -> str | None:
 
 
 def _caller() -> str:
-    """The module that asks: not one that does what others ask."""
+    """Returns the calling module, except modules that act for others."""
     return _caller_frame().f_globals.get("__name__") or ""
 
 

@@ -1,8 +1,7 @@
-"""Gradients that are part of a script's state: those that its next step adds to.
+"""Gradients that are part of a script's state: those to which its next step adds.
 
-Most scripts clear the gradients between two steps, before or after; what lies there between two
-steps is then of no consequence. A script that was seen not to, or of which too little was seen yet,
-has them saved.
+Most scripts clear the gradients between two steps, so their values there do not matter. They are
+saved for a script that was seen not to clear them, or of which too few steps were seen.
 """
 
 import functools
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Steps of an optimizer of which it is known what came between them.
+# Minimum number of an optimizer's steps for which it is known what came between them.
 STEPS_SEEN_MIN = 2
 
 
@@ -44,8 +43,10 @@ class ScriptGradients:
         self._cleared.discard(optimizer)
 
     def saved(self, made: Sequence[Any], *, in_step: bool = False) -> list[Any]:
-        """The gradients that matter: the optimizer's number, its group, the place in it; or the
-        module's number and the parameter's name. `in_step`: some are of the next step.
+        """Returns the gradients that matter, with the optimizer's number, its group and the
+        position in it, or with the module's number and the parameter's name.
+
+        With `in_step`, some belong to the next step.
         """
         return [*_unstepped(made), *self._of_optimizers(made, in_step)]
 
@@ -60,7 +61,7 @@ class ScriptGradients:
         ]
 
     def restore(self, made: Sequence[Any], saved: Sequence[Any]) -> None:
-        """Only these gradients are there afterwards. Raises `LookupError` for unknown tensors."""
+        """Restores exactly these gradients. Raises `LookupError` for unknown tensors."""
         modules = [each for each in made if isinstance(each, torch.nn.Module)]
         for tensor in [each for module in modules for each in module.parameters()]:
             tensor.grad = None
@@ -85,8 +86,9 @@ def _parameters_of(optimizer: Any) -> set[int]:
 
 
 def _unstepped(made: Sequence[Any]) -> list[tuple[int, str, torch.Tensor]]:
-    """Of parameters that no optimizer steps: none clears their gradients, and a norm of all the
-    gradients counts them.
+    """Returns gradients of parameters that no optimizer steps.
+
+    No step clears these gradients, and a norm of all gradients includes them.
     """
     stepped = {id(tensor) for _, _, _, tensor in _stepped(made)}
     return [

@@ -1,4 +1,4 @@
-"""What names in a script's expressions stand for, without running anything."""
+"""Finds the values of names in a script's expressions without running anything."""
 
 import ast
 import builtins
@@ -14,7 +14,9 @@ _DEEP_MAX = 20
 
 
 def value_of(frame: FrameType, expression: ast.expr) -> Any:
-    """The value of a name, or of an attribute of one; None for all else, and if there is none."""
+    """Returns the value of a name or of a name's attribute. None for anything else, and if it does
+    not exist.
+    """
     if isinstance(expression, ast.Name):
         name = expression.id
         known = frame.f_globals.get(name, getattr(builtins, name, None))
@@ -31,8 +33,10 @@ def value_of(frame: FrameType, expression: ast.expr) -> Any:
 
 
 def is_script_callable(function: Any) -> bool:
-    """Whether a call of it may run code of the script: also where a library's decorator is around a
-    function of the script, or a library's class is a base of the script's.
+    """Returns whether a call of it may run code of the script.
+
+    A library's decorator may be around a function of the script, and a library's class may be a
+    base of the script's.
     """
     for _ in range(_DEEP_MAX):
         if isinstance(function, functools.partial):

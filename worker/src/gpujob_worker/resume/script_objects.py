@@ -1,4 +1,6 @@
-"""Models, optimizers, schedulers, loss scalers and loaders of a script, as they were made."""
+"""Models, optimizers, schedulers, loss scalers and loaders of a script, in the order of their
+creation.
+"""
 
 import copy
 import functools
@@ -25,22 +27,23 @@ from gpujob_worker.resume.sharded import (
 
 
 class ScriptObjects:
-    """What the script made and still has; held weakly."""
+    """The objects that the script made and still has, held weakly."""
 
     def __init__(self) -> None:
-        # By identity, in the order they were made: scripts make and drop many.
+        # By identity, in the order of their creation. Scripts make and drop many.
         self._made: dict[int, tuple[weakref.ref[Any], MadeAt]] = {}
         self._on_made: Callable[[], None] = lambda: None
         self.random = TurnRandom()
 
     def install(self, on_made: Callable[[], None]) -> None:
-        """`on_made` is called when an object is made, before it is."""
+        """Watches creations. `on_made` is called before an object is made."""
         self._on_made = on_made
         schedulers = torch.optim.lr_scheduler.LRScheduler
         for kind in (torch.nn.Module, torch.optim.Optimizer, schedulers, torch.amp.GradScaler):
             _after(kind, "__init__", self._add)
         _after(DataLoader, "__init__", self._add)
-        # A copy is not made by `__init__`: an average of the weights, a model of an earlier step.
+        # A copy is not made by `__init__`, such as an average of the weights, or a model of an
+        # earlier step.
         _after(torch.nn.Module, "__setstate__", self._add)
 
     def _add(self, made: Any) -> None:
@@ -54,18 +57,20 @@ class ScriptObjects:
             self.random.sees(at)
 
     def adopt(self, made: Any) -> None:
-        """One that was put back, and that no resume makes where the script did."""
+        """Adopts an object that was restored and that no resume makes where the script did."""
         reference = weakref.ref(made, functools.partial(self._gone, id(made)))
         self._made[id(made)] = reference, MadeAt("put back", (), made_elsewhere=True)
 
     def _gone(self, identity: int, reference: Any) -> None:
-        # Another object may have the place of one that is gone.
+        # Another object may have the identity of one that is gone.
         known = self._made.get(identity)
         if known is not None and known[0] is reference:
             del self._made[identity]
 
     def made_again(self, functions: Sequence[At]) -> tuple[list[Any], list[Any]]:
-        """Those that a resume at this place makes again, and those that it does not."""
+        """Returns the objects that a resume at this place makes again, and those that it
+        does not.
+        """
         made, lost = [], []
         for found in self.all():
             (lost if self._made[id(found)][1].is_lost(functions) else made).append(found)
@@ -74,12 +79,14 @@ class ScriptObjects:
         return made, lost
 
     def all(self) -> list[Any]:
-        """What has a state of its own: modules that are in no other one, and all but loaders."""
+        """Returns the objects with their own state: modules that are in no other one, and
+        everything except loaders.
+        """
         made = [found for found in self._alive() if not isinstance(found, DataLoader)]
         modules = [found for found in made if isinstance(found, torch.nn.Module)]
         inner: set[int] = set()
         for module in modules:
-            if id(module) not in inner:  # its parts are those of another one
+            if id(module) not in inner:  # its parts belong to another one
                 inner.update(id(part) for part in module.modules() if part is not module)
         return [
             found
@@ -93,7 +100,7 @@ class ScriptObjects:
         return [found for found in (one() for one in references) if found is not None]
 
     def spread(self) -> str | None:
-        """Why the part that this process has of them cannot be saved; None where it can."""
+        """Returns why this process's part of them cannot be saved, or None."""
         for found in self.all():
             if isinstance(found, torch.nn.Module):
                 refusal = sharding_refusal(found)
@@ -102,8 +109,8 @@ class ScriptObjects:
         return None
 
     def refusal(self) -> str | None:
-        """Why one of them cannot be saved by its own state, by its library's name; None if all
-        can.
+        """Returns why one of them cannot be saved by its own state, with its library's name, or
+        None.
         """
         for found in self.all():
             for kind in type(found).__mro__:
@@ -116,9 +123,10 @@ class ScriptObjects:
         return None
 
     def states(self, made: Sequence[Any]) -> list[dict[str, Any]]:
-        """Of tensors that are spread over processes, the part that this process has.
+        """Returns the objects' states. For tensors that are spread over processes, it is this
+        process's part.
 
-        Raises `UnsavableError` where an object of the script does not tell its state.
+        Raises `UnsavableError` if an object of the script does not return its state.
         """
         return [
             {"kind": _kind(found), "at": self._made[id(found)][1].key, "state": _state_of(found)}
@@ -126,7 +134,7 @@ class ScriptObjects:
         ]
 
     def _found(self, saved: list[dict[str, Any]]) -> list[Any]:
-        """The objects that were saved, each by where the script made it.
+        """Returns the saved objects, each found by where the script made it.
 
         Raises `MismatchError`.
         """
@@ -146,7 +154,7 @@ class ScriptObjects:
         return found
 
     def restore(self, saved: list[dict[str, Any]]) -> list[Any]:
-        """Returns the objects in the order in which they were saved.
+        """Restores the objects, and returns them in the order in which they were saved.
 
         Raises `MismatchError`; then some may be restored and others not.
         """
@@ -160,7 +168,7 @@ class ScriptObjects:
             try:
                 # An optimizer takes the tensors that it is given, and steps change them.
                 found.load_state_dict(_joined(copy.deepcopy(state["state"]), found))
-            except Exception as error:  # whatever a class of the script raises
+            except Exception as error:  # a class of the script may raise anything
                 raise MismatchError(f"{_kind(found)}: {error}"[:500]) from None
         for each in groups:
             each.keep()
@@ -168,8 +176,9 @@ class ScriptObjects:
 
 
 class _Groups:
-    """The groups and the state of an optimizer, into which what it takes is put: another optimizer
-    may have the same ones, and then has to see what a schedule does to them.
+    """The groups and the state of an optimizer, into which a loaded state is put.
+
+    Another optimizer may share them, and must then see the changes of a schedule.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -191,7 +200,8 @@ class _Groups:
         made.param_groups, made.state = self._groups, self._state
 
 
-# Libraries whose objects have more state than they tell, or tell it only to all processes together.
+# Libraries whose objects have more state than they return, or return it only to all processes
+# together.
 _STATES_OF_THEIR_OWN = {
     "deepspeed": "DeepSpeed keeps float32 weights that its engine alone can save",
     "apex": "Apex keeps float32 weights of its own",
@@ -204,7 +214,7 @@ _STATES_OF_THEIR_OWN = {
 
 
 def _has_memory(module: torch.nn.Module) -> bool:
-    """Whether it has a state: a skeleton for `functional_call` has none."""
+    """Returns whether it has a state. A skeleton for `functional_call` has none."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     if any(tensor.device.type != "meta" for tensor in tensors):
         return True
@@ -216,7 +226,7 @@ def _state_of(found: Any) -> Any:
     try:
         state = found.state_dict()
         return with_own_parts(state) if is_spread_possible() else state
-    except Exception as error:  # whatever a class of the script raises
+    except Exception as error:  # a class of the script may raise anything
         text = f"the state of {_kind(found)} cannot be read: {type(error).__name__}: {error}"
         raise UnsavableError(text[:500]) from None
 
@@ -257,7 +267,7 @@ _Key = tuple[int, int]
 
 
 class TurnRandom:
-    """`sees` is called before each object is made; `expect` gives what is to be there again."""
+    """`sees` is called before each object is made. `expect` sets the states to restore."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, tuple[Any, str, dict[str, Any]]] = {}
@@ -283,7 +293,7 @@ class TurnRandom:
             del self._known[next(iter(self._known))]
 
     def saved(self, functions: Sequence[At]) -> list[dict[str, Any]]:
-        """Of the turns on the way to a place, the outermost first."""
+        """Returns the states of the turns on the way to a place, the outermost first."""
         found: list[dict[str, Any]] = []
         for at in functions:
             for loop in at.loops:
@@ -293,5 +303,5 @@ class TurnRandom:
         return found
 
     def expect(self, saved: Sequence[dict[str, Any]]) -> None:
-        """On the way back; with none at its end."""
+        """Sets the states for the way back; empty at its end."""
         self._expected = list(saved)

@@ -1,9 +1,10 @@
-"""Where a script is: the functions from its module to the loop that it is in, and each loop's turn.
+"""The place of a script: the functions from its module to its present loop, and each loop's turn.
 
-A place is the beginning of a loop's turn. There no expression is half evaluated but in the calls on
-the way, which are made again; what the script has is in its variables and in the loops' iterators.
-A `for` is brought back to its turn by its iterator, made anew, that hands on items until the turn
-is reached: by the number of batches that were read, or by the variable that tells turns apart.
+A place is the beginning of a loop's turn. No expression is half evaluated there, except in the
+calls on the way, which are made again. The script's state is in its variables and in the loops'
+iterators. A `for` is brought back to its turn by a new iterator, from which items are taken until
+the turn is reached: by the number of batches that were read, or by the variable that distinguishes
+turns.
 """
 
 import dis
@@ -23,9 +24,9 @@ from gpujob_worker.resume.passes import Pass, Passes
 from gpujob_worker.resume.script_names import value_of
 from gpujob_worker.resume.script_source import Loop, call_at, is_script_file, loops_around
 
-# Functions that call one another on the way to the loop.
+# Maximum number of functions that call one another on the way to the loop.
 FRAMES_MAX = 100
-# Of functions that are left in their middle, and whose callers are in their middle, too.
+# Functions that are left in their middle while their callers are in their middle too.
 _HALTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _FOR_ITER = dis.opmap["FOR_ITER"]
 # Instructions that may call a function of the script for each of some items.
@@ -33,65 +34,63 @@ _ITERATING = ("UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "CONT
               "FOR_ITER", "CALL_INTRINSIC_1")  # fmt: skip
 _CALLING_OFTEN = ("map", "filter", "sorted", "min", "max", "list", "tuple", "set", "frozenset",
                   "dict", "sum", "any", "all", "reduce", "zip", "enumerate")  # fmt: skip
-# Libraries whose calls on the way may be other ones with other settings of a run.
+# Libraries whose calls on the way may differ with other settings of a run.
 _OUR_WAYS = ("torch", "gpujob_worker", "gpujob_api", "importlib", "runpy")
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One function of the script on the way, and the loops in it that are under way."""
+    """One function of the script on the way, with its running loops."""
 
     frame: FrameType
     loops: tuple[Loop, ...]
-    # The calls of libraries through which it calls the next function.
+    # The library calls through which it calls the next function.
     through: tuple[str, ...] = ()
 
     @property
     def call(self) -> list[Any]:
-        """Where in the source the function is in a call, and what of libraries lies in between."""
+        """The source position of the function's present call, and the library calls in between."""
         return [self.frame.f_lineno, *_columns(self.frame), *self.through]
 
     @property
     def name(self) -> dict[str, Any]:
-        """What tells the function and its line apart from all others of the script."""
+        """Facts that distinguish the function and its line from all others of the script."""
         code = self.frame.f_code
         return {"file": code.co_filename, "code": code.co_name, "first": code.co_firstlineno}
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The same in each attempt, in whatever folder the script lies."""
+        """A key that is the same in each attempt, whatever folder the script is in."""
         code = self.frame.f_code
         return function_key(code.co_filename, code.co_name, code.co_firstlineno)
 
 
 def function_key(file: str, code: str, first: int) -> tuple[str, str, int]:
-    """What a function of the script is known by: the folder may be another one in each attempt."""
+    """Returns the key of a function of the script. Its folder may differ between attempts."""
     return os.path.basename(file), code, first
 
 
 def begins_turn(frame: FrameType, loops: Sequence[Loop]) -> bool:
-    """Whether the line that the frame is about to run begins a turn of its innermost loop."""
+    """Returns whether the frame's next line begins a turn of its innermost loop."""
     if not loops or frame.f_lineno not in loops[-1].header:
         return False
     if loops[-1].is_for:
         return _asks_iterator(frame)
-    # The first line of an endless loop's body may come again in a turn: at the end of a `with`.
+    # The first line of an endless loop's body may come again in a turn, at the end of a `with`.
     return not loops[-1].is_endless or frame.f_lasti in dict(_jumps_back(frame.f_code))
 
 
 def _asks_iterator(frame: FrameType) -> bool:
-    """Whether the instruction is the one that gets the next item, and not the making of the
-    iterator.
-    """
+    """Returns whether the instruction gets the next item, and does not make the iterator."""
     instructions, offset = frame.f_code.co_code, frame.f_lasti
     while instructions[offset] == dis.EXTENDED_ARG:
-        offset += 2  # a prefix of the instruction: its jump is a long one
+        offset += 2  # a prefix of the instruction, whose jump is long
     return instructions[offset] == _FOR_ITER
 
 
 @functools.lru_cache(maxsize=4096)
 def _jumps_back(code: CodeType) -> tuple[tuple[int, int], ...]:
-    """Where loops of the code begin, and where they end, in its instructions."""
+    """Returns the positions in the code's instructions where loops begin and end."""
     return tuple(
         (int(each.argval), each.offset)
         for each in dis.get_instructions(code)
@@ -100,15 +99,15 @@ def _jumps_back(code: CodeType) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(frame: FrameType) -> tuple[int | None, ...]:
-    """End line and columns of the expression that the frame is in."""
+    """Returns the end line and the columns of the frame's present expression."""
     positions = list(frame.f_code.co_positions())
     return positions[frame.f_lasti // 2][1:]
 
 
 def functions_of(frame: FrameType | None, *, strict: bool = True) -> list[At]:
-    """The script's functions from its module to `frame`, the module first.
+    """Returns the script's functions from its module to `frame`, the module first.
 
-    Raises `NoPlaceError`; where it is not `strict`, only if there is no such way at all.
+    Raises `NoPlaceError`. If not `strict`, it is raised only if there is no such way at all.
     """
     found: list[At] = []
     between: list[str] = []
@@ -138,7 +137,7 @@ def functions_of(frame: FrameType | None, *, strict: bool = True) -> list[At]:
 
 
 def _refuse_outer_loops(frame: FrameType | None) -> None:
-    """Raises `NoPlaceError` where another script runs this one in a loop."""
+    """Raises `NoPlaceError` if another script runs this one in a loop."""
     count = 0
     while frame is not None and count < FRAMES_MAX:
         count += 1
@@ -149,8 +148,8 @@ def _refuse_outer_loops(frame: FrameType | None) -> None:
 
 
 def _refuse_call(frame: FrameType) -> None:
-    """Raises `NoPlaceError` where Python itself calls a function for each of some items, or where a
-    statement has read what it may not read again.
+    """Raises `NoPlaceError` if Python itself calls a function for each of some items, or if a
+    statement has read values that it may not read again.
     """
     code, offset = frame.f_code, frame.f_lasti
     name = dis.opname[code.co_code[offset]]
@@ -177,7 +176,7 @@ def _loops(frame: FrameType) -> tuple[Loop, ...]:
 
 
 def _is_in_loop(frame: FrameType) -> bool:
-    """By the source; else by the instructions, which tell nothing of handlers of exceptions."""
+    """Decides by the source, else by the instructions, which do not show exception handlers."""
     try:
         return bool(loops_around(frame.f_code, frame.f_lineno))
     except LookupError:
@@ -192,12 +191,12 @@ class Place:
         """Raises `NoPlaceError`."""
         self.functions = functions_of(frame)
         self._passes = passes
-        # As it was when it was asked for first: the script stands still meanwhile.
+        # Cached, because the script stands still meanwhile.
         self._saved: list[dict[str, Any]] | None = None
         last = self.functions[-1]
         if not last.loops:
             raise NoPlaceError("its steps are in no loop")
-        # A function that is not the last one and reads from an iterator is one that is read from.
+        # A function that is not the last one and reads from an iterator is calling a generator.
         for at in self.functions[:-1]:
             if at.loops and at.loops[-1].is_for and at.frame.f_lineno in at.loops[-1].header:
                 name = at.frame.f_code.co_name
@@ -212,7 +211,7 @@ class Place:
         return self.functions[-1].frame
 
     def saved(self) -> list[dict[str, Any]]:
-        """The place as plain values and tensors. Raises `NoPlaceError`."""
+        """Returns the place as plain values and tensors. Raises `NoPlaceError`."""
         if self._saved is None:
             self._saved = self._described()
         return self._saved
@@ -230,7 +229,7 @@ class Place:
         return described
 
     def lines(self) -> dict[str, set[int]]:
-        """The loops' lines by file: what has to be rewritten for a way back."""
+        """Returns the loops' lines by file, which must be rewritten for a way back."""
         found: dict[str, set[int]] = {}
         for at in self.functions:
             lines = found.setdefault(at.frame.f_code.co_filename, set())
@@ -246,7 +245,8 @@ class Place:
 def turn_of(
     frame: FrameType, loop: Loop, passes: Passes, *, innermost: bool, outermost: bool
 ) -> dict[str, Any]:
-    """The turn of a loop: the last one that is over in the innermost, else that under way.
+    """Returns the turn of a loop: the last finished one in the innermost loop, else the running
+    one.
 
     Raises `NoPlaceError`.
     """
@@ -275,7 +275,7 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
         raise NoPlaceError("the data of its loop were made while it trained")
     for record in passes:
         if record.own_sampler is not None:
-            # A new iterator would ask it for another order.
+            # A new iterator would make it draw another order.
             why = f"{record.own_sampler} of the script may draw the order of a pass anew"
             raise NoPlaceError(why)
     try:
@@ -286,7 +286,7 @@ def _position(passes: list[Pass], innermost: bool) -> dict[str, Any]:
 
 
 def script_frame(frame: FrameType | None) -> FrameType | None:
-    """The nearest frame of the script, from this one outwards."""
+    """Returns the nearest frame of the script, from this one outwards, or None."""
     count = 0
     while frame is not None and not is_script_file(frame.f_code.co_filename):
         count += 1
@@ -295,5 +295,5 @@ def script_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def current_frame(depth: int = 0) -> FrameType:
-    """The frame of the caller, or `depth` calls above it."""
+    """Returns the frame of the caller, or the one `depth` calls above it."""
     return sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Brings a script back to its place: listens to the loops that it meets on the way."""
+"""Brings a script back to its place by listening to the loops that it meets on the way."""
 
 from collections.abc import Callable
 from types import FrameType
@@ -15,10 +15,10 @@ from gpujob_worker.resume.way_back import NotReachedError, WayBack
 
 
 class ScriptReturn:
-    """`look` is called before each loop, and says once to what there is to come back.
+    """`look` is called before each loop, and once starts the way to a checkpoint if there is one.
 
-    `arrived` is called with all put back but random numbers, with a text and the loss of the
-    passes since the last step; `gives_up` with why the script cannot
+    `arrived` is called when everything except random numbers is restored, with a text and the loss
+    of the passes since the last step. `gives_up` is called with the reason why the script cannot
     come back, and does not return.
     """
 
@@ -40,7 +40,7 @@ class ScriptReturn:
         return self._way is not None
 
     def start(self, loaded: Loaded) -> None:
-        """The script is on its way to this checkpoint."""
+        """Starts the script's way to this checkpoint."""
         body = loaded.state["body"]
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             self._gives_up(f"step-{loaded.step} has another layout")
@@ -57,7 +57,7 @@ class ScriptReturn:
         self._state.objects.random.expect(())
 
     def loop(self, file: str, line: int, iterable: Any) -> Any:
-        """A listed `for` begins; returns what it goes over."""
+        """Called when a listed `for` begins. Returns its items."""
         self._look()
         way, frame = self._way, current_frame(2)
         if way is None:
@@ -77,7 +77,9 @@ class ScriptReturn:
         return iterator
 
     def turn(self, file: str, line: int) -> bool:
-        """A turn of a listed `while` begins; whether its condition is to be asked."""
+        """Called when a turn of a listed `while` begins. Returns whether to evaluate its
+        condition.
+        """
         self._look()
         way, frame = self._way, current_frame(2)
         if way is None:

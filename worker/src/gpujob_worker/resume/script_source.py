@@ -1,6 +1,7 @@
-"""The loops of a script, read from its source: which ones are around a line, and what counts them.
+"""The loops of a script, read from its source: which ones are around a line, and what counts their
+turns.
 
-Nothing is run here. A file is parsed once, when something of it is asked for.
+Nothing is run here. A file is parsed once, when it is first needed.
 """
 
 import ast
@@ -18,9 +19,9 @@ from typing import Any
 import gpujob_api
 import gpujob_worker
 
-# Calls that give each number once, in an order of their own.
+# Calls that yield each number once, in an order of their own.
 _COUNTING = ("range", "trange", "enumerate", "count")
-# Calls that hand on what they are given, one for one.
+# Calls that pass on their items one for one.
 _HANDING_ON = (
     "tqdm",
     "islice",
@@ -38,7 +39,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # Since this version a comprehension's loop is in the code around it.
 _HAS_COMPREHENSIONS_INLINE = sys.version_info >= (3, 12)
-# Methods that change which items a container has, or where.
+# Methods that change a container's items or their positions.
 _CHANGING = ("append", "appendleft", "extend", "insert", "remove", "pop", "popleft", "popitem",
              "clear", "sort", "reverse", "rotate", "add", "discard", "update", "setdefault",
              "resize")  # fmt: skip
@@ -46,10 +47,12 @@ _CHANGING = ("append", "appendleft", "extend", "insert", "remove", "pop", "pople
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A call in a loop's head that hands on the items of its first argument; `zip`, of all."""
+    """A call in a loop's head that passes on the items of its first argument, or of all
+    in a `zip`.
+    """
 
     call: ast.Call
-    # The arguments that give no items.
+    # The arguments that yield no items.
     more: tuple[ast.expr, ...]
 
 
@@ -84,7 +87,7 @@ class Loop:
     def header(self) -> range:
         """The lines at which a turn of the loop begins."""
         if self.is_endless:
-            # Python leaves out a test of a constant: a turn begins with the body.
+            # Python leaves out the test of a constant, so a turn begins with the body.
             return range(self.node.lineno, self.node.body[0].lineno + 1)
         return range(self.node.lineno, (self._head.end_lineno or self._head.lineno) + 1)
 
@@ -103,7 +106,7 @@ class Loop:
 
     @property
     def refusal(self) -> str | None:
-        """Why the script cannot be brought back into this loop; None where it can."""
+        """Why the script cannot be brought back into this loop, or None."""
         head = self._head
         last = head.end_lineno or head.lineno
         if last >= self.node.body[0].lineno:
@@ -125,17 +128,17 @@ class Loop:
 
     @property
     def number_name(self) -> str | None:
-        """The variable that tells the turns of a `for` apart, if the body leaves it alone."""
+        """The variable that distinguishes the turns of a `for`, if the body does not change it."""
         return _number_name(self.node)
 
     @property
     def takes_whole_item(self) -> bool:
-        """Whether the variable that tells the turns apart is all that the iterator gives."""
+        """Whether the variable that distinguishes the turns is the iterator's whole item."""
         return isinstance(self.node, ast.For) and isinstance(self.node.target, ast.Name)
 
     @property
     def counts(self) -> bool:
-        """Whether the iterator gives no number twice, by what its expression is."""
+        """Whether the iterator yields no number twice, according to its expression."""
         if not isinstance(self.node, ast.For):
             return False
         found = self.node.iter
@@ -154,20 +157,24 @@ class Loop:
         return False
 
     def source_names(self) -> list[ast.expr]:
-        """The expressions that the loop's iterator takes its items from, one for one, outermost
-        first: `loader` of `enumerate(tqdm(loader))`, both of `zip(labelled, unlabelled)`.
+        """Returns the expressions from which the loop's iterator takes its items one for one,
+        outermost first.
+
+        That is `loader` in `enumerate(tqdm(loader))`, and both in `zip(labelled, unlabelled)`.
         """
         return [each for each in self._taken_from() if not isinstance(each, Link)]
 
     def links(self) -> list[Link]:
-        """The calls around them, outermost first."""
+        """Returns the calls around these, outermost first."""
         return [each for each in self._taken_from() if isinstance(each, Link)]
 
     def _taken_from(self) -> list[ast.expr | Link]:
         return list(_taken_from(self.node.iter)) if isinstance(self.node, ast.For) else []
 
     def changed_names(self) -> frozenset[str]:
-        """Names that a turn binds, or whose items it changes, as far as it names them."""
+        """Returns the names that a turn binds, or whose items it changes, as far as it
+        names them.
+        """
         return _changed_names(self.node)
 
 
@@ -193,7 +200,7 @@ def _taken_from(found: ast.expr) -> Iterator[ast.expr | Link]:
 
 
 def called(call: ast.Call) -> str:
-    """The name of the function that is called, without what it belongs to."""
+    """Returns the name of the called function, without its owner."""
     function = call.func
     if isinstance(function, ast.Name):
         return function.id
@@ -201,7 +208,9 @@ def called(call: ast.Call) -> str:
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:
-    """Names that the statements may bind, in this scope or as `nonlocal` or `global` of others."""
+    """Returns names that the statements may bind, in this scope or as another one's `nonlocal` or
+    `global`.
+    """
     found: set[str] = set()
     for node in _nodes(body):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -221,7 +230,7 @@ def _bound(body: list[ast.stmt]) -> set[str]:
 
 @functools.lru_cache(maxsize=4096)
 def changed_in(scope: ast.AST) -> frozenset[str]:
-    """Names of containers that get other items, or the same in other places."""
+    """Returns names of containers whose items or their positions change."""
     found: list[ast.expr] = []
     for node in ast.walk(scope):
         if isinstance(node, ast.Call):
@@ -236,7 +245,7 @@ def changed_in(scope: ast.AST) -> frozenset[str]:
 
 
 def root_of(expression: ast.expr) -> str:
-    """The name that an attribute or an entry belongs to."""
+    """Returns the name to which an attribute or an entry belongs."""
     while isinstance(expression, (ast.Attribute, ast.Subscript)):
         expression = expression.value
     return expression.id if isinstance(expression, ast.Name) else ""
@@ -252,8 +261,9 @@ def _nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def bindings(scope: ast.AST, around: list[ast.For | ast.While]) -> dict[str, list[ast.expr | None]]:
-    """The values that are bound to names in a scope: None for what is no plain assignment. Targets
-    of the loops `around` are left out.
+    """Returns the values bound to names in a scope, or None for anything but a plain assignment.
+
+    Targets of the loops `around` are left out.
     """
     found: dict[str, list[ast.expr | None]] = {}
     plain: set[int] = set()
@@ -285,21 +295,21 @@ class Source:
         }
 
     def loops_around(self, code: CodeType, line: int) -> list[Loop]:
-        """The loops of `code` whose head or body has the line, outermost first.
+        """Returns the loops of `code` whose head or body has the line, outermost first.
 
         Raises `LookupError` if the source has no such code, or if the line is in a comprehension.
         """
         return list(self._around(self.scope(code), line))
 
     def loop_at(self, line: int) -> Loop | None:
-        """The loop whose statement begins in the line."""
+        """Returns the loop whose statement begins in the line, or None."""
         for node in ast.walk(self._tree):
             if isinstance(node, (ast.For, ast.While)) and node.lineno == line:
                 return Loop(node)
         return None
 
     def call_at(self, place: tuple[int | None, ...]) -> ast.Call | None:
-        """The call whose first and last line and column these are."""
+        """Returns the call with this first and last line and column, or None."""
         return self._calls.get(place)
 
     @functools.cached_property
@@ -311,14 +321,14 @@ class Source:
         }
 
     def statement_of(self, call: ast.Call) -> ast.stmt | None:
-        """The innermost statement that the call is in."""
+        """Returns the innermost statement that contains the call."""
         return self._statements.get(call)
 
     @functools.cached_property
     def _statements(self) -> dict[ast.Call, ast.stmt]:
         found: dict[ast.Call, ast.stmt] = {}
         for statement in ast.walk(self._tree):
-            # Statements around others come first, and those in them after them.
+            # Outer statements come first, and inner ones overwrite them.
             if isinstance(statement, ast.stmt):
                 found.update(
                     (each, statement) for each in ast.walk(statement) if isinstance(each, ast.Call)
@@ -326,7 +336,7 @@ class Source:
         return found
 
     def scope(self, code: CodeType) -> ast.AST:
-        """The module, or the function whose code it is. Raises `LookupError`."""
+        """Returns the module, or the function with this code. Raises `LookupError`."""
         if code.co_name == "<module>":
             return self._tree
         for node in ast.walk(self._tree):
@@ -345,7 +355,7 @@ class Source:
             if isinstance(child, _SCOPES) or not first <= line <= last:
                 continue
             if isinstance(child, _COMPREHENSIONS) and first == last == line:
-                continue  # other parts of the line may be what runs
+                continue  # other parts of the line may be running
             if isinstance(child, ast.AsyncFor):
                 raise LookupError(f"line {line} is in an asynchronous loop")
             if isinstance(child, (ast.For, ast.While)):
@@ -357,7 +367,7 @@ class Source:
 
 @functools.lru_cache(maxsize=256)
 def source_of(filename: str) -> Source | None:
-    """The file's source; None where there is none to read."""
+    """Returns the file's source, or None if it cannot be read."""
     text = "".join(linecache.getlines(filename))
     if not text:
         return None
@@ -368,7 +378,7 @@ def source_of(filename: str) -> Source | None:
 
 
 def loops_around(code: CodeType, line: int) -> tuple[Loop, ...]:
-    """As `Source.loops_around`, of any code. Raises `LookupError` also where there is no source."""
+    """Like `Source.loops_around`, for any code. Raises `LookupError` without a source too."""
     found = _loops_around(code, line)
     if isinstance(found, str):
         raise LookupError(found)
@@ -377,7 +387,7 @@ def loops_around(code: CodeType, line: int) -> tuple[Loop, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _loops_around(code: CodeType, line: int) -> tuple[Loop, ...] | str:
-    """The loops, or why they are not known."""
+    """Returns the loops, or why they are not known."""
     source = source_of(code.co_filename)
     if source is None:
         return f"the source of {code.co_filename} cannot be read"
@@ -388,13 +398,15 @@ def _loops_around(code: CodeType, line: int) -> tuple[Loop, ...] | str:
 
 
 def function_of(code: CodeType) -> ast.AST | None:
-    """The function whose code it is, as it is written; None for a module."""
+    """Returns the function with this code as it is written, or None for a module."""
     source = source_of(code.co_filename)
     return source.scope(code) if source is not None and code.co_name != "<module>" else None
 
 
 def call_at(filename: str, place: tuple[int | None, ...]) -> ast.Call | None:
-    """The call of a file whose first line and column, last line and column these are."""
+    """Returns the call of a file with this first line and column, and last line and column, or
+    None.
+    """
     source = source_of(filename)
     return source.call_at(place) if source is not None else None
 
@@ -419,23 +431,25 @@ _FOLDERS = _library_folders()
 
 @functools.lru_cache(maxsize=8192)
 def is_script_file(filename: str) -> bool:
-    """Whether the file is the user's: of no installed package, and not of Python."""
+    """Returns whether the file is the user's, and belongs neither to an installed package nor to
+    Python.
+    """
     if filename.startswith((*_FOLDERS, "<")):
         return False
     return "site-packages" not in filename and "dist-packages" not in filename
 
 
-# Modules of libraries by name: there are thousands, and each checkpoint asks for those of the user.
+# Modules of libraries by name. There are thousands, and each checkpoint needs those of the user.
 _of_libraries: dict[str, Any] = {}
-# What was imported when that was asked last, and the answer.
+# The imported modules at the last call, and its result.
 _imported: tuple[list[str], list[Any], list[str]] = ([], [], [])
 
 
 def script_modules() -> list[str]:
-    """Names of imported modules that are the user's, `__main__` first."""
+    """Returns the names of imported modules that are the user's, `__main__` first."""
     global _imported
     known, values = list(sys.modules), list(sys.modules.values())
-    # What is the same is not asked whether it is equal.
+    # Identical values are not compared for equality.
     if known != _imported[0] or values != _imported[1]:
         modules = list(zip(known, values, strict=False))
         unknown = [(name, each) for name, each in modules if _of_libraries.get(name) is not each]

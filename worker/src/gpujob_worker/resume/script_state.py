@@ -1,4 +1,4 @@
-"""The whole state of a plain script at a place, read for a checkpoint and put back."""
+"""The whole state of a plain script at a place, read for a checkpoint and restored."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ _OF_SCRIPT = "_gpujob_of_script"
 
 
 class ScriptState:
-    """Reads and puts back objects, variables, gradients, random numbers and files."""
+    """Reads and restores objects, variables, gradients, random numbers and files."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -44,7 +44,7 @@ class ScriptState:
         self._lines: dict[str, set[int]] = {}
 
     def hold_files(self) -> None:
-        """On the way back the script's files stay as they are."""
+        """Holds the script's files unchanged on the way back."""
         self._holds = True
         self.files.hold()
 
@@ -53,14 +53,15 @@ class ScriptState:
         return self._holds
 
     def read(self, place: Place, *, in_step: bool = False) -> dict[str, Any]:
-        """Plain values and tensors: those of the script, not copies. `in_step`: there are gradients
-        of the next step. Raises `UnsavableError`.
+        """Returns plain values and tensors, which are the script's own and no copies.
+
+        With `in_step`, there are gradients of the next step. Raises `UnsavableError`.
         """
         try:
             return self._read(place, in_step)
         except (UnsavableError, MemoryError):
             raise
-        except Exception as error:  # whatever the script's objects raise
+        except Exception as error:  # the script's objects may raise anything
             text = f"its state cannot be read: {type(error).__name__}: {error}"
             raise UnsavableError(text[:500]) from error
 
@@ -90,15 +91,15 @@ class ScriptState:
         }
 
     def put_back(self, body: dict[str, Any], functions: Sequence[At]) -> None:
-        """All but random numbers, which the caller puts back last.
+        """Restores everything except random numbers, which the caller restores last.
 
-        Raises `MismatchError`; then some of it may be put back.
+        Raises `MismatchError`; then some of it may be restored.
         """
         try:
             self._put_back(body, functions)
         except (MismatchError, MemoryError):
             raise
-        except Exception as error:  # whatever the script's objects raise
+        except Exception as error:  # the script's objects may raise anything
             text = f"its state cannot be put back: {type(error).__name__}: {error}"
             raise MismatchError(text[:500]) from error
 
@@ -120,7 +121,9 @@ class ScriptState:
         self.loops.adopt(body["over"], functions)
 
     def note_loops(self, place: Place, directory: Path) -> None:
-        """Which loops the next attempt has to begin elsewhere, durably before the checkpoint."""
+        """Records the loops that the next attempt has to begin elsewhere, durably before the
+        checkpoint.
+        """
         lines = place.lines()
         for file, line in (*self.loops.lines(), *self.variables.lines):
             lines.setdefault(file, set()).add(line)
@@ -136,7 +139,7 @@ class ScriptState:
         write_durably(path, json.dumps({"format": rerun.FORMAT, "files": files}).encode())
 
     def keep_journal(self, path: Path, *, anew: bool) -> None:
-        """Notes what the script appends to files, so that it is not there twice after a kill."""
+        """Records the script's appends to files, so that they are not there twice after a kill."""
         if self._keeps_journal:
             return
         self._keeps_journal = True
@@ -146,7 +149,9 @@ class ScriptState:
 
 
 def watch_processes() -> None:
-    """Notes which processes run functions of the script: once they are started, none tells."""
+    """Records which processes run functions of the script, because a started one does not show
+    that.
+    """
     kind = multiprocessing.process.BaseProcess
     plain = kind.start
 
@@ -159,13 +164,15 @@ def watch_processes() -> None:
 
 
 def _runs_script(runs: Any) -> bool:
-    """Of a thread, or of a process that is not started."""
+    """Returns whether a thread, or a process that is not started, runs the script's code."""
     target = getattr(runs, "_target", None)
     return is_of_script(type(runs)) or (target is not None and is_of_script(target))
 
 
 def _beside() -> str | None:
-    """What of the script runs beside its main thread: where that is, nobody can read."""
+    """Returns what runs next to the script's main thread, because the place of that
+    cannot be read.
+    """
     for each in (*threading.enumerate(), *multiprocessing.active_children()):
         if _runs_script(each) or getattr(each, _OF_SCRIPT, False):
             return f"{each.name} of the script runs beside it"
@@ -173,7 +180,7 @@ def _beside() -> str | None:
 
 
 def _listed(path: Path) -> dict[str, set[int]]:
-    """The loops of files that are still the same: older checkpoints need them."""
+    """Returns the loops of files that are unchanged, because older checkpoints need them."""
     try:
         files = json.loads(path.read_bytes())["files"]
         return {
@@ -190,7 +197,7 @@ def _key(described: dict[str, Any]) -> tuple[str, str, int]:
 
 
 def _moved(files: dict[str, Any], before: str, now: str) -> dict[str, Any]:
-    """Paths in the folder in which the script ran lie in the one in which it runs."""
+    """Moves paths in the folder in which the script ran to the one in which it runs."""
 
     def moved(path: str) -> str:
         return now + path.removeprefix(before) if path.startswith(before + "/") else path

@@ -1,11 +1,11 @@
-"""What a script's variables hold, as plain values and tensors, and how it is put back.
+"""The values of a script's variables as plain values and tensors, and how they are restored.
 
-Everything that can be reached from the variables is one table of nodes; an object that is reached
-twice is one node, so that what was shared is shared again. What is put back is put into the objects
-that are there already, where there are such: others may reference them.
+Everything that can be reached from the variables is one table of nodes. An object that is reached
+twice is one node, so that shared objects are shared again. Values are restored into existing
+objects if there are any, because others may reference them.
 
-What was large before the first step and is unchanged is not saved: the script makes it again, and
-its hash is compared. What cannot be read is a reason not to save at all.
+Values that were large before the first step and are unchanged are not saved. The script makes them
+again, and their hashes are compared. A value that cannot be read is a reason not to save at all.
 """
 
 import collections
@@ -82,7 +82,7 @@ from gpujob_worker.resume.value_kinds import (
 )
 
 NODES_MAX = 300_000
-# From this size on a value that did not change is made again by the script.
+# A value of at least this size that did not change is made again by the script.
 LARGE_BYTES = 1 << 16
 LARGE_ITEMS = 5_000
 
@@ -91,20 +91,22 @@ Names = dict[str, Any]
 
 
 class Baseline:
-    """Large values as they were before the first step, by hash: writes to memory that go by torch
-    (`tensor.data`, an array of the same memory) are counted nowhere.
+    """Large values as they were before the first step, by hash.
+
+    Writes to memory that bypass torch (`tensor.data`, an array of the same memory) are counted
+    nowhere.
     """
 
     def __init__(self) -> None:
-        # By memory, its hash and the names under which a resume finds it again.
+        # By memory: its hash, and the names under which a resume finds it again.
         self._memory: dict[int, tuple[str, set[str]]] = {}
         self._containers: dict[int, str] = {}
         self.names: dict[tuple[str, str], int] = {}
-        # By name, what a later loader must be made of.
+        # By name: the objects from which a later loader must be made.
         self.loaders: dict[str, tuple[int, ...]] = {}
-        # What cannot be made again: where it was, and what.
+        # Values that cannot be made again: where they were, and what they were.
         self.made: set[tuple[str, str]] = set()
-        # Others get the identity of what is gone.
+        # Another object may get the identity of one that is gone.
         self._structures: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
     def sees_structure(self, made: Any) -> None:
@@ -112,7 +114,7 @@ class Baseline:
         self._structures[id(made)] = weakref.ref(made), structure_of(made, parts)
 
     def has_other_structure(self, made: Any, parts: Parts) -> bool:
-        """Whether it is known, and was made of other parts than these."""
+        """Returns whether it is known, and was made of other parts than these."""
         reference, before = self._structures.get(id(made), (None, None))
         known = reference is not None and reference() is made
         return known and structure_of(made, parts) != before
@@ -125,7 +127,7 @@ class Baseline:
         self._containers[id(value)] = digest
 
     def has_memory(self, key: int, path: str) -> bool:
-        """Whether there was such a memory, which a resume finds again under the same name."""
+        """Returns whether there was such a memory, which a resume finds under the same name."""
         return key in self._memory and path in self._memory[key][1]
 
     def is_unchanged_memory(self, key: int, digest: str) -> bool:
@@ -147,34 +149,36 @@ class ScriptValues:
         passes: Passes | None = None,
         first: bool = False,
     ) -> None:
-        """`made`: the script's modules, optimizers and the like, which are saved by themselves.
-        `lost`: those that a resume does not make again. `first`: nothing is read but large values,
-        into the baseline.
+        """`made` are the script's modules, optimizers and the like, which are saved separately.
+
+        `lost` are those that a resume does not make again. With `first`, only large values are
+        read, into the baseline.
         """
         self._lost = {id(each) for each in lost}
         self._passes = passes
-        # Loops of halted generators, which have to be begun elsewhere, too.
+        # Loops of halted generators, which have to begin elsewhere too.
         self.lines: list[tuple[str, int]] = []
         self.nodes: list[Any] = []
         self._baseline, self._first = baseline, first
         self._made = {id(each): number for number, each in enumerate(made)}
-        # By identity of a module that is made, its parts.
+        # The parts of a module that is made, by the module's identity.
         self._inside: dict[int, Parts] = {}
         self._parts: dict[int, tuple[int, str]] = {}
         self._inner: dict[int, tuple[int, str]] = {}
         self._part_storages: dict[int, tuple[int, str]] = {}
         self._known: dict[int, int] = {}
         self._memories: dict[int, int] = {}
-        # What is in containers that are not saved, and in which one.
+        # By content of containers that are not saved: the container.
         self._within: dict[int, tuple[Any, str]] = {}
-        # Where memories of the CPU begin and end, and which ones.
+        # Where memories of the CPU begin and end, with their indices.
         self._spans: list[tuple[int, int, int]] = []
         self._alive: list[Any] = []
-        # Parts of optimizers; tensors of which `ScriptGradients` keeps the gradients.
+        # Parts of optimizers, and tensors whose gradients `ScriptGradients` keeps.
         self._of_optimizers: dict[int, tuple[int, str, int]] = {}
         self._stepped: set[int] = set()
         self._waiting: collections.deque[tuple[int, Any, str, bool]] = collections.deque()
-        # Whether an object of a library has what is described, and a module or a loader has that.
+        # Whether an object of a library has the described value, and a module or a loader has that
+        # object.
         self._of_library = False
         for number, each in enumerate(made):
             if isinstance(each, torch.nn.Module):
@@ -192,7 +196,7 @@ class ScriptValues:
             self._inner.setdefault(id(part), (number, name))
 
     def _own_groups(self, number: int, optimizer: torch.optim.Optimizer) -> None:
-        """What the optimizer replaces when it takes a state."""
+        """Registers what the optimizer replaces when it loads a state."""
         self._of_optimizers[id(optimizer.state)] = number, "state", 0
         self._of_optimizers[id(optimizer.param_groups)] = number, "param_groups", 0
         for at, group in enumerate(optimizer.param_groups):
@@ -200,8 +204,9 @@ class ScriptValues:
             self._stepped.update(map(id, group["params"]))
 
     def names(self, scope: str, variables: Names) -> Names:
-        """The variables' values, encoded. Raises `UnsavableError` for one that cannot be read, of
-        which nothing is left.
+        """Returns the variables' values, encoded.
+
+        Raises `UnsavableError` for a value that cannot be read, and then drops its nodes.
         """
         found: Names = {}
         for name, value in variables.items():
@@ -215,12 +220,12 @@ class ScriptValues:
                 self._forget(known)
                 raise
             if self._first:
-                # A later look may come to what two variables have by either of them.
+                # A later read may reach a value of two variables by either of them.
                 self._forget(known)
         return found
 
     def _forget(self, known: int) -> None:
-        """All nodes but the first ones."""
+        """Drops all nodes except the first ones."""
         self._waiting.clear()
         del self.nodes[known:]
         self._spans = [span for span in self._spans if span[2] < known]
@@ -236,7 +241,7 @@ class ScriptValues:
             self._read_whole(*self._within[id(value)])
         index = self._known.get(id(value))
         if index is not None and not self._of_library and _is_left(self.nodes[index]):
-            # A variable of the script has it, too.
+            # A variable of the script has it too.
             self.nodes[index] = self._describe(value, path)
         if index is None:
             index = self._known[id(value)] = len(self.nodes)
@@ -248,7 +253,9 @@ class ScriptValues:
         return ("r", index)
 
     def _read_whole(self, container: Any, path: str) -> None:
-        """What is in it is found elsewhere, too: a resume has to know where in it."""
+        """Reads a container whose content is referenced elsewhere too, so that a resume can find it
+        inside.
+        """
         self._within = {key: of for key, of in self._within.items() if of[0] is not container}
         self.nodes[self._known[id(container)]] = self._whole_container(container, path)
 
@@ -261,7 +268,9 @@ class ScriptValues:
             self._of_library = False
 
     def _stays(self, scope: str, name: str, value: Any) -> bool:
-        """Whether the variable has what it had before the first step, and that has no state."""
+        """Returns whether the variable has the value from before the first step, and that has no
+        state.
+        """
         stateless = isinstance(value, types.ModuleType) or (
             isinstance(value, (types.FunctionType, type)) and not is_of_script(value)
         )
@@ -322,14 +331,16 @@ class ScriptValues:
         return {**node, **self._memory_of_tensor(value, path)}
 
     def _memory_of_tensor(self, value: torch.Tensor, path: str) -> dict[str, Any]:
-        """Where it looks: at that of a module, or at a memory of its own."""
+        """Returns the memory of a tensor: that of a module, or its own."""
         key = storage_key(value)
         if value.untyped_storage().nbytes() and key in self._part_storages:
             return {"of": self._part_storages[key]}
         return {"memory": self._memory(key, bytes_of(value), path)}
 
     def _memory(self, key: int, content: Any, path: str) -> Encoded:
-        """Once for all that look at it. `content`: its bytes, as a tensor or an array."""
+        """Returns the node of a memory, once for all that share it. `content` are its bytes, as a
+        tensor or an array.
+        """
         index = self._memories.get(key) if len(content) else None
         if index is None:
             index = self._memories[key] = len(self.nodes)
@@ -346,8 +357,9 @@ class ScriptValues:
             self._spans.append((start, start + len(content), index))
 
     def overlaps(self) -> list[tuple[int, int, int]]:
-        """Memories that are part of one another, as `torch.from_numpy(array[3:])` is: both, and the
-        bytes from the beginning of the first to that of the second.
+        """Returns overlapping memories, such as that of `torch.from_numpy(array[3:])`.
+
+        Each entry has both, and the bytes from the beginning of the first to that of the second.
         """
         found: list[tuple[int, int, int]] = []
         widest = (0, 0, 0)
@@ -415,7 +427,7 @@ class ScriptValues:
         return described
 
     def _content(self, value: Any, path: str) -> dict[str, Any]:
-        """Of a container, or of an object that is one."""
+        """Returns the content of a container, or of an object that is one."""
         described: dict[str, Any] = {"items": self._items(value, path)}
         if isinstance(value, collections.deque):
             described["most"] = cast("Any", value).maxlen
@@ -480,7 +492,9 @@ class ScriptValues:
         return {KIND: "builtin method", "self": own, "name": value.__name__}
 
     def _of_object(self, value: Any, path: str) -> dict[str, Any]:
-        """A method that Python's own class gives its objects, such as `__next__` of a counter."""
+        """Returns a method that Python's own class gives its objects, such as `__next__` of a
+        counter.
+        """
         own = self.encode(value.__self__, path)
         return {KIND: "builtin method", "self": own, "name": value.__name__}
 
@@ -489,7 +503,9 @@ class ScriptValues:
         return {KIND: "partial", "parts": [self.encode(each, path) for each in parts]}
 
     def _class(self, value: Any, path: str) -> dict[str, Any]:
-        """What the script keeps in its classes; of functions only which ones they are."""
+        """Returns the values that the script keeps in its classes, and only the identity of
+        functions.
+        """
         node: dict[str, Any] = {KIND: "class", "name": name_of(value), "global": global_name(value)}
         if is_of_script(value) and not issubclass(value, enum.Enum):
             own = state_of_class(value)
@@ -498,17 +514,19 @@ class ScriptValues:
         return node
 
     def same(self, value: Any, path: str) -> dict[str, Any]:
-        """What the script makes again, and what learns nothing."""
+        """Returns a value that the script makes again and that no step changes."""
         name = name_of(type(value))
         self._is_made_before(path, name)
         return {KIND: "same", "type": name}
 
     def _left(self, value: Any) -> dict[str, Any]:
-        """What only its library can read, in an object of a library: that makes it again."""
+        """Returns a value in a library's object that only the library can read, and makes again."""
         return {KIND: LEFT, "type": name_of(type(value))}
 
     def _is_made_before(self, path: str, what: str) -> None:
-        """A resume finds there what the script makes before it trains, and nothing else."""
+        """Checks that a resume finds the value there, because the script makes it before
+        it trains.
+        """
         if self._first:
             self._baseline.made.add((path, what))
         elif (path, what) not in self._baseline.made:
@@ -528,7 +546,7 @@ class ScriptValues:
         }
 
     def _member(self, value: enum.Enum, path: str) -> dict[str, Any]:
-        """Of an enumeration. Some scripts keep values that change in their members."""
+        """Returns a member of an enumeration. Some scripts keep changing values in members."""
         own = {name: each for name, each in vars(value).items() if name not in MEMBER_OWN}
         return {
             KIND: "member",
@@ -580,7 +598,9 @@ class ScriptValues:
         return described
 
     def _kept(self, owner: Any, value: Any, path: str) -> Encoded:
-        """A value that a module, an optimizer or a loader has; the owner tells whose it is."""
+        """Returns a value of a module, an optimizer or a loader. The owner decides whether it is
+        the script's.
+        """
         before = self._of_library
         self._of_library = before or not is_of_script(type(owner))
         try:
@@ -626,7 +646,7 @@ class ScriptValues:
         return {KIND: "generator", "code": key, "halted": halted, "names": names}
 
     def _of_container(self, value: Any, path: str) -> dict[str, Any]:
-        """Iterators of Python's own containers, as they describe themselves to `copy`."""
+        """Returns an iterator of Python's own containers, as it describes itself to `copy`."""
         _, inner, *state = value.__reduce__()
         return {
             KIND: "builtin iterator",
@@ -673,8 +693,8 @@ class ScriptValues:
         return not read and (learns_nothing(kind) or not is_plain_object(kind))
 
     def modules(self, made: Sequence[Any]) -> list[Any]:
-        """What modules have besides parameters and buffers: flags, and attributes; also those of
-        optimizers.
+        """Returns what modules have besides parameters and buffers (flags and attributes), and the
+        same of optimizers.
         """
         found: list[Any] = []
         for each in made:
@@ -707,7 +727,7 @@ class ScriptValues:
             self._forget(0)
 
     def _module(self, value: torch.nn.Module, path: str) -> dict[str, Any]:
-        """A part of a module that is saved, or one without a state of its own."""
+        """Returns a part of a module that is saved, or a module without its own state."""
         name = name_of(type(value))
         if id(value) in self._inner:
             return {KIND: "inner module", "of": self._inner[id(value)]}
@@ -727,7 +747,7 @@ class ScriptValues:
         }
 
     def structures(self, made: Sequence[Any]) -> None:
-        """Raises `UnsavableError` for one that got other parts than a resume gives it."""
+        """Raises `UnsavableError` for an object that got other parts than a resume gives it."""
         for each in made:
             if self._baseline.has_other_structure(each, self._inside.get(id(each), [])):
                 raise UnsavableError(
@@ -735,7 +755,7 @@ class ScriptValues:
                 )
 
     def stepped(self, made: Sequence[Any]) -> list[Any]:
-        """Tensors that optimizers step and no module has."""
+        """Returns tensors that optimizers step and no module has."""
         found: list[Any] = []
         for number, each in enumerate(made):
             if not isinstance(each, torch.optim.Optimizer):
@@ -754,8 +774,11 @@ def _is_left(node: Any) -> bool:
 
 
 def see_kept(made: Sequence[Any], baseline: Baseline) -> None:
-    """What only the script can make, of what modules and optimizers have besides their states.
-    Large values are not noted: a forward pass may have made them, and a resume makes none.
+    """Records values of modules and optimizers, besides their states, that only the script can
+    make.
+
+    Large values are not recorded, because a forward pass may have made them and a resume makes
+    none.
     """
     seen = Baseline()
     ScriptValues(made, seen, first=True).sees_kept(made)
@@ -787,7 +810,9 @@ def _bytearray(values: ScriptValues, value: bytearray, path: str) -> dict[str, A
 
 
 def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
-    """What is written is looked after by its file; what is read goes on at its position."""
+    """Returns a stream. A written one is handled by its file, and a read one continues at its
+    position.
+    """
     if isinstance(value, (io.StringIO, io.BytesIO)) and not value.closed:
         return {KIND: "buffer", "content": value.getvalue(), "at": value.tell()}
     if value.closed:
@@ -801,7 +826,7 @@ def _stream(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
 
 
 def _count(values: ScriptValues, value: Any, path: str) -> dict[str, Any]:
-    """A counter tells its next number only in its text."""
+    """Returns a counter, whose next number is only in its text."""
     del values
     numbers = re.fullmatch(r"count\((-?\d+)(?:, (-?\d+))?\)", repr(value))
     if numbers is None:
@@ -825,7 +850,7 @@ _READERS: dict[type, _Reader] = {
     bytearray: _bytearray,
     np.ndarray: ScriptValues._array,
     types.CellType: ScriptValues._cell,
-    # Scripts have many of these, and the bases below are asked one by one.
+    # Scripts have many of these, and the bases below are checked one by one.
     types.FunctionType: ScriptValues._function,
     types.ModuleType: _module,
     type: ScriptValues._class,

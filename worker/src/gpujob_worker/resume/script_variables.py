@@ -18,24 +18,24 @@ from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
 from gpujob_worker.resume.script_values import Baseline, ScriptValues, see_kept
 
-# Reasons that are reported, of an inexact resume that the user asked for.
+# Maximum number of reported reasons, for an inexact resume that the user requested.
 _LEFT_MAX = 5
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class ScriptVariables:
-    """Reads all that the script's own names hold, and puts it back."""
+    """Reads the values of all names of the script, and restores them."""
 
     def __init__(self, objects: ScriptObjects, baseline: Baseline, passes: Passes) -> None:
         self._objects, self._baseline, self._passes = objects, baseline, passes
-        # What could not be read, where the user accepts an inexact resume.
+        # Values that could not be read, if the user accepts an inexact resume.
         self.left: list[str] = []
         # Loops of halted generators.
         self.lines: list[tuple[str, int]] = []
         self.accepts_less = False
 
     def see_before_first_step(self, frame: FrameType) -> None:
-        """Large values as they are before anything is trained: they need not be saved."""
+        """Records large values as they are before anything is trained, which need not be saved."""
         try:
             functions = functions_of(frame)
         except NoPlaceError:
@@ -53,7 +53,7 @@ class ScriptVariables:
                 try:
                     values.names(scope, {name: value})
                 except (UnsavableError, RecursionError):
-                    continue  # the first look at what is saved gives the reason
+                    continue  # the first check of the saved values gives the reason
 
     def read(
         self,
@@ -62,11 +62,11 @@ class ScriptVariables:
         lost: Sequence[Any],
         read_between: Callable[[At], set[str]] = lambda at: set(),
     ) -> dict[str, Any]:
-        """All of it as plain values and tensors. Raises `UnsavableError`, also for an object that
-        is `lost` and that a variable still has.
+        """Returns all of it as plain values and tensors.
 
-        `read_between`: names that a function on the way reads before it comes to its place, after
-        loops that a resume leaves out.
+        Raises `UnsavableError`, even for an object that is `lost` and that a variable still has.
+        `read_between` returns names that a function on the way reads before its place, after loops
+        that a resume leaves out.
         """
         values = ScriptValues(made, self._baseline, lost, passes=self._passes)
         self.left = []
@@ -126,7 +126,7 @@ class ScriptVariables:
         return found
 
     def put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
-        """Raises `MismatchError`."""
+        """Restores the variables. Raises `MismatchError`."""
         self._see(functions)  # a later checkpoint need not have what the script made again
         with deep_calls(saved["nodes"]):
             self._put_back(functions, saved, put_back)
@@ -148,20 +148,24 @@ class ScriptVariables:
         put_back.overlaps(saved["overlaps"])
 
     def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
-        """Plain values of a function on the way, and later loaders: what the way depends on."""
+        """Restores plain values of a function on the way, and later loaders, because the way
+        depends on them.
+        """
         names = saved["scopes"][depth]["names"]
         found = {name: value for name, value in names.items() if type(value) in _PLAIN}
         found |= _put_loaders(early(names, saved["nodes"], frame.f_locals))
         set_variables(frame, found)
         outermost = saved["scopes"][0]
         if depth > 0 and outermost["scope"] == "function 0":
-            # The module's: a function may train with what is global.
+            # The module's variables are restored too, because a function may train with global
+            # ones.
             names = outermost["names"]
             frame.f_globals.update(_put_loaders(early(names, saved["nodes"], frame.f_globals)))
 
     def put_back_between(self, frame: FrameType, saved: dict[str, Any]) -> None:
-        """What the script reads after a loop that is left out, as far as it is plain: the numbers
-        are those of the place.
+        """Restores plain values that the script reads after a loop that is left out.
+
+        The numbers are those of the place.
         """
         try:
             depth = len(functions_of(frame, strict=False)) - 1
@@ -174,11 +178,11 @@ class ScriptVariables:
         try:
             set_variables(frame, _values(found, frame.f_locals, put_back))
         except MismatchError:
-            return  # the script then finds what it made
+            return  # the script then finds its own value
 
 
 def _put_loaders(found: Iterable[tuple[Any, str, Any]]) -> dict[str, Any]:
-    """Those that objects have are put there; returns those that names have."""
+    """Sets the loaders that belong to objects, and returns those that belong to names."""
     named: dict[str, Any] = {}
     for owner, name, loader in found:
         if owner is None:
@@ -189,8 +193,10 @@ def _put_loaders(found: Iterable[tuple[Any, str, Any]]) -> dict[str, Any]:
 
 
 def _variables(at: At, functions: Sequence[At]) -> dict[str, Any]:
-    """What a function has and may read again, and of those on the way all plain values: the way may
-    depend on them. A loop reads the list that it goes over, though nobody names it again.
+    """Returns the variables that a function may read again, and all plain values of those on the
+    way.
+
+    The way may depend on them. A loop reads its list even if no later code names that.
     """
     names = _without_own(at.frame.f_locals)
     live = live_names(at.frame.f_code, at.frame.f_lasti) | {

@@ -1,10 +1,10 @@
 """One seed for all attempts of a run, for generators that the script does not seed itself.
 
 On its way back a script draws again what it drew before its first step: data, splits, weights. It
-draws the same only if its generators begin alike. A generator gets its seed when its module is
+draws the same only if its generators start equally. A generator gets its seed when its module is
 imported, so a script that seeds it afterwards has its own.
 
-Imported by each script of a run that has a checkpoint directory, so it imports little.
+Each script of a run with a checkpoint directory imports this, so it imports little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _SEEDS = 1 << 32
 
 
 def seed_of(directory: str) -> int | None:
-    """The run's seed, drawn by its first attempt; None where it can be neither read nor kept."""
+    """Returns the run's seed, drawn by its first attempt, or None if it can be neither read nor
+    stored.
+    """
     path = os.path.join(directory, FILE)
     known = _read(path)
     if known is not None:

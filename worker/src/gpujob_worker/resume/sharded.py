@@ -1,7 +1,7 @@
-"""Tensors of which this process has a part (FSDP2's DTensors), as its checkpoint holds them.
+"""Tensors of which this process has a part (FSDP2's DTensors), in the form of its checkpoint.
 
-That is the part, and what is needed to know that it comes back to the same place. Nothing is
-gathered: each process saves what it has, and as many come back as there were.
+That is the part, and the facts that show whether it is restored to the same place. Nothing is
+gathered. Each process saves its part, and the same number of processes has to come back.
 """
 
 import collections
@@ -16,10 +16,10 @@ _KEY = "gpujob part of a tensor"
 
 
 def sharding_refusal(module: torch.nn.Module) -> str | None:
-    """Why the parts that this process has cannot be saved; None where they can.
+    """Returns why this process's parts cannot be saved, or None.
 
-    What is cut in one dimension, and repeated in others, is FSDP2's own way. Under tensor
-    parallelism random numbers are drawn for whole tensors, and their state is none that is saved.
+    FSDP2's own way is to cut in one dimension and to repeat in others. Under tensor parallelism
+    random numbers are drawn for whole tensors, and their state is not saved.
     """
     kinds = {name for part in module.modules() for name in _names(part)}
     if "FullyShardedDataParallel" in kinds:
@@ -36,12 +36,12 @@ def sharding_refusal(module: torch.nn.Module) -> str | None:
 
 
 def is_spread_possible() -> bool:
-    """Whether there may be tensors that are spread: there are none without a process group."""
+    """Returns whether tensors may be spread. They cannot be without a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def with_own_parts(state: Any) -> Any:
-    """The same nested state, with plain tensors of this process alone."""
+    """Returns the same nested state with plain tensors of this process alone."""
     if is_sharded(state):
         return {_KEY: _place(state), "local": state.detach().to_local()}
     if type(state) in (dict, collections.OrderedDict):
@@ -50,20 +50,20 @@ def with_own_parts(state: Any) -> Any:
     if type(state) in (list, tuple):
         entries = [with_own_parts(each) for each in cast("list[Any]", state)]
         return entries if isinstance(state, list) else tuple(entries)
-    return state  # of other containers none has a tensor that is spread
+    return state  # no other container has a tensor that is spread
 
 
 def joined_module(saved: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
-    """The state that the module is given: parts become tensors that are spread as its own are.
+    """Returns the state for the module, in which parts become tensors that are spread like its own.
 
-    Raises `MismatchError` where its own lie in another way.
+    Raises `MismatchError` if its own are spread differently.
     """
     found = module.state_dict()
     return {name: _joined(value, found.get(name), name) for name, value in saved.items()}
 
 
 def joined_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The same for an optimizer, whose state lies as the parameters do."""
+    """Does the same for an optimizer, whose state is spread like the parameters."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state: dict[Any, Any] = {}
     for index, values in saved["state"].items():
@@ -76,7 +76,7 @@ def joined_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) ->
 
 
 def shape_of(value: Any) -> Any:
-    """What has to be alike for a state to fit, of a live value and of a saved one alike."""
+    """Returns the facts that must be equal for a state to fit, for a live or a saved value."""
     if is_sharded(value):
         return _place(value)
     if isinstance(value, dict) and _KEY in value:
@@ -85,7 +85,7 @@ def shape_of(value: Any) -> Any:
 
 
 def _place(tensor: Any) -> dict[str, Any]:
-    """Which part of which tensor this process has."""
+    """Returns which part of which tensor this process has."""
     mesh = tensor.device_mesh
     return {
         "shape": list(tensor.shape),

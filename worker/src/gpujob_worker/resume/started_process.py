@@ -1,8 +1,9 @@
 """A process that trains alone and that a shell started, as the container's first process.
 
-One of a run is saved, in a folder of its own: the first that trains. The next run knows it by its
-command line and by the folder in which the shell started it. What a Python program starts is not
-saved: it may start the same command for another purpose each time, as a search does.
+One process of a run is saved, in its own folder: the first that trains. The next run recognizes it
+by its command line and by the folder in which the shell started it. A process that a Python program
+starts is not saved, because the program may start the same command for another purpose each time,
+as a search does.
 """
 
 import contextlib
@@ -40,11 +41,13 @@ class StartedProcess:
                 self._claim.meet()
 
     def is_known(self) -> bool:
-        """Whether an earlier run saved it. If not, nothing is there for it before it trains."""
+        """Returns whether an earlier run saved it. If not, no checkpoint is used before
+        it trains.
+        """
         return self._refusal() is None and self._claim.is_known()
 
     def claim(self) -> str | None:
-        """Why it is not saved; None where it is, alone of its run."""
+        """Returns why it is not saved, or None if it is the only one of its run that is."""
         refusal = self._refusal()
         if refusal is not None:
             return refusal

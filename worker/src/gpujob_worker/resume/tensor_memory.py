@@ -1,4 +1,6 @@
-"""The memory of tensors and arrays: shared by views, hashed, and seen again with another layout."""
+"""The memory of tensors and arrays: shared by views, hashed, and viewed again with
+another layout.
+"""
 
 import marshal
 from typing import Any
@@ -15,14 +17,16 @@ def parts_of(module: torch.nn.Module) -> Parts:
 
 
 def tensors_of(parts: Parts) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each under its first name."""
+    """Returns parameters, then buffers, each under its first name."""
     found = {id(tensor): (name, tensor) for name, tensor in reversed(_all_tensors(parts))}
     return list(found.values())[::-1]
 
 
 # pyright: reportPrivateUsage=false
 def _all_tensors(parts: Parts) -> list[tuple[str, torch.Tensor]]:
-    """Also under further names. Torch's own lists walk through all parts for each kind."""
+    """Returns tensors under all their names. Torch's own lists walk through all parts for each
+    kind.
+    """
     kinds = ([part._parameters for _, part in parts], [part._buffers for _, part in parts])
     return [
         (f"{prefix}.{name}" if prefix else name, tensor)
@@ -41,7 +45,9 @@ def unsaved_buffers(module: torch.nn.Module, parts: Parts) -> dict[str, torch.Te
 
 
 def structure_of(made: Any, parts: Parts) -> Any:
-    """What of a module with these parts, or of an optimizer, has to be alike for a state to fit."""
+    """Returns the facts of a module with these parts, or of an optimizer, that must be equal for a
+    state to fit.
+    """
     if isinstance(made, torch.optim.Optimizer):
         return [len(group["params"]) for group in made.param_groups]
     if not isinstance(made, torch.nn.Module):
@@ -64,12 +70,12 @@ def storage_key_of(storage: Any, device: torch.device) -> int:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Of the memory that a tensor looks at, if that is not empty."""
+    """Returns the key of a tensor's memory, if that is not empty."""
     return storage_key_of(tensor.untyped_storage(), tensor.device)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory itself, as bytes."""
+    """Returns the memory itself as bytes."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage())  # pyright: ignore[reportArgumentType]
 
@@ -83,20 +89,20 @@ def view_of(storage: Any, device: torch.device, node: Any) -> torch.Tensor:
 
 
 def owner_of(array: Any) -> Any:
-    """What has the memory that an array looks at: an array, or a tensor."""
+    """Returns the owner of an array's memory: an array, or a tensor."""
     while type(array.base) is np.ndarray:
         array = array.base
     return array.base if isinstance(array.base, torch.Tensor) else array
 
 
 def bytes_of_array(owner: Any) -> Any:
-    """The memory itself of an array without gaps, as bytes."""
+    """Returns the memory itself of an array without gaps, as bytes."""
     flat = owner if owner.flags.c_contiguous else owner.T
     return flat.reshape(-1).view(np.uint8)
 
 
 def array_at(memory: torch.Tensor, node: Any) -> Any:
-    """An array that looks at the memory; it keeps it alive."""
+    """Returns an array that views the memory and keeps it alive."""
     dtype = np.lib.format.descr_to_dtype(node["dtype"])
     plain: Any = memory.numpy()
     found: Any = np.ndarray(node["size"], dtype, plain, node["offset"], node["stride"])
@@ -105,7 +111,7 @@ def array_at(memory: torch.Tensor, node: Any) -> Any:
 
 
 def array_layout(array: Any) -> tuple[Any, ...]:
-    """Without the place in its memory."""
+    """Returns the layout without the position in the memory."""
     return (array.dtype, array.shape, array.strides, array.flags.writeable)
 
 
@@ -127,20 +133,24 @@ def digest_of(value: Any) -> str:
 
 
 def plain_digest(value: Any) -> str | None:
-    """Of containers of plain values; None for others, and for sets, which have no order."""
+    """Returns a digest of containers of plain values. None for others, and for sets, which have no
+    order.
+    """
     try:
-        # Version 2 writes what is shared as often as it is there, so equal values have equal bytes.
+        # Version 2 writes shared values once per occurrence, so equal values have equal bytes.
         return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
     except ValueError:
         return None
 
 
-# Steps of a graph that are looked at for whether a backward pass went through.
+# Maximum number of nodes of a graph that are checked for an earlier backward pass.
 _GRAPH_MAX = 10_000
 
 
 def may_go_backward(grad_fn: Any) -> bool:
-    """Whether a backward pass through the graph is still possible; one frees what it passed."""
+    """Returns whether a backward pass through the graph is still possible. A pass frees the nodes
+    it went through.
+    """
     waiting, seen = [grad_fn], {grad_fn}
     while waiting and len(seen) < _GRAPH_MAX:
         node = waiting.pop()

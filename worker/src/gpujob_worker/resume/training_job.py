@@ -43,7 +43,7 @@ class Job:
         self._parts = parts
         self._split = split
         self._values: dict[str, Any] = {}
-        # Of this process, at the last safe point of the loop over the loader.
+        # The steps of this process at the last safe point of the loop over the loader.
         self._steps = session.meter.steps
         self._store = self._open_store()
         self._checkpointer = Checkpointer(session, self._store, self._state)
@@ -58,17 +58,20 @@ class Job:
 
     @property
     def resumed_from_step(self) -> int | None:
-        """The step of the checkpoint this run continues from; None for a fresh start."""
+        """The step of the checkpoint from which this run continues, or None for a fresh start."""
         return self._session.state.resumed_from_step
 
     @property
     def should_stop(self) -> bool:
-        """True once the run is asked to stop; the next safe point leaves."""
+        """True once the run is stopped. The next safe point leaves."""
         return self._session.stop.requested
 
     def state(self, name: str, value: Any) -> Any:
-        """Keeps `value` too: an object with state_dict/load_state_dict, a list or a dict, which is
-        filled again in place. Returns it."""
+        """Saves `value` too, and returns it.
+
+        It is an object with state_dict/load_state_dict, or a list or a dict, which is filled again
+        in place.
+        """
         if name in self._parts or name in self._values:
             raise ValueError(f"state {name!r} is registered already")
         kept = self._parts if hasattr(value, "load_state_dict") else self._values
@@ -78,15 +81,15 @@ class Job:
         return value
 
     def step(self, batch: Any, loss_of: Callable[[Any], Any]) -> torch.Tensor:
-        """One optimizer step over the whole batch, in pieces where memory asks for it.
+        """Makes one optimizer step over the whole batch, in pieces if memory requires it.
 
-        `loss_of(piece)` returns the loss; with loss_reduction="token" the summed loss and the
-        number of tokens in it. Returns the loss of the whole batch.
+        `loss_of(piece)` returns the loss or, with loss_reduction="token", the summed loss and its
+        number of tokens. Returns the loss of the whole batch.
         """
         return self._split.step(batch, loss_of)
 
     def steps(self, total: int) -> Iterator[int]:
-        """Counts steps from the one to come up to `total`, for scripts without a loader."""
+        """Yields steps from the next one up to `total`, for scripts without a loader."""
         self._session.state.expect_steps(total)
         self._restore_now()
         while self._session.state.step < total:
@@ -97,13 +100,15 @@ class Job:
             self.safe_point()
 
     def safe_point(self) -> None:
-        """Between two steps: writes a checkpoint when one is due, and leaves when asked to stop."""
+        """Marks the time between two steps: writes a checkpoint when one is due, and leaves on a
+        stop.
+        """
         self._checkpointer.safe_point()
 
     def _between_batches(self) -> None:
-        """A safe point, where the script has made a step since the last one.
+        """Is a safe point if the script has made a step since the last one.
 
-        A checkpoint has no gradients: those of batches accumulated for a step would be lost.
+        A checkpoint has no gradients, so those of batches accumulated for a step would be lost.
         """
         steps = self._session.meter.steps
         if steps > self._steps:
@@ -140,7 +145,9 @@ class Job:
             self._session.log.note(f"resume {number + 1}", note)
 
     def _adopt_loaded(self) -> None:
-        """What must be known before the first step; the state itself follows when it starts."""
+        """Adopts what is needed before the first step. The state itself follows when the step
+        starts.
+        """
         loaded = self._loaded
         if loaded is None:
             return
@@ -159,7 +166,7 @@ class Job:
         session.log.note("resume", f"from step {loaded.step}")
 
     def _restore_now(self) -> None:
-        """Puts the loaded state in force, over whatever the script did while skipping."""
+        """Restores the loaded state, over anything that the script did while skipping."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
@@ -198,7 +205,7 @@ def prepare(
 ) -> Job:
     """Makes a run that resumes exactly. Call it after model, optimizer and scheduler are built.
 
-    loss_reduction says what `job.step` gets: "mean", "sum", or "token" (sum and count).
+    loss_reduction is the kind of loss for `job.step`: "mean", "sum", or "token" (sum and count).
     clip_norm clips the whole batch's gradient norm in `job.step`. steps_total is for the report.
     """
     session = ensure_session()

@@ -1,8 +1,8 @@
-"""The loops in which a script makes its steps: those under way, and those that are over.
+"""The loops in which a script makes its steps: the running ones, and those that are over.
 
-A script may train in one loop after another. Those that are over are left out on the way back, as
-long as all that they left is in variables of functions that still run. Of the turn of a loop around
-its place a script runs again what comes before the place: there must be no step in it.
+A script may train in one loop after another. Loops that are over are left out on the way back, if
+all their results are in variables of functions that still run. In the turn of a loop around its
+place, a script repeats the code before the place, so there must be no step in it.
 """
 
 import ast
@@ -32,27 +32,28 @@ _Within = tuple[int | None, int | None]
 class _Training:
     """The outermost loop of a step: which call of which function it is in.
 
-    Frames are known by their identity and never held: with a frame all that its function had would
-    stay, its models and open files too.
+    Frames are known by their identity and never held. A frame would keep all variables of its
+    function alive, including models and open files.
     """
 
     frame: int
-    # The calls around the function, each with its instruction: the same for one call of it.
+    # The calls around the function, each with its instruction. They are the same for one call of
+    # it.
     callers: tuple[int, ...]
     name: dict[str, Any]
     loop: Loop
 
 
 class TrainingLoops:
-    """Of each the outermost one is meant."""
+    """Of nested loops, the outermost one is recorded."""
 
     def __init__(self) -> None:
         self._now: _Training | None = None
         self._over: list[dict[str, Any]] = []
-        # By loop, what tells its present turn apart, and the places in the turn where steps were
-        # made: the line of a call and the loop in it, or a loop, or neither.
+        # By loop: a mark of its present turn, and the places in the turn where steps were made. A
+        # place is the line of a call and the loop in it, or a loop, or neither.
         self._turns: dict[_Key, tuple[Any, set[_Within]]] = {}
-        # The way to the last step, and its loops: most steps are made on the same one.
+        # The way to the last step, and its loops. Most steps are made on the same way.
         self._way: tuple[int, ...] = ()
         self._nested: list[tuple[int, str | None, _Key, _Within]] = []
 
@@ -61,7 +62,7 @@ class TrainingLoops:
         return self._now is not None
 
     def step_in(self, frame: FrameType) -> None:
-        """A step was made in a call from `frame`. Raises `NoPlaceError`."""
+        """Records a step in a call from `frame`. Raises `NoPlaceError`."""
         frames = _frames(frame)
         way = tuple(number for each in frames for number in (id(each), each.f_lasti))
         if way != self._way:
@@ -101,7 +102,7 @@ class TrainingLoops:
             if name is not None:
                 known = variables.get(at)
                 if known is None:
-                    # Python makes this dictionary anew for each who asks.
+                    # Python makes this dictionary anew for each access.
                     known = variables[at] = frames[at].f_locals
                 turn = mark_of(known.get(name))
             before = self._turns.get(key)
@@ -113,8 +114,9 @@ class TrainingLoops:
             del self._turns[next(iter(self._turns))]
 
     def refusal(self, functions: Sequence[At]) -> str | None:
-        """Why the script cannot be brought back to a place in these functions: a step would be made
-        again on the way.
+        """Returns why the script cannot be brought back to a place in these functions, or None.
+
+        The reason is a step that would be made again on the way.
         """
         for frame, loop, within in _nested(functions)[:-1]:
             turn, made = self._turns.get((id(frame), loop.line), (None, set()))
@@ -123,7 +125,7 @@ class TrainingLoops:
         return None
 
     def begins_turn(self, frame: FrameType) -> bool:
-        """Whether it is a turn of the loop itself that begins there, and not of one in it."""
+        """Returns whether a turn of the loop itself begins there, and not one of an inner loop."""
         known = self._now
         if known is None or id(frame) != known.frame:
             return False
@@ -139,18 +141,20 @@ class TrainingLoops:
         return self._nested[-1][2] if self._nested else None
 
     def is_innermost(self, frame: FrameType) -> bool:
-        """Whether the loop whose turn begins there is the one in which the last step was made, and
-        not one around it.
+        """Returns whether the loop whose turn begins there made the last step, and is not one
+        around it.
         """
         return self.innermost is not None and self.innermost == _key_at(frame)
 
     def makes_steps(self, frame: FrameType) -> bool:
-        """Whether the last step was made in the loop whose turn begins there."""
+        """Returns whether the last step was made in the loop whose turn begins there."""
         at = _key_at(frame)
         return at is not None and at in [key for _, _, key, _ in self._nested]
 
     def ended(self, functions: Sequence[At]) -> list[dict[str, Any]]:
-        """Those that are over. Raises `UnsavableError` for one whose function has returned."""
+        """Returns the loops that are over. Raises `UnsavableError` for one whose function has
+        returned.
+        """
         frames = {id(at.frame) for at in functions}
         for loop in self._over:
             if loop["frame"] not in frames:
@@ -167,8 +171,10 @@ class TrainingLoops:
         return [(loop["file"], loop["loop"]) for loop in self._over]
 
     def read_after(self, at: At) -> set[str]:
-        """What the function reads between its training loops that are over and where it is now: a
-        resume leaves the loops out, and runs what is between.
+        """Returns the names that the function reads between its finished training loops and its
+        present line.
+
+        A resume leaves the loops out, and runs the code between.
         """
         over = [loop["loop"] for loop in self._over if loop["frame"] == id(at.frame)]
         source = source_of(at.frame.f_code.co_filename) if over else None
@@ -183,7 +189,7 @@ class TrainingLoops:
         }
 
     def adopt(self, over: list[dict[str, Any]], functions: Sequence[At]) -> None:
-        """The script was brought back to a place, with these loops behind it."""
+        """Called when the script was brought back to a place, with these loops behind it."""
         self._now = _training(functions)
         self._over = [
             {**at.name, "loop": loop["loop"], "frame": id(at.frame)}
@@ -194,7 +200,7 @@ class TrainingLoops:
 
 
 def _key_at(frame: FrameType) -> _Key | None:
-    """Of the innermost loop there."""
+    """Returns the key of the innermost loop there, or None."""
     try:
         loops = loops_around(frame.f_code, frame.f_lineno)
     except LookupError:
@@ -203,7 +209,7 @@ def _key_at(frame: FrameType) -> _Key | None:
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
-    """The script's functions from `frame` outwards."""
+    """Returns the script's functions from `frame` outwards."""
     found: list[FrameType] = []
     while frame is not None:
         if is_script_file(frame.f_code.co_filename):
@@ -222,7 +228,7 @@ def _training(functions: Sequence[At]) -> _Training | None:
 
 
 def _nested(functions: Sequence[At]) -> list[tuple[FrameType, Loop, _Within]]:
-    """The loops, each with the way from its body to the next one."""
+    """Returns the loops, each with the way from its body to the next one."""
     flat = [(at, loop) for at in functions for loop in at.loops]
     found: list[tuple[FrameType, Loop, _Within]] = []
     for (at, loop), (next_at, inner) in itertools.zip_longest(

@@ -1,7 +1,7 @@
-"""Waits for the next place at which a script can be saved: the beginning of a turn of a loop.
+"""Waits for the next place at which a script can be saved: the beginning of a loop's turn.
 
-Python's trace function sees each line of the functions that are watched. It is in force from the
-moment a place is wanted until one is found, and not in between.
+Python's trace function sees each line of the watched functions. It is active from the moment a
+place is wanted until one is found, and not in between.
 """
 
 import atexit
@@ -13,14 +13,14 @@ from typing import Any
 from gpujob_worker.resume.script_place import At, begins_turn
 from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
 
-# Calls on the way from the script's module.
+# Maximum number of calls on the way from the script's module.
 _FRAMES_MAX = 200
 
 
 class TurnWatch:
     """Calls `at_turn(frame)` at the beginning of each turn, until that returns True.
 
-    What it raises is raised in the script, at that line.
+    Its errors are raised in the script, at that line.
     """
 
     def __init__(self, at_turn: Callable[[FrameType], bool]) -> None:
@@ -28,18 +28,19 @@ class TurnWatch:
         self._before: Any = None
         self._waits = False
         self._in = 0
-        # The functions in which the watch began, and what traced them before.
+        # The functions in which the watch began, with their earlier trace functions.
         self._watched: list[tuple[FrameType, Any]] = []
-        # Whether functions that are called meanwhile are watched, too: training waits in them.
+        # Whether functions that are called meanwhile are watched too, because training waits in
+        # them.
         self.looks_everywhere = False
         self._around: frozenset[int] = frozenset()
         self._loop: Loop | None = None
         self._left: Callable[[], None] = lambda: None
-        # The interpreter takes modules apart at its end, and would still call what traces.
+        # The interpreter takes modules apart at its end, and would still call the trace function.
         atexit.register(self.stop)
 
     def keep_to(self, functions: Sequence[At], left: Callable[[], None]) -> None:
-        """Calls `left` before the first line that is no more in the innermost loop."""
+        """Calls `left` before the first line outside of the innermost loop."""
         self._around = frozenset(id(at.frame) for at in functions[:-1])
         self._in, self._loop = id(functions[-1].frame), functions[-1].loops[-1]
         self._left = left
@@ -57,7 +58,7 @@ class TurnWatch:
     def start(self, frame: FrameType | None) -> None:
         """Watches the script's functions from this frame outwards."""
         if self._waits:
-            # Libraries that trace for a while may leave nothing in force.
+            # A library that traces for a while may leave no trace function.
             if sys.gettrace() != self._call:
                 sys.settrace(self._call)
             return
@@ -90,7 +91,7 @@ class TurnWatch:
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
         if event == "return":
-            # What a function that is over had is not kept alive.
+            # The variables of a function that is over are not kept alive.
             self._watched = [each for each in self._watched if each[0] is not frame]
         if event != "line" or not self._waits:
             return self._line

@@ -1,7 +1,7 @@
-"""Scripts that know nothing of us: saved between two batches, and begun again there.
+"""Unmodified scripts: saved between two batches, and resumed there.
 
-A trainer's adapter says which loader it trains from, how many batches are in its weights, and what
-its state is; `Passes` brings the loader back to its place. One training at a time is looked after.
+A trainer's adapter returns the loader from which it trains, the number of batches in its weights,
+and its state. `Passes` moves the loader to its position. One training at a time is handled.
 """
 
 import time
@@ -26,62 +26,64 @@ from gpujob_worker.resume.started_process import StartedProcess
 from gpujob_worker.run.session import Session
 
 _ITEM = "resume"
-# An evaluation may go on until this share of the grace period is left; then it is cut short.
+# An evaluation may continue until this share of the grace period is left. Then it is cut short.
 EVALUATION_SHARE = 0.5
-# What must be left of the grace period for the loss of one more step, in steps.
+# Minimum rest of the grace period for the loss of one more step, in steps.
 STEPS_FOR_A_LOSS = 4.0
 
 
 class Training(Protocol):
-    """One training of a trainer, under way or about to begin."""
+    """One training of a trainer, running or about to begin."""
 
     kind: str
-    # Whether it can go on from the middle of an evaluation; the rest of that is then left out.
+    # Whether it can continue from the middle of an evaluation. The rest of that is then left out.
     leaves_evaluations: bool
 
     def owns(self, loader: Any) -> bool:
-        """Whether the training's batches come from this loader."""
+        """Returns whether the training's batches come from this loader."""
         ...
 
     def consumed(self, record: Pass) -> int:
-        """Batches of the pass that are in the weights."""
+        """Returns the number of the pass's batches that are in the weights."""
         ...
 
     def between_batches(self) -> bool:
-        """Whether the trainer itself can go on from here."""
+        """Returns whether the trainer itself can continue from here."""
         ...
 
     def steps_total(self) -> int | None:
-        """How many steps it is going to make, where that is known."""
+        """Returns the total number of steps, or None if it is not known."""
         ...
 
     def snapshot(self) -> Any:
-        """What the trainer has to know again, as plain values and tensors."""
+        """Returns the trainer's state as plain values and tensors."""
         ...
 
 
 class Fallback(Protocol):
-    """Looks after the script itself where no trainer trains."""
+    """Handles the script itself if no trainer trains."""
 
     def begins(self, loader: Any) -> None:
-        """A pass of any loader begins."""
+        """Called when a pass of any loader begins."""
         ...
 
     def fetches(self, loader: Any) -> None:
-        """A batch of any loader is asked for."""
+        """Called when a batch of any loader is requested."""
         ...
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer made a step."""
+        """Called when an optimizer made a step."""
         ...
 
     def met(self) -> None:
-        """The process group started; what the process looked at alone does not count."""
+        """Called when the process group started. Anything that the process read alone does not
+        count.
+        """
         ...
 
 
 class Unmodified:
-    """The training that is looked after, its store, and the loaders of the process."""
+    """The training that is handled, its store, and the loaders of the process."""
 
     def __init__(self, session: Session, passes: Passes | None = None) -> None:
         self.session = session
@@ -102,7 +104,7 @@ class Unmodified:
         self.continuation: Continuation | None = None
         # The step of the checkpoint that this attempt found.
         self.loaded_step = 0
-        # A stop's checkpoint is committed: what is left to do is to note a few more steps.
+        # A stop's checkpoint is committed. Only a few more steps are left to record.
         self.saved_to_leave = False
         self._step_seconds = self._passed_at = 0.0
 
@@ -119,7 +121,7 @@ class Unmodified:
 
     @property
     def pass_under_way(self) -> Pass | None:
-        """The training loader's; None between two passes."""
+        """The training loader's pass, or None between two passes."""
         return None if self._boundary is not None else self._pass
 
     @property
@@ -134,14 +136,14 @@ class Unmodified:
 
     @property
     def opens_when_it_trains(self) -> bool:
-        """Whether nothing can be there for this process yet, and another one may still be the one
-        that is saved.
+        """Whether no checkpoint can exist for this process yet, and another process may still be
+        the one that is saved.
         """
         alone = self.gang is None and self.store is None
         return alone and self._started is not None and not self._started.is_known()
 
     def open_store(self) -> str | None:
-        """Opens the directory once; returns why nothing is saved there, or None."""
+        """Opens the directory once. Returns why nothing is saved there, or None."""
         if self.store is not None:
             return None
         refusal = self._refusal()
@@ -180,13 +182,15 @@ class Unmodified:
         return None
 
     def _claim(self) -> str | None:
-        """Why others are saved in place of this process."""
+        """Returns why other processes are saved in place of this one, or None."""
         if self.gang is not None:
             return self.gang.open()
         return self._started.claim() if self._started is not None else None
 
     def _meet(self) -> None:
-        """The process group has started: all of it open the directory together, or none."""
+        """Called when the process group has started. All of its processes open the directory
+        together, or none.
+        """
         found = process_group()
         if found is None or found[1] == 1 or self.gang is not None or self._off:
             return
@@ -195,7 +199,7 @@ class Unmodified:
         if self._checkpointer is not None or adopted:
             self.gang.meet("it has begun to save by itself")
             return
-        # Until now it has only looked at what is there.
+        # Until now it has only read the existing checkpoints.
         self.store = self.loaded = None
         self.loaded_step = 0
         self.gang.meet(None)
@@ -203,7 +207,7 @@ class Unmodified:
             self.plain.met()
 
     def begin(self, training: Training) -> Any:
-        """A training begins; returns the body of its checkpoint, or None for a fresh start.
+        """Begins a training. Returns the body of its checkpoint, or None for a fresh start.
 
         Raises `MismatchError` for a checkpoint of something else.
         """
@@ -232,12 +236,12 @@ class Unmodified:
         return Continuation(self.session, directory, gang.rank, gang.first_word)
 
     def adopts(self, loaded: Loaded) -> None:
-        """A script is on its way to this checkpoint: its settings are in force from now on."""
+        """Called when a script is on its way to this checkpoint. Its settings apply from now on."""
         self._knows(loaded)
         self.loaded = None
 
     def arrived(self, step: int) -> None:
-        """The script is where the checkpoint of `step` was made."""
+        """Called when the script is where the checkpoint of `step` was made."""
         assert self._checkpointer is not None
         self.session.state.resumes(step)
         self._checkpointer.resumed()
@@ -245,7 +249,7 @@ class Unmodified:
             self.continuation.compare_after(step)
 
     def end(self) -> None:
-        """The training ended, well or not: what comes after it is the script's."""
+        """Ends the training, whether it ended well or not. Later code is the script's."""
         self._training = self._pending = self._pass = self.continuation = None
         if self._checkpointer is not None:
             self._checkpointer.wait(0.0)
@@ -253,12 +257,14 @@ class Unmodified:
         self.session.leaves_stops_to_script(leaves=False)
 
     def stop(self) -> None:
-        """In a forked child."""
+        """Stops in a forked child."""
         self.passes.stop()
         self._training, self._off = None, True
 
     def _adopt(self, training: Training, loaded: Loaded) -> Any:
-        """What must be known before the first step; the loader's place follows with its pass."""
+        """Adopts what is needed before the first step. The loader's position follows with
+        its pass.
+        """
         state, step = loaded.state, loaded.step
         kind = self._knows(loaded)
         if kind != training.kind:
@@ -268,8 +274,8 @@ class Unmodified:
         return state["body"]
 
     def _knows(self, loaded: Loaded) -> str:
-        """The settings of the checkpoint are known before the model's first call; returns of which
-        kind of training it is.
+        """Adopts the settings of the checkpoint before the model's first call. Returns the kind of
+        training.
         """
         state, step = loaded.state, loaded.step
         try:
@@ -310,7 +316,9 @@ class Unmodified:
 
     @property
     def is_of_script(self) -> bool:
-        """Whether no trainer trains: what loaders and optimizers do is the script's own loop."""
+        """Whether no trainer trains, so that loaders and optimizers run in the script's
+        own loop.
+        """
         return self._training is None or self._is_plain(self._training)
 
     def _is_plain(self, training: Any) -> bool:
@@ -326,7 +334,7 @@ class Unmodified:
             stop = self.session.stop
             limit = self.session.environment.grace_seconds * EVALUATION_SHARE
             late = stop.requested and stop.remaining_seconds() < limit
-            # Others of a gang may be where one that leaves would be waited for.
+            # Other processes of a gang may be where they would wait for one that leaves.
             alone = self.gang is None and self._pass is not None
             if late and alone and training.leaves_evaluations:
                 self._leave_meanwhile()
@@ -336,7 +344,7 @@ class Unmodified:
             self._safe_point()
 
     def _leave_meanwhile(self) -> None:
-        """Asked to stop in an evaluation: the weights are those of the last step."""
+        """Leaves on a stop in an evaluation. The weights are those of the last step."""
         assert self._checkpointer is not None
         self.session.log.note("evaluation", "cut short by the stop")
         self._checkpointer.leave()
@@ -351,7 +359,7 @@ class Unmodified:
         self._checkpointer.safe_point()
 
     def after_script_step(self) -> Order:
-        """A step of a plain script is over: what is to be done at its next place."""
+        """Called when a step of a plain script is over. Returns what to do at its next place."""
         assert self._checkpointer is not None
         now = time.monotonic()
         self._step_seconds, self._passed_at = now - self._passed_at, now
@@ -362,12 +370,12 @@ class Unmodified:
         return self._checkpointer.ordered()
 
     def carry_out(self, order: Order) -> None:
-        """A plain script is at a place, between two steps."""
+        """Carries out the order when a plain script is at a place, between two steps."""
         checkpointer, continuation = self._checkpointer, self.continuation
         assert checkpointer is not None
         committed = self.session.state.checkpoint
         if committed is not None and committed.step >= self.session.state.step and self._stepped:
-            # Each checkpoint has a number of its own.
+            # Each checkpoint has its own number.
             self.session.state.stepped_beside()
         self._stepped = False
         if self.saved_to_leave:
@@ -381,7 +389,7 @@ class Unmodified:
             continuation.record_after(self.session.state.step)
 
     def _save_and_record(self, checkpointer: Checkpointer, continuation: Continuation) -> None:
-        """Saves, makes a few more steps where there is time, for what they show, and leaves."""
+        """Saves, makes a few more steps for their facts if there is time, and leaves."""
         step = self.session.state.step
         if not checkpointer.save_last():
             checkpointer.leave(saved=False)
@@ -391,7 +399,9 @@ class Unmodified:
         continuation.record_after(step)
 
     def _all_have_time(self) -> bool:
-        """Whether the steps after the save fit in: known once for all that make them together."""
+        """Returns whether there is time for the steps after the save, decided once for all
+        processes.
+        """
         late = None if self._has_time_for(STEPS) else "late"
         return (late if self.gang is None else self.gang.first_word("time", late)) is None
 
@@ -419,7 +429,9 @@ class Unmodified:
         }
 
     def _refuse_what_workers_keep(self) -> None:
-        """For a trainer; a plain script's loaders are among its variables."""
+        """Handles state of worker processes for a trainer. A plain script's loaders are among its
+        variables.
+        """
         loader = self._boundary if self._boundary is not None else self._pass and self._pass.loader
         why = None if loader is None else memory_refusal(loader)
         if why is None:

@@ -1,4 +1,4 @@
-"""Which values of a script are what: plain, constant, an object of the script, of a library."""
+"""Classifies the values of a script: plain, constant, an object of the script, or of a library."""
 
 import collections
 import datetime
@@ -23,9 +23,9 @@ import torch
 from gpujob_worker.resume.script_source import is_script_file
 
 KIND = "k"
-# The kind of a node for what only its library can read, and makes again.
+# Node type of a value that only its library can read, and makes again.
 LEFT = "left"
-# A class of its own for buffers is younger than the oldest torch that is known here.
+# The class for buffers is newer than the oldest supported torch.
 TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _ATOMS = {*PLAIN, bytearray, type(Ellipsis), type(StopIteration), types.CodeType}
@@ -41,7 +41,7 @@ AS_IT_IS = (
     types.GenericAlias, types.CodeType, property, staticmethod, classmethod, weakref.ref,
     BaseException, np.ufunc,
 )  # fmt: skip
-# Packages whose objects show or write what was learned, or hold what no step changes.
+# Packages whose objects show or write results, or hold values that no step changes.
 _WITHOUT_LEARNING = frozenset((
     "_thread", "abc", "argparse", "csv", "datasets", "functools", "gpujob_worker", "io",
     "json", "logging", "matplotlib", "mlflow", "optparse", "os", "pathlib", "PIL",
@@ -49,7 +49,7 @@ _WITHOUT_LEARNING = frozenset((
     "tensorboard", "tensorboardX", "tensorflow", "time", "tokenizers", "tqdm", "typing",
     "wandb", "warnings", "yaml", "zoneinfo",
 ))  # fmt: skip
-# Of other packages these modules and classes.
+# Modules and classes of other packages with the same property.
 _OF_OTHERS = (
     "_csv.writer", "_csv.Dialect", "_io.", "concurrent.futures.", "inspect.Signature",
     "multiprocessing.context.", "multiprocessing.synchronize.", "threading.", "sqlite3.",
@@ -57,18 +57,18 @@ _OF_OTHERS = (
 _OF_TORCH = ("torch.profiler", "torch.autograd", "torch.utils.tensorboard", "torch.cuda",
              "torch._C", "torch.distributed", "torch.amp", "torch.jit", "torch._ops",
              "torch._dynamo", "torch.utils.data", "torch.utils.hooks")  # fmt: skip
-# An `argparse.Namespace` is where scripts keep numbers that they change.
+# Scripts keep numbers that they change in an `argparse.Namespace`.
 READ = ("argparse.Namespace", "types.SimpleNamespace")
 MODULE_OWN = frozenset(vars(torch.nn.Module())) | {"training", "_compiled_call_impl", "forward"}
-# What torch's recurrent layers make of their parameters, and make again.
+# Attributes that torch's recurrent layers derive from their parameters, and make again.
 _OF_LAYERS = frozenset((
     "_all_weights", "_flat_weight_refs", "_flat_weights", "_flat_weights_names",
 ))  # fmt: skip
-# Torch's data sets that hand on what others have.
+# Torch's datasets that pass on the content of others.
 AROUND_DATA = (
     torch.utils.data.Subset, torch.utils.data.ConcatDataset, torch.utils.data.ChainDataset,
 )  # fmt: skip
-# What torch puts into every optimizer: its state tells it, or the script's code makes it.
+# Attributes of every torch optimizer. Its state has them, or the script's code makes them.
 _OPTIMIZER_OWN = frozenset((
     "defaults", "param_groups", "state", "step", "_opt_called",
     "_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name",
@@ -79,7 +79,7 @@ ITERATORS: dict[str, Any] = {
     for kind in (type(iter([])), type(iter(())), type(iter(range(0))), enumerate, zip)
 }
 BASES = (dict, list, set, collections.deque, tuple)
-# What enumerations keep in their members.
+# Attributes that enumerations keep in their members.
 MEMBER_OWN = ("_value_", "_name_", "__objclass__", "_sort_order_")
 CONTAINERS: dict[str, Any] = {
     "list": list, "dict": dict, "set": set, "deque": collections.deque, "bytearray": bytearray,
@@ -93,7 +93,7 @@ def name_of(kind: Any) -> str:
 
 
 def found_global(name: str) -> Any:
-    """What a module that is imported has under the name; None where there is none such."""
+    """Returns the value that an imported module has under the name, or None."""
     module = name
     while module:
         module = module.rpartition(".")[0]
@@ -107,7 +107,7 @@ def found_global(name: str) -> Any:
 
 
 def global_name(value: Any) -> str | None:
-    """The name under which a module has the class or function; None where none does."""
+    """Returns the name under which a module has the class or function, or None."""
     module = getattr(value, "__module__", None) or type(getattr(value, "__self__", 0)).__module__
     name = f"{module}.{getattr(value, '__qualname__', value.__name__)}"
     if found_global(name) is value:
@@ -119,7 +119,7 @@ def global_name(value: Any) -> str | None:
 
 
 def code_key(value: Any) -> str:
-    """Tells the code of functions and generators of one program apart."""
+    """Returns a key that distinguishes the code of functions and generators of one program."""
     code: types.CodeType = value.gi_code if hasattr(value, "gi_code") else value.__code__
     key = f"{code.co_qualname} {code.co_firstlineno}"
     if code.co_name in ("<lambda>", "<genexpr>"):
@@ -129,7 +129,7 @@ def code_key(value: Any) -> str:
 
 
 def state_of_class(kind: type) -> dict[str, Any]:
-    """The values that a class keeps, without what describes it."""
+    """Returns the values that a class keeps, without its description."""
     return {
         name: each
         for name, each in vars(kind).items()
@@ -144,8 +144,10 @@ def functions_of_class(kind: type) -> dict[str, str]:
 
 
 def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
-    """What a module has besides its parts, its parameters and its buffers. Of torch's own layers
-    what torch declares for them is left out, but for numbers such as the share of a dropout.
+    """Returns a module's attributes besides its parts, parameters and buffers.
+
+    For torch's own layers, declared attributes are left out, except numbers such as the probability
+    of a dropout.
     """
     made = _made_with(type(part))
     return {
@@ -154,14 +156,14 @@ def attributes_of_module(part: torch.nn.Module) -> dict[str, Any]:
         if name not in MODULE_OWN
         and (type(value) in PLAIN or (made is not None and name not in made))
         and not isinstance(value, torch.nn.Module)
-        # What the worker put there it puts there again.
+        # The worker sets its own attributes again.
         and not type(value).__module__.startswith("gpujob_worker.")
     }
 
 
 @functools.lru_cache(maxsize=4096)
 def _made_with(kind: type) -> frozenset[str] | None:
-    """Attributes that stay as torch makes them in its layers; None for all that are not plain."""
+    """Returns attributes that torch's layers do not change. None for all that are not plain."""
     if not kind.__module__.startswith("torch."):
         return frozenset()
     if not kind.__module__.startswith("torch.nn.modules."):
@@ -172,7 +174,9 @@ def _made_with(kind: type) -> frozenset[str] | None:
 
 
 def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What one that is not torch's keeps beside its state: counters, averages."""
+    """Returns what an optimizer outside torch keeps in addition to its state: counters,
+    averages.
+    """
     if type(optimizer).__module__.startswith("torch."):
         return {}
     return {
@@ -183,7 +187,7 @@ def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def held_by_loader(loader: Any) -> list[Any]:
-    """What of the script or of a library a loader calls, and may change by it."""
+    """Returns the objects of the script or of a library that a loader calls, and may change."""
     held = (loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn)
     of_script = [each for each in held if each is not None and is_of_script(type(each))]
     called = [loader.dataset, loader.collate_fn]
@@ -201,7 +205,7 @@ def _may_keep(called: Any) -> bool:
 
 
 def inner_containers(value: Any) -> list[int]:
-    """The identities of the containers in a container that holds these and plain values."""
+    """Returns the identities of the containers inside a container of these and plain values."""
     found: list[int] = []
     waiting = [value]
     while waiting:
@@ -216,8 +220,9 @@ def inner_containers(value: Any) -> list[int]:
 
 
 def keeps_order(value: "set[Any] | frozenset[Any]") -> bool:
-    """Whether a set that is made of the items has them in the same order. That of other values than
-    numbers is another one in each process.
+    """Returns whether a set made of the items has them in the same order.
+
+    The order of values other than numbers differs between processes.
     """
     if not set(map(type, value)) <= {int, float, bool}:
         return True
@@ -228,7 +233,7 @@ def keeps_order(value: "set[Any] | frozenset[Any]") -> bool:
 
 
 def is_of_script(value: Any) -> bool:
-    """Whether a class or function is the script's own."""
+    """Returns whether a class or function is the script's own."""
     if isinstance(value, types.FunctionType):
         return is_script_file(value.__code__.co_filename)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
@@ -243,19 +248,23 @@ def learns_nothing(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_plain_object(kind: type) -> bool:
-    """Whether an instance is its attributes, and nothing that only its own code can read."""
+    """Returns whether an instance consists of its attributes, without anything that only its own
+    code can read.
+    """
     known = (object, tuple, *CONTAINERS.values(), types.SimpleNamespace, *typing.Protocol.__mro__)
     return all(base in known or _is_of_class_statement(base) for base in kind.__mro__)
 
 
 def _is_of_class_statement(kind: type) -> bool:
-    """Classes of extensions have methods and members that are no Python."""
+    """Returns whether a class statement made the class. Classes of extensions have methods and
+    members in C.
+    """
     of_c = (
         types.MethodDescriptorType,
         types.WrapperDescriptorType,
         types.ClassMethodDescriptorType,
     )
-    # One that is borrowed from a base, as in `__getattr__ = dict.get`, is of that base.
+    # A member that is borrowed from a base, as in `__getattr__ = dict.get`, belongs to that base.
     return not any(
         isinstance(each, of_c) and each.__objclass__ is kind for each in vars(kind).values()
     )
@@ -276,7 +285,7 @@ def attributes(value: Any) -> dict[str, Any]:
     found = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for name in _slots(type(value)):
         try:
-            # A class may have a `__getattr__`, which knows more than there is.
+            # A class may have a `__getattr__` that returns more than its attributes.
             found[name] = object.__getattribute__(value, name)
         except AttributeError:
             continue
@@ -300,7 +309,9 @@ def constant_text(value: Any) -> str:
 
 
 def constant_parts(value: Any) -> tuple[Any, ...] | None:
-    """Of what a constant can be made again; None for those that the script has to make."""
+    """Returns the parts from which a constant can be made again, or None if the script has to make
+    it.
+    """
     kind = type(value)
     if isinstance(value, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
         return (str(value),)
@@ -312,7 +323,7 @@ def constant_parts(value: Any) -> tuple[Any, ...] | None:
 
 
 def constant_of(name: str, parts: list[Any]) -> Any:
-    """Raises `LookupError` for a kind of constant that is not known."""
+    """Returns the constant. Raises `LookupError` for an unknown type."""
     if name.startswith("pathlib."):
         return getattr(pathlib, name.rpartition(".")[2])(*parts)
     if name.startswith("numpy."):

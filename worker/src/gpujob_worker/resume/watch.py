@@ -1,4 +1,6 @@
-"""Joins what resumes unmodified scripts: one training at a time, whichever library runs it."""
+"""Joins the parts that resume unmodified scripts: one training at a time, whichever library runs
+it.
+"""
 
 import contextlib
 import functools
@@ -21,7 +23,9 @@ _kept: list[Unmodified] = []
 
 
 def watch(session: Session) -> None:
-    """Once torch was imported, with a checkpoint directory: trainers that come are adapted."""
+    """Called once torch was imported, with a checkpoint directory. Trainers are adapted when they
+    are imported.
+    """
     if not session.features.allows("resume"):
         return
     pattern = session.environment.settings.script_checkpoint
@@ -45,7 +49,8 @@ def watch(session: Session) -> None:
 
 
 def keep_from_group_signals(worker_module: Any) -> None:
-    """In a rank that a launcher started: forked loader processes are a group of their own.
+    """Called in a rank that a launcher started. Forked loader processes get their own process
+    group.
 
     Their parent still ends them, and they end by themselves when it is gone.
     """

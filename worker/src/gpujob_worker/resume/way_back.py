@@ -12,7 +12,7 @@ from gpujob_worker.resume.script_source import Loop, source_of
 
 
 class NotReachedError(Exception):
-    """The script does not come to its place; the text is the reason."""
+    """The script does not reach its place. The text is the reason."""
 
 
 class WayBack:
@@ -21,11 +21,11 @@ class WayBack:
     def __init__(
         self, place: list[dict[str, Any]], over: list[dict[str, Any]], passes: Passes
     ) -> None:
-        """`place` is one that `Place.saved` described; `over` are training loops that ended."""
+        """`place` comes from `Place.saved`. `over` are training loops that ended."""
         self._place, self._over, self._passes = place, over, passes
         self._way = [(depth, loop) for depth, each in enumerate(place) for loop in each["loops"]]
         self._next = 0
-        # What the next loop is made of that is not what it was, before variables are put back.
+        # The part of the next loop's expression that differs, before variables are restored.
         self._differs: str | None = None
 
     @property
@@ -39,11 +39,11 @@ class WayBack:
 
     @property
     def depth(self) -> int:
-        """The number of the function whose loop comes next, the module's being 0."""
+        """The number of the function whose loop comes next. The module's is 0."""
         return self._way[self._next][0]
 
     def is_over(self, file: str, line: int, frame: FrameType) -> bool:
-        """Whether it is a loop whose steps were all made."""
+        """Returns whether it is a loop whose steps were all made."""
         code = frame.f_code
         key = function_key(file, code.co_name, code.co_firstlineno)
         return any(
@@ -52,7 +52,7 @@ class WayBack:
         )
 
     def expects(self, line: int, frame: FrameType) -> bool:
-        """Whether it is the next loop on the way, reached by the same calls."""
+        """Returns whether it is the next loop on the way, reached by the same calls."""
         if self.reached:
             return False
         depth, loop = self._way[self._next]
@@ -75,11 +75,11 @@ class WayBack:
         return True
 
     def passes_while(self) -> None:
-        """A `while` has no turn of its own: the script's variables are all it has."""
+        """Passes a `while`, which has no turn apart from the script's variables."""
         self._next += 1
 
     def advance(self, frame: FrameType, iterable: Any) -> Any:
-        """What the loop goes over from its turn on. Raises `NotReachedError`."""
+        """Returns the loop's items from its turn on. Raises `NotReachedError`."""
         _, saved = self._way[self._next]
         self._next += 1
         if self._differs is not None:
@@ -90,8 +90,10 @@ class WayBack:
 def advanced(
     frame: FrameType, saved: dict[str, Any], iterable: Any, passes: Passes, *, innermost: bool
 ) -> Any:
-    """What the loop in `frame` goes over from a saved turn on: the one after it in the innermost
-    loop, else that turn itself. Raises `NotReachedError`.
+    """Returns the items of the loop in `frame` from a saved turn on.
+
+    In the innermost loop they begin with the turn after that, else with the turn itself. Raises
+    `NotReachedError`.
     """
     line, kind = saved["line"], saved["kind"]
     loop = _loop_at(frame.f_code.co_filename, line)

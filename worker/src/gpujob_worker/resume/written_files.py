@@ -10,21 +10,21 @@ from typing import Any
 
 import xxhash
 
-# The content of the latest is marked at a save; of each its beginning and its end, where writers of
-# weights keep the checksums.
+# Number of latest files whose content is marked at a save. A mark covers a file's beginning and its
+# end, where writers of weights keep the checksums.
 _MARKED_MAX = 100
 _MARKED_BYTES = 1 << 16
-# Of small files, such as a history that is read and written anew, all is kept, up to so much.
+# Total size up to which small files, such as a history that is read and rewritten, are kept whole.
 _KEPT_BYTES = 1 << 20
 PATHS_MAX = 10_000
-# Of files that are written at once and closed, only the latest are remembered.
+# Maximum number of remembered files that were written at once and closed.
 CLOSED_MAX = 1000
 
 APPEND, WRITE, UPDATE = "append", "write", "update"
 
 
 def size_of(path: str) -> int | None:
-    """None where there is no regular file."""
+    """Returns the size, or None if there is no regular file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -39,22 +39,24 @@ def is_open(handle: Any) -> bool:
 @dataclass(slots=True)
 class WrittenFile:
     mode: str
-    # Its writer has a state besides the place in the file: a compressor, or it reads again, too.
+    # Its writer has a state besides the position in the file, such as a compressor, or also reads.
     stateful: bool = False
     handles: list[weakref.ref[Any]] = field(default_factory=list[weakref.ref[Any]])
-    # Size and time at the opening: who opens for updates may only read.
+    # Size and time when it was opened, because a file opened for updates may only be read.
     before: tuple[int, int] | None = None
     _marked: tuple[tuple[int, int] | None, str | None] = (None, None)
 
     def mark(self, path: str) -> str | None:
-        """Tells its content from what it may become; read only where it was written to."""
+        """Returns a mark that distinguishes its content from later ones. The file is read only if
+        it was written.
+        """
         now = stamp(path)
         if now != self._marked[0]:
             self._marked = now, mark_of(path)
         return self._marked[1]
 
     def opened(self) -> list[Any]:
-        """The handles that are open now."""
+        """Returns the open handles."""
         return [handle for each in self.handles if is_open(handle := each())]
 
     def add(self, handle: Any) -> None:
@@ -63,7 +65,7 @@ class WrittenFile:
         self.handles.append(weakref.ref(handle))
 
     def changed(self, path: str) -> bool:
-        """Whether a file that was opened for updates was updated."""
+        """Returns whether a file that was opened for updates was updated."""
         return self.before is not None and stamp(path) != self.before
 
 
@@ -76,7 +78,7 @@ def stamp(path: str) -> tuple[int, int] | None:
 
 
 def mark_of(path: str) -> str | None:
-    """None for what cannot be read."""
+    """Returns a mark of a file's content, or None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -93,7 +95,7 @@ def mark_of(path: str) -> str | None:
 
 
 def _content_of(path: str) -> bytes | None:
-    """All of a file whose mark has all of it, too."""
+    """Returns the whole content of a file whose mark covers all of it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -107,7 +109,7 @@ def _content_of(path: str) -> bytes | None:
 
 
 def put_content(path: str, content: bytes) -> bool:
-    """Whether the file has the content now; a folder that is gone is not made."""
+    """Writes the content, and returns whether the file has it now. A missing folder is not made."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -119,7 +121,7 @@ def put_content(path: str, content: bytes) -> bool:
 
 
 class WrittenFiles:
-    """By path, in the order of their last opening; bounded."""
+    """Files by path, in the order of their last opening. Bounded."""
 
     def __init__(self) -> None:
         self._lasting: dict[str, WrittenFile] = {}
@@ -147,7 +149,7 @@ class WrittenFiles:
             self.full = True
 
     def _forget(self) -> None:
-        """Drops the oldest that is closed, and keeps those that are open in sight."""
+        """Drops the oldest closed file, and keeps open ones."""
         for path, file in list(self._closed.items()):
             del self._closed[path]
             if not file.opened():
@@ -162,7 +164,7 @@ class WrittenFiles:
         yield from list(self._closed.items())
 
     def saved(self) -> dict[str, Any]:
-        """Plain values by path; what handles still hold back is written first."""
+        """Returns plain values by path, after it has flushed all handles."""
         found: dict[str, Any] = {}
         marked = set(list(self._closed)[-_MARKED_MAX:])
         left = _KEPT_BYTES
