@@ -101,8 +101,15 @@ HANDLERS = (
     of_operator(
         "events are not handed on",
         "handlers/memo.py",
-        '        self._call(self._cache.apply, kind, event["type"], event["object"])\n',
+        '        self._call(self._cache.apply, kind, event["type"], _taken_from(manifest))\n',
         "",
+        "test_kopf_door.py",
+    ),
+    of_operator(
+        "kopf holds whole objects while it waits for the next event",
+        "handlers/memo.py",
+        "        del manifest[large]\n",
+        "        pass\n",
         "test_kopf_door.py",
     ),
     of_operator(

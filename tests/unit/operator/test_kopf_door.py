@@ -66,6 +66,22 @@ def phases(cache: Cache) -> set[str]:
     return {job.status.phase.value for job in cache.jobs.views if isinstance(job, GPUJob)}
 
 
+async def test_kopf_keeps_no_more_of_an_object_than_its_identity(world: World) -> None:
+    """It holds the last event of each object for a while: in a burst, all of them."""
+    whole = manifest_of("a")
+    whole["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    event: Any = {"type": "ADDED", "object": {**whole, "metadata": dict(whole["metadata"])}}
+    world.memo.put(Kind.JOB, event)
+    kept = event["object"]
+    assert set(kept) == {"apiVersion", "kind", "metadata"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["metadata"]["uid"] == whole["metadata"]["uid"]
+    await asyncio.sleep(0)
+    (job,) = world.cache.jobs.views
+    assert isinstance(job, GPUJob)
+    assert job.spec == make_job(name="a").spec, "the cache has all of it"
+
+
 def test_kopf_writes_nothing() -> None:
     settings = kopf.OperatorSettings()
     configure(settings)

@@ -47,7 +47,8 @@ class Memo:
     def put(self, kind: Kind, event: kopf.RawEvent) -> None:
         """Puts an event of kopf into the cache. Its type is None for an object of a list."""
         self._counters[kind].inc()
-        self._call(self._cache.apply, kind, event["type"], event["object"])
+        manifest = event["object"]
+        self._call(self._cache.apply, kind, event["type"], _taken_from(manifest))
 
     def knows(self, kind: Kind, found: Identity) -> bool:
         """Returns whether the cache has this state of the object or a newer one."""
@@ -100,3 +101,16 @@ class Memo:
         # The operator's loop is closed before kopf's thread has ended if kopf takes too long.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _taken_from(manifest: Any) -> dict[str, Any]:
+    """Returns the object, and leaves its identity to kopf.
+
+    kopf keeps the last event of each object for `IDLE_SECONDS`. In a burst these were most of the
+    process's memory.
+    """
+    taken = {**manifest, "metadata": dict(manifest["metadata"])}
+    for large in taken.keys() - {"apiVersion", "kind", "metadata"}:
+        del manifest[large]
+    manifest["metadata"].pop("managedFields", None)
+    return taken

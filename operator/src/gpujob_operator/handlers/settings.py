@@ -14,9 +14,9 @@ INACTIVITY_SECONDS = 70.0
 # Pause between kopf's tries of one request.
 ERROR_SECONDS = 0.5
 ERROR_SECONDS_MAX = 10.0
-# How long kopf keeps an object's queue and task after its last event. Most jobs change again within
-# this time, and a new task costs more than a waiting one.
-IDLE_SECONDS = 10.0
+# How long kopf keeps an object's queue and task after its last event. A new task costs more than a
+# waiting one, and in a burst each job has a waiting one.
+IDLE_SECONDS = 2.0
 
 
 class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
