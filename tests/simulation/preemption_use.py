@@ -27,7 +27,11 @@ class PreemptionUse:
         api.restored.append(self._stopped.clear)
 
     def observe(self, revision: Revision) -> None:
-        if revision.kind is not Kind.JOB or revision.before is None or revision.type == "DELETED":
+        if revision.kind is not Kind.JOB or revision.before is None:
+            return
+        if revision.type == "DELETED":
+            # A job that is created again under the name is another job.
+            self._stopped.pop(self._api.job(revision.before).metadata.key, None)
             return
         job, before = self._api.job(revision.object), self._api.job(revision.before)
         self._forget(job, before)
