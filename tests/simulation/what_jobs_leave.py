@@ -15,7 +15,7 @@ from datetime import datetime
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.observe import freshness, program_faults
+from gpujob_operator.observe import freshness, node_readings
 from tests.harness.held_objects import held_objects
 from tests.simulation.faults import Faults
 from tests.simulation.simulation import PlanFunction, Simulation
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--remember", action="store_true")
     options = parser.parse_args()
     # What is remembered by number and not by time is full before the first count.
-    program_faults.PODS_REMEMBERED_MAX = JOBS
+    node_readings.PODS_REMEMBERED_MAX = JOBS
     freshness.DELAYS_MAX = 4
     print(json.dumps(growth(_remembering() if options.remember else Planner())))
 

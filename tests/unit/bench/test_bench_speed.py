@@ -23,8 +23,8 @@ from bench.speed.ways import (
 from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_api.settings import Settings
+from gpujob_worker.control.phases import MEASURED_STEPS as TUNED_STEPS
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
-from gpujob_worker.hooks import BASELINE_STEPS, WARM_UP_STEPS
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.reporter import Destination, post
 from gpujob_worker.run.session import Session
@@ -101,9 +101,6 @@ def test_passes_end_while_settings_are_chosen_but_at_full_size(
     # At full size passes are as long as real ones: workers that are worth it start within them.
     assert (steps > FREE_STEPS[device]) is (scale.size == "full")
     assert batch * scale.batch_factor_when_tight <= samples
-
-
-TUNED_STEPS = WARM_UP_STEPS + BASELINE_STEPS
 
 
 def last_step_of_a_loader_trial() -> int:
