@@ -111,7 +111,7 @@ def test_a_log_line_is_one_line(text: str) -> None:
 
 @pytest.mark.parametrize("of", [why, report])
 def test_nothing_that_a_worker_wrote_controls_the_viewers_terminal(
-    of: Any, monkeypatch: pytest.MonkeyPatch
+    of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = io.StringIO()
     monkeypatch.setattr(
@@ -136,5 +136,6 @@ def test_nothing_that_a_worker_wrote_controls_the_viewers_terminal(
     rows = why.rows(job, None, NOW) if of is why else report.rows(job, NOW)
     screen.print_rows("title", [*rows, ("label", ATTACK)])
     screen.print_jobs([job], NOW, namespaces=True)
-    assert "Succeeded" in written.getvalue(), "the words themselves are shown"
-    assert controls(written.getvalue()) == []
+    shown = written.getvalue() + capsys.readouterr().out
+    assert "Succeeded" in shown, "the words themselves are shown"
+    assert controls(shown) == []

@@ -81,15 +81,15 @@ class Phases:
             return
         self._drop_models_that_are_over()
         steps = self._model.steps
-        match Phase.of(steps):
-            case Phase.WARM_UP:
-                self._warm_up(steps)
-            case Phase.BASELINE:
-                self._baseline(steps)
-            case Phase.TUNING:
-                self._tune(optimizer)
-            case Phase.TRAINING:
-                self._train(steps - MEASURED_STEPS)
+        phase = Phase.of(steps)
+        if phase is Phase.WARM_UP:
+            self._warm_up(steps)
+        elif phase is Phase.BASELINE:
+            self._baseline(steps)
+        elif phase is Phase.TUNING:
+            self._tune(optimizer)
+        else:
+            self._train(steps - MEASURED_STEPS)
 
     def _after_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         session, model = self._session, self._model
