@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -95,7 +94,7 @@ class Cluster:
         for worker in machine.workers.values():
             worker.lost_gpus = True
         machine.gpus = {
-            f"{uuid}-new": replace(gpu, uuid=f"{uuid}-new", program_errors=[])
+            f"{uuid}-new": PhysicalGPU(f"{uuid}-new", gpu.total_bytes, gpu.driver_bytes)
             for uuid, gpu in machine.gpus.items()
         }
 

@@ -35,6 +35,8 @@ class Ends:
         # Those of which a worker was ended from outside, as its pod or its node shows.
         self._asked: set[Attempt] = set()
         self._leaving_nodes: set[str] = set()
+        # Attempts with such an end on a node, as long as no operator has decided about them.
+        self._undecided: dict[str, set[Attempt]] = defaultdict(set)
         self._ended: set[str] = set()
         self._asked_to_go: set[str] = set()
 
@@ -61,8 +63,17 @@ class Ends:
         self._robbed.update(attempts)
 
     def leaves(self, node: str) -> None:
-        """The node is about to go, and ends its processes itself."""
+        """The node is about to go, and ends its processes itself.
+
+        An operator that sees an end and this sign at the same time cannot know which came first.
+        """
         self._leaving_nodes.add(node)
+        self._asked |= self._undecided.pop(node, set())
+
+    def decided(self, attempt: Attempt) -> None:
+        """An operator has written that the attempt is over."""
+        for attempts in self._undecided.values():
+            attempts.discard(attempt)
 
     def _note_end(self, pod: Manifest, attempt: Attempt, message: str) -> None:
         report = _report_in(message)
@@ -70,6 +81,7 @@ class Ends:
         proven = report is not None and steps is not None and report.step >= steps > 0
         if not proven:
             self._unproven.add(attempt)
+            self._undecided[pod["spec"].get("nodeName", "")].add(attempt)
         if report is not None and report.phase is WorkerPhase.DRAINING and not proven:
             self._left_early.add(attempt)
         if is_marked(pod) or pod["spec"].get("nodeName") in self._leaving_nodes:

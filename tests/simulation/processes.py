@@ -199,13 +199,25 @@ class Processes:
     def _held_bytes(self, worker: Worker, uuid: str) -> int:
         """What the job of the process holds there for this attempt."""
         job = self._jobs.job_now(worker.job_uid)
-        if job is None:
+        if job is None or self._is_let_go(worker, job):
             return 0
         placement, held = job.status.placement, job.status.reservation
         if placement is None or held is None or job.status.attempt != worker.attempt:
             return 0
         gpus = {gpu for one in placement.workers if one.rank == worker.rank for gpu in one.gpus}
         return held.memory_bytes if uuid in gpus else 0
+
+    def _is_let_go(self, worker: Worker, job: GPUJob) -> bool:
+        """Returns whether nothing connects the worker's pod to a job that is being deleted.
+
+        Somebody removed the pod's owner reference before any status recorded the pod's UID.
+        """
+        pod = self._api.find(Kind.POD, worker.pod_uid)
+        if job.metadata.deletion_timestamp is None or pod is None:
+            return False
+        placement = job.status.placement
+        recorded = {one.pod_uid for one in placement.workers} if placement is not None else set()
+        return not pod["metadata"].get("ownerReferences") and worker.pod_uid not in recorded
 
     def _of_job(self, job_uid: str) -> Iterator[Worker]:
         return (one for one in self._all() if one.job_uid == job_uid)

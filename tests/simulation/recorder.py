@@ -96,12 +96,16 @@ class Recorder:
             self._pod(revision, ours=ours)
 
     def _restored(self) -> None:
-        """What was lost binds nobody: attempts may be made again, and ends may be unseen."""
+        """Lost revisions bind nobody: attempts may be made again, and ends may be unseen."""
         self._restored_at = self._api.now
         jobs = map(self._api.job, self._api.list(Kind.JOB))
         self._jobs = self._recorded.restored(jobs, self.pods_of_ours())
         self._ends.forget(self._ours.values())
-        self._over_at.clear()
+        self._over_at = {
+            (uid, attempt): at
+            for (uid, attempt), at in self._over_at.items()
+            if uid in self._jobs and _is_over(self._jobs[uid], attempt)
+        }
         self._room.forget_placements()
 
     def operator_broke(self, what: str, error: BaseException) -> None:
@@ -186,6 +190,7 @@ class Recorder:
             self.stories[key].end = job.status.phase.value
         if before is not None and holds_gpus(before) and not still_holds_gpus(job, before):
             self._over_at[uid, before.status.attempt] = revision.at
+            self._ends.decided((uid, before.status.attempt))
         if before is None or not ours:
             return
         if revision.kind is Kind.JOB:
@@ -398,6 +403,10 @@ class Recorder:
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
             self._fail("I13", revision, f"{_name(revision)}: {text}")
+
+
+def _is_over(job: GPUJob, attempt: int) -> bool:
+    return attempt < job.status.attempt or (attempt == job.status.attempt and not holds_gpus(job))
 
 
 def _is_in_force(job: GPUJob, attempt: int) -> bool:

@@ -95,6 +95,16 @@ def test_a_node_that_goes_ends_what_nobody_deletes() -> None:
     assert not ends.is_known(ATTEMPT)
 
 
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_node_may_go_before_an_operator_has_seen_the_end(*, is_decided: bool) -> None:
+    ends = Ends({"operator"}, sees_all=True)
+    ends.note(pod_of("kubelet"), ATTEMPT, JOB)
+    if is_decided:
+        ends.decided(ATTEMPT)
+    ends.leaves("n0")
+    assert ends.is_known(ATTEMPT) is is_decided
+
+
 def test_a_worker_that_is_done_stays_done_whatever_a_second_pod_of_it_does() -> None:
     """A request for the pod came late, when the first one was gone."""
     ends = Ends({"operator"}, sees_all=False)
