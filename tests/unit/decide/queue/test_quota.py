@@ -78,6 +78,18 @@ def test_memory_quota() -> None:
     assert queues.quota_shortfall(job, 13 * GIB) == "queue q would use 21 GiB of 20 GiB GPU memory"
 
 
+def test_a_job_that_the_whole_quota_cannot_hold_never_starts_and_the_message_names_the_field() -> (
+    None
+):
+    gpus = queues_of([make_queue("q", gpus=3)], [running(make_job("a", queue="q"))])
+    wide = gpus.quota_shortfall(make_job(queue="q", workers=4), GIB)
+    assert wide.startswith("queue q may use 3 GPUs, the job needs 4: it never starts")
+    assert "nominal or borrowingLimit" in wide
+    memory = queues_of([make_queue("q", gpu_memory=Memory(20 * GIB))], [])
+    large = memory.quota_shortfall(make_job(queue="q"), 21 * GIB)
+    assert large.startswith("queue q may use 20 GiB of GPU memory, the job needs 21 GiB: it never")
+
+
 def test_queues_that_do_not_exist_are_named() -> None:
     """I10: the field and what there is."""
     queues = queues_of([make_queue("research")], [])

@@ -25,6 +25,7 @@ from gpujob_operator.decide.model.plan import WriteQueueStatus
 from gpujob_operator.decide.queue.pending import Pending
 from gpujob_operator.decide.queue.tree import QueueTree
 
+_NEVER = "it never starts with this quota; raise nominal or borrowingLimit of the GPUQueue"
 # The counted resources, as indexes of `Bounds`.
 _GPUS, _MEMORY = 0, 1
 
@@ -413,9 +414,19 @@ class QuotaState:
             gpus = after.gpus - use.gpus
             figures = f"queue {name} uses {use.gpus} of {limit.gpus} GPUs, needs {gpus} more"
             problem = self.tree.problems.get(name)
-            return f"{figures}; {problem.message}" if problem is not None else figures
+            if problem is not None:
+                return f"{figures}; {problem.message}"
+            if gpus > limit.gpus:
+                return f"queue {name} may use {limit.gpus} GPUs, the job needs {gpus}: {_NEVER}"
+            return figures
         if limit.memory_bytes is not None and after.memory_bytes > limit.memory_bytes:
-            wanted, allowed = format_memory(after.memory_bytes), format_memory(limit.memory_bytes)
+            allowed = format_memory(limit.memory_bytes)
+            needed_bytes = after.memory_bytes - use.memory_bytes
+            if needed_bytes > limit.memory_bytes:
+                needed = format_memory(needed_bytes)
+                may_use = f"queue {name} may use {allowed} of GPU memory"
+                return f"{may_use}, the job needs {needed}: {_NEVER}"
+            wanted = format_memory(after.memory_bytes)
             return f"queue {name} would use {wanted} of {allowed} GPU memory"
         return ""
 
