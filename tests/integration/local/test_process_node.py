@@ -23,7 +23,11 @@ READY_THEN_WAIT = "print('up'); import signal; signal.pause()"
 
 @pytest.fixture(scope="module")
 def cluster(local_cluster: StartCluster) -> LocalCluster:
-    nodes = (NodeOptions("node-1", cards=2), NodeOptions("node-2", cards=1, spot=True))
+    nodes = (
+        NodeOptions("node-1", cards=2),
+        NodeOptions("node-2", cards=1, spot=True),
+        NodeOptions("node-3", cards=0, gpus=("GPU-a", "GPU-b")),
+    )
     return local_cluster(ClusterOptions(nodes=nodes, agents=False, operator=False))
 
 
@@ -54,6 +58,24 @@ def test_nodes_say_what_they_are(cluster: LocalCluster) -> None:
     assert node["status"]["allocatable"]["pods"] == "110"
     lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-2"
     assert cluster.client().get(lease)["spec"]["holderIdentity"] == "node-2"
+
+
+def test_cuda_shows_a_process_the_gpus_of_its_pod_only(cluster: LocalCluster, pods: Pods) -> None:
+    script = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+    def shown(name: str, node: str, devices: str) -> str:
+        # What a user writes does not reach another pod's GPU.
+        values = {"NVIDIA_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": "0"}
+        env = [{"name": key, "value": value} for key, value in values.items()]
+        pods.create(bound_to(node, pod(name, script, container={"env": env})))
+        pods.wait_phase(name, "Succeeded")
+        return cluster.kubectl("logs", name).stdout.strip()
+
+    assert cluster.cards("node-3") == ["GPU-a", "GPU-b"]
+    assert shown("one-gpu", "node-3", "GPU-b") == "GPU-b"
+    assert shown("both-gpus", "node-3", "GPU-a,GPU-b") == "GPU-a,GPU-b"
+    assert shown("no-gpu", "node-3", "void") == ""
+    assert shown("a-card", "node-1", cluster.cards("node-1")[0]) == ""
 
 
 def test_exit_code_message_and_logs(cluster: LocalCluster, pods: Pods) -> None:

@@ -19,7 +19,7 @@ import yaml
 from gpujob_local.cluster.checks import lease_holders, nodes_measured, nodes_ready
 from gpujob_local.cluster.nodes import configure_node
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
-from gpujob_local.cluster.programs import agent_command, operator_command
+from gpujob_local.cluster.programs import CPU_NVML, GPU_NVML, agent_command, operator_command
 from gpujob_local.cluster.reclaim import announce_reclaim, ask_to_shut_down, delete_node
 from gpujob_local.cluster.setup import (
     AGENT_ACCOUNT,
@@ -35,6 +35,8 @@ from gpujob_local.control_plane.ports import free_port
 from gpujob_local.control_plane.tools import find_tools
 from gpujob_local.gpus.cpu_cards import read_cards
 from gpujob_local.gpus.cpu_nvml import CARDS_VARIABLE
+from gpujob_local.gpus.driver import CUDA_DEVICES, driver_environment
+from gpujob_local.gpus.node_nvml import GPUS_VARIABLE
 from gpujob_local.processes.processes import (
     MARKER,
     Child,
@@ -208,7 +210,12 @@ class LocalCluster:
         return list(self._node_options)
 
     def cards(self, node: str) -> list[str]:
-        """Returns the UUIDs of a node's cards. Raises `ClusterError` for an unknown node."""
+        """Returns the UUIDs of a node's cards or GPUs. Raises `ClusterError` for an unknown
+        node.
+        """
+        gpus = self._options_of(node).gpus
+        if gpus:
+            return list(gpus)
         return [card.uuid for card in read_cards(self._node_folder(node) / "cards.json")]
 
     def start_node(self, node: str) -> None:
@@ -230,9 +237,13 @@ class LocalCluster:
 
     def start_agent(self, node: str) -> None:
         kubeconfig = self._account_kubeconfig(AGENT_ACCOUNT)
-        command = agent_command(node, kubeconfig, self.options.agent_interval_seconds)
-        cards = {CARDS_VARIABLE: str(self._node_folder(node) / "cards.json")}
-        self._start_child(f"agent-{node}", command, cards | dict(self.options.environment))
+        gpus = self._options_of(node).gpus
+        module = GPU_NVML if gpus else CPU_NVML
+        command = agent_command(node, kubeconfig, self.options.agent_interval_seconds, module)
+        devices = {CARDS_VARIABLE: str(self._node_folder(node) / "cards.json")}
+        if gpus:
+            devices = {GPUS_VARIABLE: ",".join(gpus)} | driver_environment()
+        self._start_child(f"agent-{node}", command, devices | dict(self.options.environment))
 
     def kill_agent(self, node: str) -> None:
         self._kill(f"agent-{node}")
@@ -269,9 +280,13 @@ class LocalCluster:
         """Starts a process bound to a card as a pod's processes are. The caller ends it, or the end
         of the cluster.
         """
-        core = self._core_of(card)
-        bound = {"NVIDIA_VISIBLE_DEVICES": card, "OMP_NUM_THREADS": "1"}
-        return self._start_process(name, command, bound | dict(environment), cores=[core])
+        bound = {"NVIDIA_VISIBLE_DEVICES": card, CUDA_DEVICES: ""}
+        if any(card in node.gpus for node in self._node_options.values()):
+            bound |= driver_environment() | {CUDA_DEVICES: card}
+            return self._start_process(name, command, bound | dict(environment))
+        cores = [self._core_of(card)]
+        bound["OMP_NUM_THREADS"] = "1"
+        return self._start_process(name, command, bound | dict(environment), cores=cores)
 
     def stop_unmanaged_process(self, name: str) -> None:
         self._kill(name)

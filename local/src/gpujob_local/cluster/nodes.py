@@ -10,6 +10,7 @@ from pathlib import Path
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.control_plane import ControlPlane
 from gpujob_local.gpus.cpu_cards import write_cards
+from gpujob_local.gpus.driver import driver_environment
 from gpujob_local.kubelet.process_node import NodeConfiguration
 from gpujob_operator.agent.cpu.cards import CpuCard
 
@@ -45,7 +46,8 @@ def configure_node(
         pod_network=pod_network,
         labels=labels,
         images={name: str(path) for name, path in options.images.items()},
-        environment=dict(environment),
+        environment=dict(environment) | (driver_environment() if node.gpus else {}),
+        gpus=list(node.gpus),
         cpu=node.cpu,
         memory=node.memory,
     )

@@ -19,10 +19,14 @@ CARDS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """One process node. If `card_bytes` is None, the cluster's value applies."""
+    """One process node. If `card_bytes` is None, the cluster's value applies.
+
+    `gpus` are UUIDs of this machine's GPUs, for a node without CPU cards (`cards=0`).
+    """
 
     name: str
     cards: int = 2
+    gpus: tuple[str, ...] = ()
     spot: bool = False
     card_bytes: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -32,6 +36,11 @@ class NodeOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.cards <= CARDS_MAX:
             raise ValueError(f"node {self.name}: cards must be 0 to {CARDS_MAX}; got {self.cards}")
+        if self.gpus and self.cards:
+            raise ValueError(
+                f"node {self.name}: cards must be 0 beside gpus; got {self.cards} cards and "
+                f"{len(self.gpus)} GPUs"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ def options_to_text(options: ClusterOptions) -> str:
 
 def options_from_text(text: str) -> ClusterOptions:
     data = json.loads(text)
-    data["nodes"] = tuple(NodeOptions(**node) for node in data["nodes"])
+    data["nodes"] = tuple(
+        NodeOptions(**node | {"gpus": tuple(node["gpus"])}) for node in data["nodes"]
+    )
     data["images"] = {name: Path(folder) for name, folder in data["images"].items()}
     data["control_plane"] = ControlPlaneOptions(**data["control_plane"])
     data["operator_arguments"] = tuple(data["operator_arguments"])

@@ -9,15 +9,20 @@ from pathlib import Path
 
 from gpujob_local.control_plane.control_plane import ClusterError
 
+CPU_NVML = "gpujob_local.gpus.cpu_nvml"
+GPU_NVML = "gpujob_local.gpus.node_nvml"
 
-def agent_command(node: str, kubeconfig: Path, interval_seconds: float) -> list[str]:
+
+def agent_command(
+    node: str, kubeconfig: Path, interval_seconds: float, nvml_module: str = CPU_NVML
+) -> list[str]:
     """Returns the agent's command. Raises `ClusterError` if the agent is not installed."""
     _require_operator()
     options = {
         "node": node,
         "kubeconfig": str(kubeconfig),
         "process-owner": "environment",
-        "nvml-module": "gpujob_local.gpus.cpu_nvml",
+        "nvml-module": nvml_module,
         "interval-seconds": str(interval_seconds),
     }
     return [sys.executable, "-m", "gpujob_operator.agent", *_flags(options)]

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpujob_local.control_plane.api_client import ApiError
+from gpujob_local.gpus.driver import CUDA_DEVICES
 from gpujob_local.kubelet.container_process import (
     ContainerProcess,
     ProcessSpecification,
@@ -55,6 +56,7 @@ class NodeSettings:
     images: dict[str, Path]
     cards: tuple[CpuCard, ...]
     environment: dict[str, str]
+    gpus: tuple[str, ...] = ()
 
 
 class Stop:
@@ -174,7 +176,10 @@ class ContainerRunner:
         environment = self._base_environment() | {
             name: names.rewrite(paths.rewrite(value)) for name, value in values.items()
         }
-        cores = self._cores(values.get("NVIDIA_VISIBLE_DEVICES", ""))
+        devices = self._devices(values.get("NVIDIA_VISIBLE_DEVICES", ""))
+        # No container toolkit hides the other devices, so CUDA itself has to.
+        environment[CUDA_DEVICES] = ",".join(d for d in devices if d in self._settings.gpus)
+        cores = self._cores(devices)
         if cores:
             environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
         return ProcessSpecification(
@@ -226,14 +231,18 @@ class ContainerRunner:
             }
         )
 
-    def _cores(self, visible: str) -> list[int] | None:
-        """Returns the cores of the container's cards, or None for all cores."""
+    def _devices(self, visible: str) -> list[str]:
+        """Returns the UUIDs of the container's cards and GPUs."""
         names = [name for name in visible.split(",") if name not in ("", "all", "none", "void")]
-        cores = {card.uuid: card.core for card in self._settings.cards}
+        known = {*(card.uuid for card in self._settings.cards), *self._settings.gpus}
         for name in names:
-            if name not in cores:
+            if name not in known:
                 raise StartError(f"unknown device: {name} is no card of {self._settings.name}")
-        return sorted({cores[name] for name in names}) or None
+        return names
+
+    def _cores(self, devices: Sequence[str]) -> list[int] | None:
+        """Returns the cores of the container's cards, or None for all cores."""
+        return sorted({c.core for c in self._settings.cards if c.uuid in devices}) or None
 
     async def _objects(self) -> dict[tuple[str, str], dict[str, str] | None]:
         api: NodeApi = self._volumes.api

@@ -50,6 +50,8 @@ class NodeConfiguration:
     labels: dict[str, str] = field(default_factory=dict[str, str])
     images: dict[str, str] = field(default_factory=dict[str, str])
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    # UUIDs of the machine's GPUs that belong to the node, in place of CPU cards.
+    gpus: list[str] = field(default_factory=list[str])
     cpu: str = "16"
     memory: str = "64Gi"
     pods: int = 110
@@ -69,6 +71,7 @@ class NodeConfiguration:
             images={name: Path(folder) for name, folder in self.images.items()},
             cards=read_cards(Path(self.cards_file)),
             environment=self.environment,
+            gpus=tuple(self.gpus),
         )
 
 

@@ -11,7 +11,8 @@ from gpujob_local.cluster.owner import options_from_text, options_to_text
 
 
 def test_options_survive_the_way_to_the_owner(tmp_path: Path) -> None:
-    nodes = (NodeOptions("a", cards=1, spot=True, labels={"x": "y"}), NodeOptions("b"))
+    gpus = NodeOptions("c", cards=0, gpus=("GPU-1", "GPU-2"))
+    nodes = (NodeOptions("a", cards=1, spot=True, labels={"x": "y"}), NodeOptions("b"), gpus)
     options = ClusterOptions(nodes=nodes, images={"i:1": tmp_path}, operator_arguments=("--x",))
     assert options_from_text(options_to_text(options)) == options
 
@@ -21,6 +22,8 @@ def test_nonsense_options_are_refused() -> None:
         ClusterOptions(nodes=(NodeOptions("a"), NodeOptions("a")))
     with pytest.raises(ValueError, match="cards must be 0 to 64; got 65"):
         NodeOptions("a", cards=65)
+    with pytest.raises(ValueError, match="node a: cards must be 0 beside gpus; got 2 cards and 1"):
+        NodeOptions("a", gpus=("GPU-1",))
     with pytest.raises(ValueError, match="a card of 5 bytes cannot reserve"):
         ClusterOptions(card_bytes=5)
 
