@@ -139,6 +139,19 @@ def test_a_node_that_is_about_to_go_ends_workers_that_nobody_deletes() -> None:
     assert ended(around=elsewhere).end is AttemptEnd.SUCCEEDED
 
 
+@pytest.mark.parametrize("has_node", [True, False])
+def test_a_node_that_is_gone_when_the_end_is_seen_may_have_ended_the_worker(
+    *, has_node: bool
+) -> None:
+    """The operator was away from before the node's sign until after its end."""
+    pod = make_pod(JOB, exit_code=0, phase=PodPhase.SUCCEEDED)
+    node = "n0" if has_node else "n1"
+    gpu_nodes = [make_gpu_node(node, make_gpu())]
+    snapshot = make_snapshot(JOB, pods=[pod], gpu_nodes=gpu_nodes, nodes=(make_node(node),))
+    status = statuses(plan(snapshot, after(60)).items)[JOB.metadata.name]
+    assert (status.phase is JobPhase.SUCCEEDED) is has_node
+
+
 def test_a_shell_hides_that_its_program_was_killed_for_memory() -> None:
     """`python train.py; echo done`: the container's reason tells it, its code does not."""
     outcome = ended(reason="OOMKilled")

@@ -52,7 +52,7 @@ class Circumstances:
     """Facts of an attempt that its pods do not show."""
 
     stop: StopReason | None = None
-    # The attempt's nodes that are about to go. They end pods without a deletion.
+    # The attempt's nodes that are about to go or gone. They end pods without a deletion.
     leaving_nodes: frozenset[str] = frozenset()
     # The newest report of any of its workers.
     report: Report | None = None
@@ -61,7 +61,8 @@ class Circumstances:
 
 
 def circumstances_of(job: GPUJob, inputs: JobInputs, now: datetime) -> Circumstances:
-    leaving = frozenset(
+    # An operator that was away may see an end only when the node is gone, with its sign.
+    leaving = inputs.lost_nodes | frozenset(
         site.node
         for site in inputs.sites
         if site.facts is not None
@@ -143,7 +144,7 @@ def _broke_off(words: Report, age_seconds: float) -> bool:
 
 
 def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:
-    """Returns whether a stop or a leaving node may have ended the worker.
+    """Returns whether a stop, or a node that leaves or is gone, may have ended the worker.
 
     A node that goes sends SIGTERM to all processes, and its kubelet may have had no time to report
     it. The reply to a report announces the stop of an attempt before any pod is deleted, so a
