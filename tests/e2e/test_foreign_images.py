@@ -178,9 +178,9 @@ def test_no_python_at_all(team: Team, images: ForeignImages) -> None:
 
 def test_images_whose_user_cannot_be_known(team: Team, images: ForeignImages) -> None:
     submit(team, "root", images.root(), TRAIN)
-    team.wait_for_words("root", "image will run as root", "set runAsUser to a number")
+    team.wait_for_words("root", "image will run as root", "runAsUser set to a number")
     submit(team, "named", images.named_user(), TRAIN)
-    team.wait_for_words("named", "non-numeric user (nobody)", "set runAsUser to a number")
+    team.wait_for_words("named", "non-numeric user (nobody)", "runAsUser set to a number")
     # What the words ask for is enough.
     security = {"securityContext": {"runAsUser": 1000}}
     image = images.root()

@@ -111,7 +111,7 @@ async def test_without_a_template_no_claim_is_made() -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"ownerReferences": []}, ("no controller owns it", "volumeClaimName")),
+        ({"ownerReferences": []}, ("no controller owns it", "create the job again with spec.")),
         (
             {"ownerReferences": owned_by("uid-old")},
             ("GPUJob job (uid-old) owns it", "uid-job", "volumeClaimName"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -248,8 +249,8 @@ async def test_a_claim_that_does_not_exist_takes_no_gpu(bench: ExecutorBench) ->
     (refused,) = bench.executor.assume(Snapshot(jobs=(item.job,))).refused_templates
     assert refused.reason == "ClaimNotFound"
     assert refused.message == (
-        'persistentvolumeclaim "data" does not exist in the namespace team: create it, or name'
-        " another one"
+        'persistentvolumeclaim "data" does not exist in the namespace team: create it, or create'
+        " the job again with another one"
     )
     bench.kube.put_claims("data")
     bench.clock.advance((refused.until - bench.clock.now()).total_seconds())
@@ -291,15 +292,28 @@ async def test_a_claim_for_one_pod_keeps_a_gang_waiting(
         [
             (
                 "SpecRejected",
-                'persistentvolumeclaim "data" has the access mode ReadWriteOncePod, and each of 2'
-                " workers mounts it: name a claim with the access mode ReadWriteMany, or set"
-                " spec.workers: 1",
+                'persistentvolumeclaim "data" has the access mode ReadWriteOncePod, and every'
+                " worker of the job mounts it: create the job again with a claim of the access mode"
+                " ReadWriteMany, or with spec.workers: 1",
             )
         ]
         if result is WriteResult.REFUSED
         else []
     )
     assert all((one.until - bench.clock.now()).total_seconds() <= 30 for one in refusals)
+
+
+async def test_gangs_of_different_sizes_share_a_verdict_that_is_true_of_each(
+    bench: ExecutorBench,
+) -> None:
+    spec = {"accessModes": ["ReadWriteOncePod"]}
+    bench.kube.put(CLAIMS, {"metadata": {"name": "data", "namespace": "team"}, "spec": spec})
+    gangs = [with_workers(claimed(bench, f"job-{size}", "data"), size) for size in (2, 3)]
+    for gang in gangs:
+        await bench.run(gang)
+    (_, of_two), (_, of_three) = told(bench, *gangs)
+    assert of_two == of_three
+    assert re.findall(r"\b[23]\b", of_two) == []
 
 
 async def test_the_claim_for_checkpoints_is_looked_for_too(bench: ExecutorBench) -> None:

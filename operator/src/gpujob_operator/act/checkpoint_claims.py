@@ -18,7 +18,7 @@ from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
-_NEXT_STEP = "set spec.checkpoint.volumeClaimName, or name the job otherwise"
+_NEXT_STEP = "create the job again with spec.checkpoint.volumeClaimName, or with another name"
 
 
 class CheckpointClaims:
@@ -79,7 +79,7 @@ def _problem(claim: Manifest, job: GPUJob) -> str:
         owner = f"{controller.get('kind')} {controller.get('name')} ({controller.get('uid')})"
         return (
             f'persistentvolumeclaim "{name}" exists and is not this job\'s ({job.metadata.uid}): '
-            f"{owner} owns it; wait until it is deleted, {_NEXT_STEP}"
+            f"{owner} owns it; wait until it is deleted, or {_NEXT_STEP}"
         )
     if "deletionTimestamp" in metadata:
         return (

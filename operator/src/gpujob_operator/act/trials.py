@@ -78,14 +78,14 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
         except NotFound:
             text = (
                 f'persistentvolumeclaim "{name}" does not exist in the namespace {namespace}:'
-                " create it, or name another one"
+                " create it, or create the job again with another one"
             )
             raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text) from None
         if job.spec.workers > 1 and _is_for_one_pod(claim):
             text = (
-                f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and each of'
-                f" {job.spec.workers} workers mounts it: name a claim with the access mode"
-                " ReadWriteMany, or set spec.workers: 1"
+                f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and every worker'
+                " of the job mounts it: create the job again with a claim of the access mode"
+                " ReadWriteMany, or with spec.workers: 1"
             )
             raise UnfitClaim(422, PendingReason.SPEC_REJECTED, text)
 
@@ -240,7 +240,8 @@ def key_of(job: GPUJob) -> Key:
     """Returns a key that is equal for jobs whose pods the API server judges alike.
 
     It covers the namespace, the template without what a sweep varies (commands, arguments, values
-    of variables), and what the operator adds for the spec.
+    of variables), and what the operator adds for the spec. Gangs of all sizes share a key, so a
+    message must not contain the number of workers.
     """
     # A job that names no place for checkpoints may get its own claim.
     claim = job.spec.checkpoint.volume_claim_name

@@ -22,7 +22,7 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         (
             'pods "a-1-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, '
             "limited: pods=0",
-            "ask for less",
+            "smaller requests",
         ),
         (
             'pods "a-1-0" is forbidden: failed quota: q: must specify limits.cpu for: worker',
@@ -59,7 +59,7 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         ('CreateContainerConfigError: configmap "c" not found', "kubectl get secrets,configmaps"),
         (
             "container has runAsNonRoot and image will run as root (pod: ...)",
-            "set runAsUser to a number",
+            "runAsUser set to a number",
         ),
         (
             "container has runAsNonRoot and image has non-numeric user (mambauser), cannot verify",
@@ -67,7 +67,7 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         ),
         ('Back-off pulling image "x": ErrImagePull: not found', "imagePullSecrets"),
         ("ErrImageNeverPull: Container image x is not present", "imagePullPolicy"),
-        ("InvalidImageName: Failed to apply default image tag", "correct the image's name"),
+        ("InvalidImageName: Failed to apply default image tag", "a valid name of the image"),
     ],
 )
 def test_what_to_do_follows_the_words(text: str, advice: str) -> None:

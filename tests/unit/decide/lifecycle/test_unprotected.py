@@ -76,7 +76,7 @@ def test_a_job_without_a_claim_is_unprotected_from_its_first_attempt() -> None:
     assert found.reason == "NoDurablePlace"
     assert found.message == (
         "an interruption starts the job again from the beginning: its checkpoints go with its "
-        "pod; set checkpoint.volumeClaimName"
+        "pod; create the job again with checkpoint.volumeClaimName"
     )
     assert status.summary.progress == "step 191 unprotected"
 

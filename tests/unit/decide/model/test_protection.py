@@ -145,7 +145,9 @@ def test_a_path_that_nothing_matches_refers_to_the_page_on_paths() -> None:
 
 
 def test_the_next_step() -> None:
-    assert unprotected_message(job(), NO_PLACE).endswith("set checkpoint.volumeClaimName")
+    told = unprotected_message(job(), NO_PLACE)
+    assert told.endswith("create the job again with checkpoint.volumeClaimName")
     elsewhere = unprotected_message(job(path="/tmp/x.pt"), NO_PLACE)
     assert "checkpoint.path (/tmp/x.pt) is on no persistent volume" in elsewhere
+    assert elsewhere.endswith("create the job again with a PersistentVolumeClaim mounted there")
     assert "the worker found" in unprotected_message(job("c"), NOT_RESUMABLE)

@@ -70,7 +70,10 @@ def refusal(job: GPUJob, configuration: Configuration | None = None) -> str:
 @pytest.mark.parametrize("amounts", ["limits", "requests"])
 def test_gpus_by_any_name_are_refused_in_every_container(name: str, amounts: str) -> None:
     asked = {"resources": {amounts: {"cpu": "1", name: 1}}}
-    words = "is not allowed: request GPUs in spec.gpusPerWorker and spec.gpu"
+    words = (
+        "is not allowed: create the job again without it, and request GPUs in spec.gpusPerWorker "
+        "and spec.gpu"
+    )
     said = refusal(make_job(template=template(asked)))
     assert said == f"spec.template.spec.containers[0].resources.{amounts}.{name} {words}"
     said = refusal(make_job(template=template({}, {"name": "a"}, {"name": "side", **asked})))

@@ -4,14 +4,17 @@ _RIGHT = (
     "the operator's own account lacks this right: compare its roles with those of the chart "
     "(files/operator-rules.yaml, operator.watchNamespaces)"
 )
-_SECRETS = "kubectl get secrets,configmaps in the job's namespace: create it, or name another one"
+_SECRETS = (
+    "kubectl get secrets,configmaps in the job's namespace: create it, or create the job again "
+    "with another one"
+)
 _IMAGE = (
     "check the image's name and tag, that the node reaches its registry, and the template's "
-    "imagePullSecrets"
+    "imagePullSecrets; to change the template, create the job again"
 )
 _USER = (
-    "set runAsUser to a number other than 0 in the template's securityContext (1000, say), or name "
-    "the user by such a number in the image"
+    "create the job again with runAsUser set to a number other than 0 in the template's "
+    "securityContext (1000, say), or name the user by such a number in the image"
 )
 # The first row whose words all occur is used.
 _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -19,29 +22,30 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("cannot get resource",), _RIGHT),
     (
         ("failed quota", "must specify"),
-        "a ResourceQuota limits it: set it in the template's containers (resources), or let a "
-        "LimitRange of the namespace give defaults",
+        "a ResourceQuota limits it: create the job again with it in the template's containers "
+        "(resources), or let a LimitRange of the namespace give defaults",
     ),
     (
         ("exceeded quota",),
-        "ask for less in the template, let other pods of the namespace end (kubectl get pods: it "
-        "counts those of no GPUJob as well), or have the ResourceQuota raised (kubectl describe "
-        "resourcequota)",
+        "let other pods of the namespace end (kubectl get pods: it counts those of no GPUJob as "
+        "well), have the ResourceQuota raised (kubectl describe resourcequota), or create the job "
+        "again with smaller requests in the template",
     ),
     (
         ("usage per",),
-        "a LimitRange of the namespace says so: keep the template's resources within it "
-        "(kubectl describe limitrange)",
+        "a LimitRange of the namespace requires this (kubectl describe limitrange): create the job "
+        "again with such resources in the template",
     ),
     (
         ("violates podsecurity",),
-        "change the template's securityContext, or the level that the namespace enforces (its "
-        "label pod-security.kubernetes.io/enforce)",
+        "create the job again with another securityContext in the template, or change the level "
+        "that the namespace enforces (its label pod-security.kubernetes.io/enforce)",
     ),
     (
         ("runtimeclass", "not found"),
-        "kubectl get runtimeclass has those that there are; the name is the template's "
-        "runtimeClassName, else configuration.runtimeClassName of the chart",
+        "kubectl get runtimeclass lists those that exist; the name is the template's "
+        "runtimeClassName (create the job again to change it), else configuration.runtimeClassName "
+        "of the chart",
     ),
     (
         ("admission webhook",),
@@ -49,7 +53,7 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ('persistentvolumeclaim "', "not found"),
-        "create the claim in the job's namespace, or name another one "
+        "create the claim in the job's namespace, or create the job again with another one "
         "(spec.checkpoint.volumeClaimName, the template's volumes)",
     ),
     (
@@ -59,7 +63,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("storageclass", "not found"),
-        "name a storage class that there is in the claim (kubectl get storageclass)",
+        "create the storage class, or create the claim again with one that exists (kubectl get "
+        "storageclass)",
     ),
     (("secret", "not found"), _SECRETS),
     (("configmap", "not found"), _SECRETS),
@@ -67,12 +72,16 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("image has non-numeric user",), _USER),
     (
         ("errimageneverpull",),
-        "put the image onto the node, or change the template's imagePullPolicy",
+        "put the image onto the node, or create the job again with another imagePullPolicy in the "
+        "template",
     ),
     (("errimagepull",), _IMAGE),
     (("imagepullbackoff",), _IMAGE),
     (("registryunavailable",), _IMAGE),
-    (("invalidimagename",), "correct the image's name in the template"),
+    (
+        ("invalidimagename",),
+        "create the job again with a valid name of the image in the template",
+    ),
 )
 
 

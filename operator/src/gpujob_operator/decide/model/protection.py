@@ -60,11 +60,14 @@ def unprotected_message(job: GPUJob, why: Unprotected, reason: str = "") -> str:
         text = f"{lost}: {reason}; docs/guides/{page}.md names what helps"
     elif (path := _absolute_path(job)) is not None:
         text = (
-            f"{lost}: checkpoint.path ({path[:128]}) is on no persistent volume; mount a "
-            "PersistentVolumeClaim there"
+            f"{lost}: checkpoint.path ({path[:128]}) is on no persistent volume; create the "
+            "job again with a PersistentVolumeClaim mounted there"
         )
     else:
-        text = f"{lost}: its checkpoints go with its pod; set checkpoint.volumeClaimName"
+        text = (
+            f"{lost}: its checkpoints go with its pod; create the job again with "
+            "checkpoint.volumeClaimName"
+        )
     if job.spec.spot.policy is SpotPolicy.REQUIRE:
         text += "; spot.policy: Require places it on spot nodes all the same"
     return text

@@ -120,8 +120,8 @@ CONDITIONS: Mapping[str, Meanings] = {
         "NoSteps": "the job ended without a step of an optimizer of torch",
     },
     conditions.UNPROTECTED: {
-        Unprotected.NO_DURABLE_PLACE.value: "no persistent volume keeps the job's checkpoints: set "
-        "`checkpoint.volumeClaimName`",
+        Unprotected.NO_DURABLE_PLACE.value: "no persistent volume keeps the job's checkpoints: "
+        "create the job again with `checkpoint.volumeClaimName`",
         Unprotected.NOT_RESUMABLE.value: "the worker reports that no checkpoint brings the run "
         "back exactly, or that nothing matches `checkpoint.path` 5 minutes after the first step; "
         "the message has its reason",

@@ -38,8 +38,8 @@ def _gpu_resource(job: GPUJob) -> str:
         return ""
     shown = visible(field[:_CHARACTERS_MAX])
     return (
-        f"spec.template.spec.{shown} is not allowed: request GPUs in spec.gpusPerWorker and "
-        "spec.gpu"
+        f"spec.template.spec.{shown} is not allowed: create the job again without it, and request "
+        "GPUs in spec.gpusPerWorker and spec.gpu"
     )
 
 
