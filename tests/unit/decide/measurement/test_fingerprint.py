@@ -1,9 +1,11 @@
 """What two jobs may differ in and be the same workload, and what else they take to be measured."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,9 @@ from gpujob_api.optimize import BatchSize, Optimize, PerStep
 from gpujob_api.settings import OptimizeMode, Precision, Toggle
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 from tests.harness.builders import make_job
+from tests.harness.repository import ROOT
 
+JOB_CRD = ROOT / "crds" / "gpujob.dev_gpujobs.yaml"
 DIGEST = "sha256:" + "a" * 64
 TRAIN = ("python", "train.py", "--model", "resnet50", "--batch-size", "32")
 
@@ -99,6 +103,23 @@ def test_what_the_spec_asks_for_makes_another_workload(workload: str | None) -> 
     """float32 where bfloat16 was measured takes twice the memory."""
     specs = [spec(*TRAIN, workload=workload, optimize=asked) for asked in (Optimize(), *ASKED)]
     assert len({workload_of(one).fingerprint for one in specs}) == len(specs)
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("workers", spec(*TRAIN, workload="named", workers=2)),
+        ("gpusPerWorker", spec(*TRAIN, workload="named", gpus_per_worker=2)),
+        ("optimize", spec(*TRAIN, workload="named", optimize=ASKED[0])),
+    ],
+)
+def test_the_crd_names_the_fields_that_separate_workloads_of_one_name(
+    field: str, other: GPUJobSpec
+) -> None:
+    assert workload_of(other) != workload_of(spec(*TRAIN, workload="named"))
+    (version,) = yaml.safe_load(JOB_CRD.read_text(encoding="utf-8"))["spec"]["versions"]
+    properties = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert re.search(rf"\b{field}\b", properties["workload"]["description"])
 
 
 def test_every_field_that_can_be_asked_for_is_among_them() -> None:
