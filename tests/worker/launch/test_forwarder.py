@@ -75,6 +75,14 @@ def test_a_stop_reaches_what_the_shell_runs_and_the_shell_goes_no_further(
         assert stopped(process) == (code, "saved\n")
 
 
+def test_one_process_that_saved_nothing_decides_about_the_exit_code(tmp_path: Path) -> None:
+    text = "python -S child.py 144 & python -S child.py 143; echo after"
+    with ready(tmp_path, text, SAVES) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert stopped(process) == (EXIT_INTERRUPTED_UNSAVED, "saved\nsaved\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [

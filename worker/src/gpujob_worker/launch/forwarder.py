@@ -76,8 +76,11 @@ def _prctl(option: int, value: int) -> bool:
 def run_as_child(
     program: Sequence[str], environment: Mapping[str, str], grace_seconds: float
 ) -> NoReturn:
-    """Runs the program and ends as it does. After a stop it ends with 143 if a process did, else
-    with 144.
+    """Runs the program and ends as it does.
+
+    A stop may change the exit code. It then depends on the program and the processes that this
+    process adopted. It is 144 if one of them ended with 144, else 143 if one ended with 143. Else
+    it is 144 if the program did not end or a signal ended it, and otherwise the program's own code.
     """
     given = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
