@@ -1,5 +1,6 @@
-# Every target sets up what it needs; `make` alone lists them. Outside the tree it writes to two cache
-# folders only: uv's packages, and the Kubernetes tools, which are built once (see `make tools`).
+# Every target sets up what it needs; `make` alone lists them. Outside the tree it writes to three cache
+# folders: pip's (uv's own package), uv's (all other packages), and that of the Kubernetes tools, which
+# are built once (see `make tools`).
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

@@ -59,6 +59,15 @@ def test_every_console_script_has_its_module() -> None:
         assert list(ROOT.glob(f"*/src/{module}")), f"{name}: there is no {module}"
 
 
+def test_the_makefile_names_the_package_caches_that_setup_fills() -> None:
+    header = read("Makefile").partition("SHELL")[0]
+    installs = re.findall(
+        r"(?:-m |/)(pip|uv)\b.*\binstall(?!.*--no-cache)", read("scripts/setup.sh")
+    )
+    assert {f"{program}'s" for program in installs} <= set(re.findall(r"\w+'s", header))
+    assert set(installs) == {"pip", "uv"}
+
+
 @pytest.mark.parametrize("name", ["base", "torch", "uv", "build", "operator", "worker", "oldest"])
 def test_requirements_are_locked_and_name_no_address(name: str) -> None:
     text = read(f"requirements/{name}.txt")
