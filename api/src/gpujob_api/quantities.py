@@ -141,6 +141,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
+def format_ratio(ratio: float) -> str:
+    """Returns a ratio with three significant digits: 1.40, 12.3, 0.00412."""
+    return f"{ratio:#.3g}".rstrip(".")
+
+
 def is_gpu_uuid(text: str) -> bool:
     """Returns whether it is the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU
     cards.

@@ -14,6 +14,7 @@ from gpujob_api.quantities import (
     FleetMemory,
     Memory,
     format_memory,
+    format_ratio,
     is_gpu_uuid,
     quantity,
 )
@@ -143,6 +144,24 @@ def test_reading_agrees_with_exact_arithmetic(whole: int, millionths: int, suffi
 )
 def test_memory_for_people(amount_bytes: int, text: str) -> None:
     assert format_memory(amount_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.4, "1.40"),
+        (1.9962, "2.00"),
+        (0.9996, "1.00"),
+        (0.82, "0.820"),
+        (0.0012345, "0.00123"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (0.0, "0.00"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_ratios_have_three_digits(ratio: float, text: str) -> None:
+    assert format_ratio(ratio) == text
 
 
 @pytest.mark.parametrize(

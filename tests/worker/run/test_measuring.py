@@ -197,6 +197,8 @@ def test_the_page_gives_reasons_in_numbers() -> None:
         "- precision applied: 2.00x",
     ):
         assert line in page.splitlines(), page
+    slower = markdown(replace(REPORT, speedup=Speedup(0.0041, 0.0012, 0.0139, 2)), facts)
+    assert "are 0.00410 times as fast (95 % 0.00120 to 0.0139, 2 pairs in turns)." in slower
     short = markdown(replace(REPORT, speedup=None, efficiency=None, peaks=None), Facts())
     assert "no speed-up was measured" in short
     assert "times as fast" not in short

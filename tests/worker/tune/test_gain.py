@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpujob_api.quantities import format_ratio
 from gpujob_api.settings import OptimizeMode, Precision, Settings
 from gpujob_worker.inject.fused_optimizer import OptimizerCopy
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -64,6 +65,11 @@ def test_the_interval_is_that_of_students_t(pairs: int) -> None:
     assert 2 * inside * width * scale / math.sqrt(freedom * math.pi) == pytest.approx(
         0.95, abs=2e-4
     )
+
+
+def test_the_text_of_a_far_slower_candidate_has_its_numbers() -> None:
+    found = speedup([0.001, 0.0011], [1.0, 1.2])
+    assert str(found) == "0.000957x (95 % 0.000551 to 0.00166, 2 pairs)"
 
 
 class GPU:
@@ -261,7 +267,8 @@ def test_a_speed_up_comes_with_its_interval(gpu: GpuModel | None, tmp_path: Path
     gain = run.report["speedup"]
     assert gain["low"] <= gain["ratio"] <= gain["high"]
     assert gain["pairs"] >= 5
-    text = f"{gain['ratio']:.2f}x (95 % {gain['low']:.2f} to {gain['high']:.2f}, "
+    ratio, low, high = (format_ratio(gain[name]) for name in ("ratio", "low", "high"))
+    text = f"{ratio}x (95 % {low} to {high}, "
     assert any(f"speed-up {text}" in line for line in run.report["explain"])
-    times = f"{gain['ratio']:.2f} times as fast (95 % {gain['low']:.2f} to {gain['high']:.2f}, "
+    times = f"{ratio} times as fast (95 % {low} to {high}, "
     assert times in (page / "report.md").read_text()

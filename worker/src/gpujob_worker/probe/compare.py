@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpujob_api.quantities import format_ratio
+
 # This many elements take 16 MiB in float64.
 PIECE_ELEMENTS = 2**21
 # In units of the type's `eps`. Each of two steps rounds a parameter at most twice, for the decay
@@ -47,7 +49,8 @@ class Speedup:
     pairs: int
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f}x (95 % {self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
+        ratio, low, high = map(format_ratio, (self.ratio, self.low, self.high))
+        return f"{ratio}x (95 % {low} to {high}, {self.pairs} pairs)"
 
 
 def speedup(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpujob_api.codec import encode
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_memory, format_ratio
 from gpujob_api.report import Efficiency, Report, Timing
 from gpujob_api.settings import Precision
 from gpujob_worker.device.gpu import peak_flop_per_second
@@ -88,8 +88,9 @@ def _headline(report: Report) -> str:
     gain = report.speedup
     if gain is None:
         return f"{where}: no speed-up was measured."
-    interval = f"(95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs in turns)"
-    return f"{where}: forward and backward are {gain.ratio:.2f} times as fast {interval}."
+    ratio, low, high = map(format_ratio, (gain.ratio, gain.low, gain.high))
+    interval = f"(95 % {low} to {high}, {gain.pairs} pairs in turns)"
+    return f"{where}: forward and backward are {ratio} times as fast {interval}."
 
 
 def _rows(report: Report, facts: Facts) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpujob_api.quantities import format_ratio
 from gpujob_api.report import (
     STOP_ATTEMPT_OVER,
     Efficiency,
@@ -226,7 +227,8 @@ class Session:
         self.state.settings_are(tuned)
         gain = self.state.speedup
         if gain is not None:
-            text = f"{gain.ratio:.2f}x (95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs)"
+            ratio, low, high = map(format_ratio, (gain.ratio, gain.low, gain.high))
+            text = f"{ratio}x (95 % {low} to {high}, {gain.pairs} pairs)"
             beside = " but for the memory limit" if self.environment.memory_limit_bytes else ""
             self.log.note("speed-up", f"{text}, in turns with as written{beside}")
         elif before is not None:
