@@ -1,9 +1,10 @@
 """Who may do what, and who reaches whom: roles for people, network policies, choices of a pod."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -22,10 +23,15 @@ from tests.harness.chart import (
     render,
     template,
 )
-from tests.harness.repository import ROOT
+from tests.harness.guides import commands
+from tests.harness.repository import ROOT, relative, text_of, tracked
 
 pytestmark = pytest.mark.cluster
 READ = {"get", "list", "watch"}
+# Documents that install the operator and the agents as two releases.
+SEPARATE_AGENTS = [
+    path for path in tracked("*.md") if "operator.agentAccount=" in (text_of(path) or "")
+]
 WRITE = {"create", "update", "patch", "delete", "deletecollection"}
 
 
@@ -172,6 +178,46 @@ def test_operator_and_agents_may_be_of_two_releases(
         assert bool(url) == ("volumes" in agent)
         egress = named(objects, "NetworkPolicy", "agent")["spec"]["egress"]
         assert len(egress) == (3 if url else 2)
+
+
+@pytest.mark.parametrize("document", SEPARATE_AGENTS, ids=relative)
+def test_a_document_names_the_agents_account_and_the_operators_address(document: Path) -> None:
+    """Agents write into the status if either is wrong, so an installation does not show it."""
+    operator, agent = map(_documented, filter(_is_of_two_releases, commands(document)))
+    agents = pod_spec(one(agent.objects, "DaemonSet"))
+    account = _values(pod_spec(one(operator.objects, "Deployment")), "--agent-account")
+    assert account == [f"{agent.namespace}:{agents['serviceAccountName']}"]
+    services = of_kind(operator.objects, "Service")
+    assert _values(agents, "--readings-url") in [
+        [f"http://{each['metadata']['name']}.{operator.namespace}.svc:{port['port']}/readings"]
+        for each in services
+        for port in each["spec"]["ports"]
+        if port["name"] == "reports"
+    ]
+
+
+def test_some_document_has_both_releases() -> None:
+    assert ROOT / "docs" / "guides" / "install.md" in SEPARATE_AGENTS
+
+
+class _Release(NamedTuple):
+    namespace: str
+    objects: list[Manifest]
+
+
+def _is_of_two_releases(command: str) -> bool:
+    return command.startswith("helm install") and (
+        "operator.agentAccount=" in command or "agent.readings.url=" in command
+    )
+
+
+def _documented(command: str) -> _Release:
+    """The release that a document's command installs."""
+    _helm, _install, name, chart, *flags = shlex.split(command)
+    done = helm("template", name, str(ROOT / chart), *flags)
+    assert done.returncode == 0, done.stderr
+    objects = [found for found in yaml.safe_load_all(done.stdout) if found]
+    return _Release(flags[flags.index("--namespace") + 1], objects)
 
 
 def _values(spec: Manifest, option: str) -> list[str]:
