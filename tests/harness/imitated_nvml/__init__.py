@@ -84,6 +84,8 @@ class ImitatedGPU:
     mig_mode: tuple[int, int] | None = (0, 0)
     mig_instances: int = 0
     numa_node: int | None = 0
+    # 0: any process may use it.
+    compute_mode: int | None = 0
     nvlinks: tuple[int, ...] = ()
     processes: list[ImitatedProcess] = field(default_factory=list[ImitatedProcess])
     # Process, time in microseconds, utilization of its kernels in percent.
@@ -105,6 +107,7 @@ class ImitatedGPU:
             "ecc": self.ecc_errors,
             "throttle": self.throttle_reasons,
             "numa": self.numa_node,
+            "compute": self.compute_mode,
         }
         if self.utilization_percent is not None:
             figures["utilization"] = f"{self.utilization_percent} 0"
@@ -133,6 +136,8 @@ class ImitatedDriver:
     library: Path
     gpus: list[ImitatedGPU] = field(default_factory=list[ImitatedGPU])
     version: str = "580.82.07"
+    # As NVML writes it: 13000 is CUDA 13.0.
+    cuda: int = 13_000
     # How often it was loaded: sessions with an earlier one are dead.
     loaded: int = 1
     # How many calls for a list find more processes than there was room for.
@@ -146,6 +151,7 @@ class ImitatedDriver:
 
     def write(self) -> None:
         lines = [f"version {self.version}", f"loaded {self.loaded}", f"crowded {self.crowded}"]
+        lines.append(f"cuda {self.cuda}")
         lines += _answer_lines(self.answers, self.hangs)
         lines += [line for gpu in self.gpus for line in gpu.lines()]
         new = self.folder / "driver.new"

@@ -9,7 +9,7 @@
 static const struct gpu NEW_GPU = {
     .utilization = UNTOLD, .memory_utilization = UNTOLD, .power = UNTOLD, .energy = UNTOLD,
     .temperature = UNTOLD, .ecc = UNTOLD, .throttle = UNTOLD, .remapped = {UNTOLD, 0, 0, 0},
-    .mig = UNTOLD, .numa = UNTOLD,
+    .mig = UNTOLD, .numa = UNTOLD, .compute_mode = UNTOLD,
 };
 
 static void die(const char *line)
@@ -81,6 +81,7 @@ static void read_figures(struct gpu *gpu, const char *key, const char *line)
         {"remapped", {&gpu->remapped[0], &gpu->remapped[1], &gpu->remapped[2], &gpu->remapped[3]}, 4},
         {"mig", {&gpu->mig, &gpu->mig_pending, &gpu->mig_instances}, 3},
         {"numa", {&gpu->numa}, 1},
+        {"compute", {&gpu->compute_mode}, 1},
     };
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
         if (strcmp(key, figures[i].key) != 0)
@@ -117,6 +118,8 @@ static void read_line(struct driver *driver, const char *line)
         driver->loaded = atoll(line + 7);
     } else if (gpu == NULL && strcmp(key, "crowded") == 0) {
         driver->crowded = atoi(line + 8);
+    } else if (gpu == NULL && strcmp(key, "cuda") == 0) {
+        driver->cuda = atoi(line + 5);
     } else if (gpu == NULL && strcmp(key, "answer") == 0) {
         read_answer(&driver->answers, line, 0);
     } else if (gpu == NULL && strcmp(key, "hang") == 0) {

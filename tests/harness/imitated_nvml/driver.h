@@ -47,7 +47,7 @@ struct gpu {
     long long total, reserved, used;
     long long utilization, memory_utilization, power, energy, temperature, ecc, throttle;
     long long remapped[4];
-    long long mig, mig_pending, mig_instances, numa;
+    long long mig, mig_pending, mig_instances, numa, compute_mode;
     int process_count, sample_count, xid_count, link_count;
     struct process processes[ITEMS_MAX];
     struct sample samples[ITEMS_MAX];
@@ -62,6 +62,8 @@ struct driver {
     long long loaded;
     /* How many sized calls are answered with "insufficient size" first. */
     int crowded;
+    /* As NVML writes it: 13020 is CUDA 13.2. 0: the driver cannot tell. */
+    int cuda;
     int gpu_count;
     struct gpu gpus[GPUS_MAX];
     struct answers answers;

@@ -71,6 +71,31 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device)
     return code;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device)
+{
+    ENTER;
+    for (int i = 0; i < driver.gpu_count; i++) {
+        if (strcmp(driver.gpus[i].uuid, uuid) == 0) {
+            *device = handle_of(uuid);
+            return scripted(&driver, *device, __func__);
+        }
+    }
+    return NOT_FOUND;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version)
+{
+    ENTER;
+    *version = driver.cuda;
+    return driver.cuda ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeMode(struct device *device, unsigned int *mode)
+{
+    ENTER_GPU(device);
+    return give(gpu->compute_mode, mode);
+}
+
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned int length)
 {
     ENTER_GPU(device);
