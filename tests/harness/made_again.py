@@ -19,8 +19,17 @@ from torch.utils.data.dataloader import (
 from gpujob_worker.checkpoint.errors import UnsavableError
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack, deep_calls
-from gpujob_worker.resume.script_values import Baseline, ScriptValues, see_kept
+from gpujob_worker.resume.values.baseline import Baseline
+from gpujob_worker.resume.values.modules_and_optimizers import (
+    check_structures,
+    read_kept,
+    read_stepped,
+    restore_kept,
+    restore_stepped,
+)
+from gpujob_worker.resume.values.restorer import deep_calls
+from gpujob_worker.resume.values.table import reader_of, restorer_of, see_kept
+from gpujob_worker.resume.values.tensors_and_arrays import check_overlaps
 
 NAME = "train_of_test"
 # At the beginning of each script.
@@ -78,24 +87,24 @@ class MadeAgain:
         for each in made:
             self.baseline.sees_structure(each)
         see_kept(made, self.baseline)
-        values = ScriptValues(made, self.baseline, first=True)
+        reader = reader_of(made, self.baseline, first=True)
         for name, value in own(variables).items():
             try:
-                values.names("script", {name: value})
+                reader.names("script", {name: value})
             except UnsavableError:
                 continue
 
     def read(self, variables: dict[str, Any]) -> Saved:
         """Raises `UnsavableError`."""
         made = made_in(variables)
-        values = ScriptValues(made, self.baseline, passes=self._passes)
-        values.structures(made)
+        reader = reader_of(made, self.baseline, passes=self._passes)
+        check_structures(reader, made)
         body = {
-            "names": values.names("script", own(variables)),
-            "modules": values.modules(made),
-            "stepped": values.stepped(made),
-            "overlaps": values.overlaps(),
-            "nodes": values.nodes,
+            "names": reader.names("script", own(variables)),
+            "modules": read_kept(reader, made),
+            "stepped": read_stepped(reader, made),
+            "overlaps": reader.memories.overlaps(),
+            "nodes": reader.nodes,
         }
         text, tensors = encode_tree(body)
         written = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -107,16 +116,16 @@ class MadeAgain:
         made, body = made_in(variables), saved.body
         for each, state in zip(made, saved.states, strict=True):
             each.load_state_dict(state)
-        put_back = PutBack(body["nodes"], made, self._passes)
+        restorer = restorer_of(body["nodes"], made, self._passes)
         with deep_calls(body["nodes"]):
-            put_back.stepped(body["stepped"])
+            restore_stepped(restorer, body["stepped"])
             found = {
-                name: put_back.value(each, variables.get(name), name)
+                name: restorer.value(each, variables.get(name), name)
                 for name, each in body["names"].items()
             }
             variables.update(found)
-            put_back.modules(body["modules"])
-            put_back.overlaps(body["overlaps"])
+            restore_kept(restorer, body["modules"])
+            check_overlaps(restorer, body["overlaps"])
 
     def come_back(self, trains: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """The variables of a run that trained, and those of one that came back to it."""

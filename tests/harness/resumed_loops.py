@@ -27,9 +27,9 @@ from gpujob_worker.resume.loop_headers import rewritten
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import NoPlaceError, Place, functions_of
-from gpujob_worker.resume.script_values import Baseline
 from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.turn_watch import TurnWatch
+from gpujob_worker.resume.values.baseline import Baseline
 from gpujob_worker.resume.way_back import NotReachedError, WayBack
 
 _PLAIN = (type(None), bool, int, float, str, bytes)

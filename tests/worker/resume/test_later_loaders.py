@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from gpujob_worker.resume.later_loaders import (
+from gpujob_worker.resume.values.loaders import (
     LATER,
     arguments_of,
-    early,
+    early_loaders,
     is_put_back,
     made_like,
     origin_of,
@@ -97,9 +97,9 @@ def test_names_and_attributes_on_the_way_get_theirs() -> None:
     names = {"train": ("r", 0), "trainer": ("r", 1), "step": 3}
     trainer = Trainer(loader())
     now = {"train": loader(), "trainer": trainer}
-    found = list(early(names, nodes, now))
+    found = list(early_loaders(names, nodes, now))
     assert [(owner, name, made.batch_size) for owner, name, made in found] == [
         (None, "train", 8),
         (trainer, "loader", 8),
     ]
-    assert list(early(names, nodes, {"train": 3})) == []
+    assert list(early_loaders(names, nodes, {"train": 3})) == []

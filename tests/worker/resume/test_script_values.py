@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
-from gpujob_worker.resume import script_values
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack
-from gpujob_worker.resume.script_values import Baseline, ScriptValues
+from gpujob_worker.resume.values import reader as values_reader
+from gpujob_worker.resume.values.baseline import Baseline
+from gpujob_worker.resume.values.table import reader_of, restorer_of
 from tests.harness.made_again import MadeAgain
 
 # What the script does before its first step, what it does while it trains, and what is compared.
@@ -956,18 +956,18 @@ def test_a_value_that_cannot_be_read_leaves_the_others_as_they_are(
 ) -> None:
     script = MadeAgain(tmp_path, monkeypatch, "inner = [1]\n")
     variables = script.begin()
-    values = ScriptValues([], Baseline())
+    reader = reader_of([], Baseline())
     inner = variables["inner"]
     with pytest.raises(UnsavableError, match=r"odd\[1\] is a builtins.memoryview"):
-        values.names("script", {"odd": [inner, memoryview(b"a"), [2]]})
-    found = values.names("script", {"inner": inner})
-    assert PutBack(values.nodes, [], Passes()).value(found["inner"], None, "inner") == [1]
+        reader.names("script", {"odd": [inner, memoryview(b"a"), [2]]})
+    found = reader.names("script", {"inner": inner})
+    assert restorer_of(reader.nodes, [], Passes()).value(found["inner"], None, "inner") == [1]
 
 
 def test_more_values_than_are_saved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_values, "NODES_MAX", 10)
+    monkeypatch.setattr(values_reader, "NODES_MAX", 10)
     with pytest.raises(UnsavableError, match="more than 10 values"):
-        ScriptValues([], Baseline()).names("script", {"many": [[] for _ in range(10)]})
+        reader_of([], Baseline()).names("script", {"many": [[] for _ in range(10)]})
 
 
 def test_a_large_container_that_is_unchanged_is_not_saved(
@@ -1063,13 +1063,13 @@ def test_whatever_was_shared_is_shared_again(seed: int, other: int, leaves: list
     """Also where the objects that are there are shared in another way."""
     saved, existing = _built(seed, leaves), _built(other, leaves)
     expected = _shape(saved)
-    values = ScriptValues([], Baseline())
-    body = {"names": values.names("script", saved), "nodes": values.nodes}
+    reader = reader_of([], Baseline())
+    body = {"names": reader.names("script", saved), "nodes": reader.nodes}
     text, tensors = encode_tree(body)
     body = decode_tree(text, {name: tensor.clone() for name, tensor in tensors.items()})
-    put_back = PutBack(body["nodes"], [], Passes())
+    restorer = restorer_of(body["nodes"], [], Passes())
     found = {
-        name: put_back.value(each, existing.get(name), name) for name, each in body["names"].items()
+        name: restorer.value(each, existing.get(name), name) for name, each in body["names"].items()
     }
     assert _shape(found) == expected
 
@@ -1079,11 +1079,11 @@ def test_whatever_was_shared_is_shared_again(seed: int, other: int, leaves: list
     [({"a": 1, "b": 2}, {"a": 3, "b": 4}), ({"a": 1, 1: 2}, {"a": 3, True: 4}), ({}, {"a": 1})],
 )
 def test_a_dictionary_is_put_back_under_a_loop_over_it(before: Any, saved: Any) -> None:
-    values = ScriptValues([], Baseline())
-    names = values.names("script", {"found": saved})
+    reader = reader_of([], Baseline())
+    names = reader.names("script", {"found": saved})
     keys = iter(before)
     next(keys, None)
-    found = PutBack(values.nodes, [], Passes()).value(names["found"], before, "found")
+    found = restorer_of(reader.nodes, [], Passes()).value(names["found"], before, "found")
     assert found is before
     assert [(type(key), key, value) for key, value in found.items()] == [
         (type(key), key, value) for key, value in saved.items()

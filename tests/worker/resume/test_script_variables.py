@@ -17,11 +17,11 @@ from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 from gpujob_worker.resume import script_variables
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import functions_of
-from gpujob_worker.resume.script_values import Baseline
 from gpujob_worker.resume.script_variables import ScriptVariables
+from gpujob_worker.resume.values.baseline import Baseline
+from gpujob_worker.resume.values.table import restorer_of
 
 HELPER = "helper_of_test"
 SCRIPT = """
@@ -98,8 +98,8 @@ class Runs:
 
         def pause(turn: int, frame: FrameType) -> None:
             if turn == 0 and saved:
-                put_back = PutBack(saved["nodes"], [], Passes())
-                self.variables.put_back(functions_of(frame), saved, put_back)
+                restorer = restorer_of(saved["nodes"], [], Passes())
+                self.variables.put_back(functions_of(frame), saved, restorer)
 
         return self.run(pause)
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_after_a_resume_has_nothing_large_that_is_unchanged(
     def pause(turn: int, frame: FrameType) -> None:
         functions = functions_of(frame)
         if turn == 0:
-            runs.variables.put_back(functions, saved, PutBack(saved["nodes"], [], Passes()))
+            runs.variables.put_back(functions, saved, restorer_of(saved["nodes"], [], Passes()))
         later.append(runs.variables.read(functions, [], []))
 
     runs.run(pause)

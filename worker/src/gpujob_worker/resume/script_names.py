@@ -7,7 +7,7 @@ import types
 from types import FrameType
 from typing import Any
 
-from gpujob_worker.resume.value_kinds import is_of_script
+from gpujob_worker.resume.script_source import is_of_script
 
 # Functions in functions: decorators, partial applications.
 _DEEP_MAX = 20

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import gpujob_api
@@ -439,6 +439,15 @@ def is_script_file(filename: str) -> bool:
     return "site-packages" not in filename and "dist-packages" not in filename
 
 
+def is_of_script(value: Any) -> bool:
+    """Returns whether a class or function is the script's own."""
+    if isinstance(value, FunctionType):
+        return is_script_file(value.__code__.co_filename)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    name = getattr(module, "__name__", "")
+    return name == "__main__" or is_script_file(getattr(module, "__file__", None) or "<none>")
+
+
 # Modules of libraries by name. There are thousands, and each checkpoint needs those of the user.
 _of_libraries: dict[str, Any] = {}
 # The imported modules at the last call, and its result.
@@ -453,13 +462,13 @@ def script_modules() -> list[str]:
     if known != _imported[0] or values != _imported[1]:
         modules = list(zip(known, values, strict=False))
         unknown = [(name, each) for name, each in modules if _of_libraries.get(name) is not each]
-        names = [name for name, module in unknown if _is_of_script(name, module)]
+        names = [name for name, module in unknown if _is_script_module(name, module)]
         _of_libraries.update((name, module) for name, module in unknown if name not in names)
         _imported = known, values, ["__main__", *sorted(names)]
     return _imported[2]
 
 
-def _is_of_script(name: str, module: Any) -> bool:
+def _is_script_module(name: str, module: Any) -> bool:
     if name in ("__main__", "__mp_main__") or name.startswith("gpujob_"):
         return False
     return is_script_file(getattr(module, "__file__", None) or "<none>")

@@ -14,17 +14,16 @@ from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.checkpoint.manifest import write_durably
 from gpujob_worker.resume import rerun
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack
 from gpujob_worker.resume.random_numbers import random_state
 from gpujob_worker.resume.script_files import ScriptFiles
 from gpujob_worker.resume.script_gradients import ScriptGradients
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, Place, function_key
-from gpujob_worker.resume.script_source import file_hash
-from gpujob_worker.resume.script_values import Baseline
+from gpujob_worker.resume.script_source import file_hash, is_of_script
 from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
-from gpujob_worker.resume.value_kinds import is_of_script
+from gpujob_worker.resume.values.baseline import Baseline
+from gpujob_worker.resume.values.table import restorer_of
 
 FORMAT = 5
 _OF_SCRIPT = "_gpujob_of_script"
@@ -108,8 +107,9 @@ class ScriptState:
             raise MismatchError("the script came to its place by another way")
         made = self.objects.restore(body["objects"])
         moved = (body["folder"], os.getcwd())
-        put_back = PutBack(body["values"]["nodes"], made, self._passes, moved, self.objects.adopt)
-        self.variables.put_back(functions, body["values"], put_back)
+        nodes = body["values"]["nodes"]
+        restorer = restorer_of(nodes, made, self._passes, moved, self.objects.adopt)
+        self.variables.put_back(functions, body["values"], restorer)
         try:
             self.gradients.restore(made, body["gradients"])
         except LookupError as error:

@@ -9,14 +9,29 @@ from typing import Any
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.frame_variables import set_variables
-from gpujob_worker.resume.later_loaders import early
 from gpujob_worker.resume.live_names import live_names
 from gpujob_worker.resume.passes import Passes
-from gpujob_worker.resume.put_back import PutBack, deep_calls, is_self_contained
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, functions_of
 from gpujob_worker.resume.script_source import script_modules
-from gpujob_worker.resume.script_values import Baseline, ScriptValues, see_kept
+from gpujob_worker.resume.values.baseline import Baseline
+from gpujob_worker.resume.values.loaders import early_loaders
+from gpujob_worker.resume.values.modules_and_optimizers import (
+    check_structures,
+    read_kept,
+    read_stepped,
+    restore_kept,
+    restore_stepped,
+)
+from gpujob_worker.resume.values.reader import Reader
+from gpujob_worker.resume.values.restorer import Restorer, deep_calls
+from gpujob_worker.resume.values.table import (
+    is_self_contained,
+    reader_of,
+    restorer_of,
+    see_kept,
+)
+from gpujob_worker.resume.values.tensors_and_arrays import check_overlaps
 
 # Maximum number of reported reasons, for an inexact resume that the user requested.
 _LEFT_MAX = 5
@@ -47,11 +62,11 @@ class ScriptVariables:
         for each in made:
             self._baseline.sees_structure(each)
         see_kept(made, self._baseline)
-        values = ScriptValues(made, self._baseline, first=True)
+        reader = reader_of(made, self._baseline, first=True)
         for scope, names in self._scopes(functions, all_names=True):
             for name, value in names.items():
                 try:
-                    values.names(scope, {name: value})
+                    reader.names(scope, {name: value})
                 except (UnsavableError, RecursionError):
                     continue  # the first check of the saved values gives the reason
 
@@ -68,29 +83,29 @@ class ScriptVariables:
         `read_between` returns names that a function on the way reads before its place, after loops
         that a resume leaves out.
         """
-        values = ScriptValues(made, self._baseline, lost, passes=self._passes)
+        reader = reader_of(made, self._baseline, lost, passes=self._passes)
         self.left = []
         scopes: list[dict[str, Any]] = []
         for scope, names in self._scopes(functions):
-            scopes.append({"scope": scope, "names": self._names(values, scope, names)})
+            scopes.append({"scope": scope, "names": self._names(reader, scope, names)})
         for at, described in zip(functions, scopes, strict=False):
-            described["between"] = self._between(values, at, read_between(at), described["names"])
-        values.structures(made)
-        modules, stepped = values.modules(made), values.stepped(made)
-        self.lines = values.lines
+            described["between"] = self._between(reader, at, read_between(at), described["names"])
+        check_structures(reader, made)
+        modules, stepped = read_kept(reader, made), read_stepped(reader, made)
+        self.lines = reader.lines
         return {
             "scopes": scopes,
             "modules": modules,
             "stepped": stepped,
-            "nodes": values.nodes,
-            "overlaps": values.overlaps(),
+            "nodes": reader.nodes,
+            "overlaps": reader.memories.overlaps(),
         }
 
-    def _names(self, values: ScriptValues, scope: str, names: dict[str, Any]) -> dict[str, Any]:
+    def _names(self, reader: Reader, scope: str, names: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in names.items():
             try:
-                found |= values.names(scope, {name: value})
+                found |= reader.names(scope, {name: value})
             except UnsavableError as error:
                 if not self.accepts_less:
                     raise
@@ -98,7 +113,7 @@ class ScriptVariables:
         return found
 
     def _between(
-        self, values: ScriptValues, at: At, wanted: set[str], known: dict[str, Any]
+        self, reader: Reader, at: At, wanted: set[str], known: dict[str, Any]
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in _without_own(at.frame.f_locals).items():
@@ -106,7 +121,7 @@ class ScriptVariables:
                 found[name] = known[name]
             elif name in wanted:
                 with contextlib.suppress(UnsavableError):
-                    found |= values.names("", {name: value})
+                    found |= reader.names("", {name: value})
         return found
 
     def _scopes(
@@ -125,14 +140,14 @@ class ScriptVariables:
                 found.append((f"module {name}", _without_own(vars(module))))
         return found
 
-    def put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
+    def put_back(self, functions: Sequence[At], saved: dict[str, Any], restorer: Restorer) -> None:
         """Restores the variables. Raises `MismatchError`."""
         self._see(functions)  # a later checkpoint need not have what the script made again
         with deep_calls(saved["nodes"]):
-            self._put_back(functions, saved, put_back)
+            self._put_back(functions, saved, restorer)
 
-    def _put_back(self, functions: Sequence[At], saved: dict[str, Any], put_back: PutBack) -> None:
-        put_back.stepped(saved["stepped"])
+    def _put_back(self, functions: Sequence[At], saved: dict[str, Any], restorer: Restorer) -> None:
+        restore_stepped(restorer, saved["stepped"])
         for described in saved["scopes"]:
             kind, _, which = described["scope"].partition(" ")
             names = described["names"]
@@ -140,12 +155,12 @@ class ScriptVariables:
                 module = sys.modules.get(which)
                 if module is None:
                     raise MismatchError(f"the script did not import {which}")
-                vars(module).update(_values(names, vars(module), put_back))
+                vars(module).update(_values(names, vars(module), restorer))
                 continue
             frame = functions[int(which)].frame
-            set_variables(frame, _values(names, frame.f_locals, put_back))
-        put_back.modules(saved["modules"])
-        put_back.overlaps(saved["overlaps"])
+            set_variables(frame, _values(names, frame.f_locals, restorer))
+        restore_kept(restorer, saved["modules"])
+        check_overlaps(restorer, saved["overlaps"])
 
     def put_back_early(self, frame: FrameType, saved: dict[str, Any], depth: int) -> None:
         """Restores plain values of a function on the way, and later loaders, because the way
@@ -153,14 +168,14 @@ class ScriptVariables:
         """
         names = saved["scopes"][depth]["names"]
         found = {name: value for name, value in names.items() if type(value) in _PLAIN}
-        found |= _put_loaders(early(names, saved["nodes"], frame.f_locals))
+        found |= _put_loaders(early_loaders(names, saved["nodes"], frame.f_locals))
         set_variables(frame, found)
         outermost = saved["scopes"][0]
         if depth > 0 and outermost["scope"] == "function 0":
             # The module's variables are restored too, because a function may train with global
             # ones.
-            names = outermost["names"]
-            frame.f_globals.update(_put_loaders(early(names, saved["nodes"], frame.f_globals)))
+            early = early_loaders(outermost["names"], saved["nodes"], frame.f_globals)
+            frame.f_globals.update(_put_loaders(early))
 
     def put_back_between(self, frame: FrameType, saved: dict[str, Any]) -> None:
         """Restores plain values that the script reads after a loop that is left out.
@@ -174,9 +189,9 @@ class ScriptVariables:
         names = saved["scopes"][depth]["between"] if depth < len(saved["scopes"]) else {}
         nodes = saved["nodes"]
         found = {name: each for name, each in names.items() if is_self_contained(each, nodes)}
-        put_back = PutBack(nodes, (), self._passes)
+        restorer = restorer_of(nodes, (), self._passes)
         try:
-            set_variables(frame, _values(found, frame.f_locals, put_back))
+            set_variables(frame, _values(found, frame.f_locals, restorer))
         except MismatchError:
             return  # the script then finds its own value
 
@@ -222,5 +237,5 @@ def _without_own(names: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _values(names: dict[str, Any], now: dict[str, Any], put_back: PutBack) -> dict[str, Any]:
-    return {name: put_back.value(each, now.get(name), name) for name, each in names.items()}
+def _values(names: dict[str, Any], now: dict[str, Any], restorer: Restorer) -> dict[str, Any]:
+    return {name: restorer.value(each, now.get(name), name) for name, each in names.items()}
