@@ -1,16 +1,35 @@
 """Values as they were before the first step. Large ones that did not change need not be saved."""
 
+import marshal
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 
 from gpujob_worker.resume.values.made_objects import Parts, parts_of, structure_of
-from gpujob_worker.resume.values.memory import digest_of
 
 # A value of at least this size that did not change is made again by the script.
 LARGE_BYTES = 1 << 16
 LARGE_ITEMS = 5_000
+
+
+def digest_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(value).view(np.uint8).data)
+
+
+def plain_digest(value: Any) -> str | None:
+    """Returns a digest of containers of plain values. None for others, and for sets, which have no
+    order.
+    """
+    try:
+        # Version 2 writes shared values once per occurrence, so equal values have equal bytes.
+        return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
+    except ValueError:
+        return None
 
 
 class Baseline:

@@ -11,10 +11,9 @@ import torch
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.values.attributes import restore_attributes
-from gpujob_worker.resume.values.baseline import LARGE_ITEMS
+from gpujob_worker.resume.values.baseline import LARGE_ITEMS, digest_of, plain_digest
 from gpujob_worker.resume.values.family import KIND, Family, Node
 from gpujob_worker.resume.values.kinds import ATOMS, CONTAINERS
-from gpujob_worker.resume.values.memory import digest_of, plain_digest
 from gpujob_worker.resume.values.reader import Reader
 from gpujob_worker.resume.values.restorer import Restorer
 

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.resume.values.kinds import TENSORS
-from gpujob_worker.resume.values.memory import storage_key
 
 Parts = list[tuple[str, torch.nn.Module]]
 
@@ -61,6 +60,19 @@ def structure_of(made: Any, parts: Parts) -> Any:
         for name, tensor in _all_tensors(parts)
         if name not in unsaved
     ]
+
+
+def address_key(address: int, size: int, device: str) -> int:
+    return hash((address, size, device))
+
+
+def storage_key_of(storage: Any, device: torch.device) -> int:
+    return address_key(storage.data_ptr(), storage.nbytes(), str(device))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Returns the key of a tensor's memory, if that is not empty."""
+    return storage_key_of(tensor.untyped_storage(), tensor.device)
 
 
 def stepped_by(made: Any) -> set[int]:

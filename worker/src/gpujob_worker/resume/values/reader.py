@@ -1,4 +1,5 @@
-"""Goes through the values of a script's variables and numbers them: one node for each object.
+"""Goes through the values of a script's variables and numbers them: one node for each object, and
+one for each memory of tensors and arrays.
 
 The functions of the families describe a value. They call `Reader.encode` for each value inside it.
 """
@@ -8,6 +9,7 @@ import types
 from typing import Any
 
 import numpy as np
+import torch
 
 from gpujob_worker.checkpoint.errors import UnsavableError
 from gpujob_worker.resume.passes import Passes
@@ -16,7 +18,6 @@ from gpujob_worker.resume.values.baseline import Baseline
 from gpujob_worker.resume.values.family import KIND, LEFT, Encoded, Family, Node, Read
 from gpujob_worker.resume.values.kinds import PLAIN
 from gpujob_worker.resume.values.made_objects import MadeObjects
-from gpujob_worker.resume.values.memory import ReadMemories
 
 NODES_MAX = 300_000
 
@@ -183,6 +184,48 @@ class Reader:
             self.baseline.made.add((path, what))
         elif (path, what) not in self.baseline.made:
             raise UnsavableError(f"{path} is {what}, which the script made while it trained")
+
+
+class ReadMemories:
+    """The memories that were read, with the indices of their nodes.
+
+    Their bytes are tensors or arrays.
+    """
+
+    def __init__(self) -> None:
+        self._indices: dict[int, int] = {}
+        # Where memories of the CPU begin and end, with their indices.
+        self._spans: list[tuple[int, int, int]] = []
+
+    def index_of(self, key: int, content: Any) -> int | None:
+        """Returns the index of a memory's node, or None. An empty memory is shared by none."""
+        return self._indices.get(key) if len(content) else None
+
+    def add(self, key: int, content: Any, index: int) -> None:
+        self._indices[key] = index
+        on_device = isinstance(content, torch.Tensor) and content.device.type != "cpu"
+        if len(content) and not on_device:
+            start = content.ctypes.data if isinstance(content, np.ndarray) else content.data_ptr()
+            self._spans.append((start, start + len(content), index))
+
+    def forget(self, known: int) -> None:
+        """Drops the memories of all nodes except the first `known` ones."""
+        self._indices = {key: index for key, index in self._indices.items() if index < known}
+        self._spans = [span for span in self._spans if span[2] < known]
+
+    def overlaps(self) -> list[tuple[int, int, int]]:
+        """Returns overlapping memories, such as that of `torch.from_numpy(array[3:])`.
+
+        Each entry has both, and the bytes from the beginning of the first to that of the second.
+        """
+        found: list[tuple[int, int, int]] = []
+        widest = (0, 0, 0)
+        for span in sorted(self._spans):
+            if span[0] < widest[1]:
+                found.append((widest[2], span[2], span[0] - widest[0]))
+            if span[1] > widest[1]:
+                widest = span
+        return found
 
 
 def _is_left(node: Any) -> bool:

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
-from gpujob_worker.resume.values.baseline import LARGE_BYTES
+from gpujob_worker.resume.values.baseline import LARGE_BYTES, digest_of
 from gpujob_worker.resume.values.family import KIND, Encoded, Family, Node
 from gpujob_worker.resume.values.kinds import TENSORS, name_of
-from gpujob_worker.resume.values.made_objects import part_of_made
-from gpujob_worker.resume.values.memory import (
+from gpujob_worker.resume.values.made_objects import (
     address_key,
-    digest_of,
+    part_of_made,
     storage_key,
     storage_key_of,
 )
@@ -277,7 +276,7 @@ def _filled_memory(
 
 
 def check_overlaps(restorer: Restorer, saved: Sequence[Any]) -> None:
-    """Raises `MismatchError` if memories of `ReadMemories.overlaps` do not overlap any more."""
+    """Raises `MismatchError` if memories from `ReadMemories.overlaps` do not overlap any more."""
     for one, other, distance in saved:
         first, second = restorer.bound(one), restorer.bound(other)
         if first is None or second is None:
