@@ -2,34 +2,38 @@
 
     python -m bench.gpu_pack DIR [--python 3.12] [--wheels FOLDER] [--without NAME,NAME]
 
-DIR gets etcd and Kubernetes' control plane as `make tools` built them, in one archive, and the
-wheels of the operator's and the local cluster's packages for that Python, without torch, which the
+DIR gets etcd and Kubernetes' control plane as `make tools` built them, in one archive, and in
+another the operator's and the local cluster's packages for that Python, without torch, which the
 machine must have. The wheels are looked for in FOLDER; without it pip downloads the versions that
 are installed here. What the machine has in the same or a newer version is not taken from the pack.
-There, `python -m bench.gpu_day --pack DIR` unpacks it first. Packing takes five minutes on a core.
+There, `python -m bench.gpu_day --pack DIR` unpacks it first. Packing takes five minutes on a core,
+and one if the programs are the same as before.
 """
 
 import argparse
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from bench.shared.brought import (
-    ARCHIVE,
     METADATA,
+    PACKAGES,
+    PROGRAMS,
     RECORD,
     ROOT,
-    WHEELS,
     PackError,
     check_size,
     names_of,
     tree_bytes,
+    write_packages,
     write_programs,
 )
 
@@ -43,7 +47,7 @@ DEPTH_MAX = 50
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.gpu_pack", description=__doc__)
-    parser.add_argument("folder", type=Path, help="is made, or replaced")
+    parser.add_argument("folder", type=Path, help="is made, or made anew")
     parser.add_argument("--python", default="3.12", help="version of Python on that machine")
     parser.add_argument("--wheels", type=Path, help="folder with wheels; nothing is downloaded")
     parser.add_argument("--without", default="", help="packages that the machine has")
@@ -54,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PackError as error:
         print(f"bench.gpu_pack: {error}", file=sys.stderr)
         return 1
-    print(f"{options.folder}: {packed / 1024**2:.1f} MiB; python -m bench.gpu_day --pack")
+    print(f"{options.folder} has {packed / 1024**2:.1f} MiB")
     return 0
 
 
@@ -63,20 +67,42 @@ def pack(folder: Path, python: str, wheels: Path | None, without: set[str]) -> i
     from gpujob_local.control_plane.go_toolchain import ToolError
     from gpujob_local.control_plane.tools import find_tools
 
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / WHEELS).mkdir(parents=True)
     wanted = [name for name in needed_packages() if name not in without]
-    copy_wheels(wanted, wheels, folder / WHEELS, python)
-    write_metadata(folder / METADATA)
     try:
         programs = find_tools()
     except ToolError as error:
         raise PackError(f"the control plane's programs are missing: {error}") from None
-    print(f"compressing {', '.join(programs)}", flush=True)
-    write_programs(programs, folder / ARCHIVE)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECORD).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as gathered:
+        copy_wheels(wanted, wheels, Path(gathered), python)
+        write_packages(Path(gathered).glob("*.whl"), folder / PACKAGES)
+    shutil.rmtree(folder / METADATA, ignore_errors=True)
+    write_metadata(folder / METADATA)
+    digest = _digest(programs)
+    _compress(programs, folder, digest)
     about = {"python": python, "packages": wanted, "programs": sorted(programs)}
     (folder / RECORD).write_text(json.dumps(about, indent=1) + "\n")
     return check_size(folder, tree_bytes(checkout_files()))
+
+
+def _compress(programs: Mapping[str, Path], folder: Path, digest: str) -> None:
+    """Makes the archive of the programs, unless the folder has that of the same ones."""
+    archive, known = folder / PROGRAMS, folder / f"{PROGRAMS}.of"
+    if archive.exists() and known.exists() and known.read_text() == digest:
+        return
+    print(f"compressing {', '.join(programs)}", flush=True)
+    known.unlink(missing_ok=True)
+    write_programs(programs, archive)
+    known.write_text(digest)
+
+
+def _digest(programs: Mapping[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(programs):
+        with programs[name].open("rb") as file:
+            digest.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def checkout_files() -> list[Path]:

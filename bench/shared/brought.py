@@ -1,10 +1,11 @@
 """What is brought along to a machine with a GPU and without a network: packed here, unpacked there.
 
-A pack is a folder: the programs of a control plane in one archive, wheels of the packages that the
-machine may lack, and the metadata of our own distribution, whose code is the checkout's. It uses
-the standard library only, because it runs before anything is unpacked.
+A pack is a folder: the programs of a control plane in one archive, the contents of wheels that the
+machine may lack in another, and the metadata of our own distribution, whose code is the checkout's.
+It uses the standard library only, because it runs before anything is unpacked.
 """
 
+import io
 import json
 import lzma
 import os
@@ -13,20 +14,24 @@ import tarfile
 import time
 import venv
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHIVE, WHEELS, METADATA, RECORD = "programs.tar.xz", "wheels", "own.dist-info", "pack.json"
+PROGRAMS, PACKAGES = "programs.tar.xz", "packages.tar.xz"
+METADATA, RECORD = "own.dist-info", "pack.json"
 # What may travel to such a machine: the checkout and this.
 BYTES_MAX = 64 * 1024**2
 # What a pack has with all programs and wheels is below this, so the checkout must leave it room.
-PACK_BYTES_MAX = 52 * 1024**2
+PACK_BYTES_MAX = 53 * 1024**2
 SOURCES = ("api", "operator", "worker", "cli", "local")
 # As large as all programs together, so that what they share is stored once.
 DICTIONARY_BYTES = 400 * 1024**2
+PACKAGES_DICTIONARY_BYTES = 128 * 1024**2
 PRESET = 6
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 
@@ -44,10 +49,8 @@ class Unpacked:
     seconds: float
 
 
-def write_programs(
-    programs: Mapping[str, Path], target: Path, dictionary_bytes: int = DICTIONARY_BYTES
-) -> None:
-    """All programs in one archive: they share much of their code, which is then stored once."""
+@contextmanager
+def _archive(target: Path, dictionary_bytes: int) -> Generator[tarfile.TarFile]:
     filters = [
         {"id": lzma.FILTER_X86},
         {"id": lzma.FILTER_LZMA2, "preset": PRESET, "dict_size": dictionary_bytes},
@@ -56,8 +59,30 @@ def write_programs(
         lzma.open(target, "wb", check=lzma.CHECK_CRC32, filters=filters) as stream,
         tarfile.open(fileobj=stream, mode="w|") as archive,
     ):
+        yield archive
+
+
+def write_programs(
+    programs: Mapping[str, Path], target: Path, dictionary_bytes: int = DICTIONARY_BYTES
+) -> None:
+    """All programs in one archive: they share much of their code, which is then stored once."""
+    with _archive(target, dictionary_bytes) as archive:
         for name in sorted(programs):
             archive.add(programs[name], arcname=name)
+
+
+def write_packages(
+    wheels: Iterable[Path], target: Path, dictionary_bytes: int = PACKAGES_DICTIONARY_BYTES
+) -> None:
+    """The wheels' files, each below a folder with the wheel's name: half of the wheels' size."""
+    with _archive(target, dictionary_bytes) as archive:
+        for wheel in sorted(wheels):
+            with zipfile.ZipFile(wheel) as files:
+                for name in sorted(one for one in files.namelist() if not one.endswith("/")):
+                    content = files.read(name)
+                    member = tarfile.TarInfo(f"{wheel.stem}/{name}")
+                    member.size, member.mode = len(content), 0o644
+                    archive.addfile(member, io.BytesIO(content))
 
 
 def tree_bytes(files: Iterable[Path]) -> int:
@@ -94,33 +119,50 @@ def unpack(pack: Path, target: Path) -> Unpacked:
             f"{pack} is for Python {about['python']}, this is {here}: make it again with "
             f"--python {here}"
         )
-    python = _interpreter(pack, target / "venv")
-    programs = target / "programs"
-    with (
-        lzma.open(pack / ARCHIVE) as stream,
-        tarfile.open(fileobj=stream, mode="r|") as archive,
-    ):
-        archive.extractall(programs, filter="data")
-    return Unpacked(python, {ASSETS_VARIABLE: str(programs)}, time.monotonic() - began)
-
-
-def _interpreter(pack: Path, folder: Path) -> Path:
+    folder, programs = target / "venv", target / "programs"
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
-    tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = folder / "lib" / tag / "site-packages"
-    for wheel in sorted((pack / WHEELS).glob("*.whl")):
-        if is_wanted(wheel.name):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(site)
-    own = site / f"gpujob-{(pack / METADATA / 'VERSION').read_text().strip()}.dist-info"
+    site = folder / "lib" / f"python{here}" / "site-packages"
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        # Both wait for the decompressor, which runs beside the other one.
+        both = [
+            threads.submit(_unpack_programs, pack / PROGRAMS, programs),
+            threads.submit(_unpack_packages, pack / PACKAGES, site),
+        ]
+        for one in both:
+            one.result()
+    _add_checkout(pack / METADATA, site, folder / "bin")
+    variables = {ASSETS_VARIABLE: str(programs)}
+    return Unpacked(folder / "bin" / "python", variables, time.monotonic() - began)
+
+
+def _unpack_programs(source: Path, target: Path) -> None:
+    with lzma.open(source) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        archive.extractall(target, filter="data")
+
+
+def _unpack_packages(source: Path, site: Path) -> None:
+    """Only the wheels that this machine lacks, without the folders that have their names."""
+    wanted: dict[str, bool] = {}
+    with lzma.open(source) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            wheel, _, name = member.name.partition("/")
+            if wheel not in wanted:
+                wanted[wheel] = is_wanted(wheel)
+            if wanted[wheel]:
+                member.name = name
+                archive.extract(member, site, filter="data")
+
+
+def _add_checkout(metadata: Path, site: Path, scripts: Path) -> None:
+    """Our distribution's metadata and commands; its code stays where it is."""
+    own = site / f"gpujob-{(metadata / 'VERSION').read_text().strip()}.dist-info"
     own.mkdir()
-    for path in (pack / METADATA).iterdir():
+    for path in metadata.iterdir():
         (own / path.name).write_bytes(path.read_bytes())
     paths = [str(ROOT / part / "src") for part in SOURCES]
     paths += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "checkout.pth").write_text("\n".join(paths) + "\n")
-    _write_scripts(own / "entry_points.txt", folder / "bin")
-    return folder / "bin" / "python"
+    _write_scripts(own / "entry_points.txt", scripts)
 
 
 def _write_scripts(entry_points: Path, folder: Path) -> None:

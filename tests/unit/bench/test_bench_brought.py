@@ -30,14 +30,17 @@ def wheel(folder: Path, name: str, number: str, text: str) -> Path:
 def pack(tmp_path: Path) -> Path:
     """A pack with one small program and two wheels."""
     folder = tmp_path / "pack"
-    (folder / brought.WHEELS).mkdir(parents=True)
-    wheel(folder / brought.WHEELS, "gpujob_brought", "1.0", "WORD = 'brought'")
-    wheel(folder / brought.WHEELS, "pytest", "1.0", "raise SystemExit('an older pytest')")
+    folder.mkdir()
+    wheels = [
+        wheel(tmp_path, "gpujob_brought", "1.0", "WORD = 'brought'"),
+        wheel(tmp_path, "pytest", "1.0", "raise SystemExit('an older pytest')"),
+    ]
+    brought.write_packages(wheels, folder / brought.PACKAGES, 1024**2)
     gpu_pack.write_metadata(folder / brought.METADATA)
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\necho etcd Version: 3.6.0\n")
     program.chmod(0o755)
-    brought.write_programs({"etcd": program}, folder / brought.ARCHIVE, 1024**2)
+    brought.write_programs({"etcd": program}, folder / brought.PROGRAMS, 1024**2)
     (folder / brought.RECORD).write_text(json.dumps({"python": HERE}))
     return folder
 
