@@ -35,6 +35,10 @@ class Jobs(Protocol):
         """Whether nobody could call the creation of the pod back."""
         ...
 
+    def end_is_known(self, uid: str, attempt: int) -> bool:
+        """Whether an operator can know how the attempt ended."""
+        ...
+
     def is_relied_on(self, pod_uid: str) -> bool:
         """Whether a pod that came late was there as the present leader began to lead."""
         ...
@@ -51,13 +55,18 @@ class Processes:
         fail: Fail,
         jobs: Jobs,
         done: Set[tuple[str, int, int]],
+        ages_are_known: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`done`: the workers that took their last step: job UID, attempt and rank."""
+        """`done`: the workers that took their last step: job UID, attempt and rank.
+
+        `ages_are_known`: the operators' clocks have not jumped, so they know how old reports are.
+        """
         self._api = api
         self._machines = machines
         self._fail = fail
         self._jobs = jobs
         self._done = done
+        self._ages_are_known = ages_are_known
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
         # Attempts that used more than their cap and a context.
@@ -166,6 +175,11 @@ class Processes:
             return
         workers = ((job.metadata.uid, job.status.attempt, n) for n in range(job.spec.workers))
         left = [rank for uid, attempt, rank in workers if (uid, attempt, rank) not in self._done]
+        if not self._ages_are_known() and not self._jobs.end_is_known(
+            job.metadata.uid, job.status.attempt
+        ):
+            # Of an end without a word, an old report proves nothing.
+            return
         if left:
             text = f"{job.metadata.key} Succeeded, attempt {job.status.attempt}"
             self._fail("I15", f"{text}; of its ranks {left} were not done")

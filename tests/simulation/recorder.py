@@ -124,6 +124,9 @@ class Recorder:
         """As its pod records it, until its status does."""
         return self._jobs.get(uid)
 
+    def end_is_known(self, uid: str, attempt: int) -> bool:
+        return self._ends.is_known((uid, attempt))
+
     def is_leaving(self, uid: str) -> bool:
         """Whether only a pod that is being deleted says that the job is placed: who leads next does
         not rely on it, and waits for its end."""

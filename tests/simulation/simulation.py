@@ -96,6 +96,7 @@ class Simulation:
             self.recorder.fail,
             self.recorder,
             self.cluster.done,
+            lambda: self.faults.operator_clock_error_seconds == 0.0,
         )
         self.disks: dict[str, Disk] = {}
         self.happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)

@@ -41,8 +41,10 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *NODE_LOSSES,
 )
-# How long a script may run after its last report, which is written every few seconds.
+# How long a script may run after its last words, which are written every few seconds.
 UNREPORTED_SECONDS = 60.0
+# The same after a report that was received, in addition to the report's age.
+UNRECEIVED_SECONDS = 20.0
 # The kubelet's reasons for ending a pod because of the pod's own limits.
 OWN_LIMITS = ("DeadlineExceeded",)
 
@@ -107,8 +109,10 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
         # One of its processes other than the first was killed, and the first went on, as a shell
         # does.
         return False
-    age_seconds = 0.0 if pod.termination is not None else around.report_age_seconds
-    if words is not None and _broke_off(words, age_seconds):
+    unknown_seconds = UNREPORTED_SECONDS
+    if pod.termination is None:
+        unknown_seconds = UNRECEIVED_SECONDS + around.report_age_seconds
+    if words is not None and _broke_off(words, unknown_seconds):
         return False
     return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))
 
@@ -129,9 +133,11 @@ def _made_last_step(words: Report) -> bool:
     return words.steps_total is not None and words.step >= words.steps_total > 0
 
 
-def _broke_off(words: Report, age_seconds: float) -> bool:
+def _broke_off(words: Report, unknown_seconds: float) -> bool:
     """Returns whether the script left long before its announced steps, in a way unseen by the
     worker.
+
+    It may have made steps for `unknown_seconds` after these words.
 
     Examples are `os._exit(0)` in its own signal handler, and a shell that ends with 0 after it. A
     script that stops early on purpose reports that it finished.
@@ -140,7 +146,7 @@ def _broke_off(words: Report, age_seconds: float) -> bool:
     if says_how or words.steps_total is None or words.current is None:
         return False
     left_seconds = (words.steps_total - words.step) * words.current.step_seconds
-    return left_seconds > UNREPORTED_SECONDS + age_seconds
+    return left_seconds > unknown_seconds
 
 
 def _is_ended_by_stop(pod: PodView, words: Report | None, around: Circumstances) -> bool:
