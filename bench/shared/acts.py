@@ -24,10 +24,13 @@ from gpujob_operator.decide.model.stop_reasons import MEMORY_CAP_EXCEEDED
 RECOVERED = 0.8
 DECLARED_FRACTION = 0.45
 JOBS_MIN = 3
-# A cap, and what a job takes although it has that cap: above it by more than contexts may be.
-CAP_BYTES = 512 * MIB
+# A cap above what the job needs, and what it takes although it has that cap: more than contexts
+# may have.
+SPARE_BYTES = 512 * MIB
 GREEDY_BYTES = 1700 * MIB
-WAITS_SECONDS = 3.0
+IDLE_SECONDS = 3.0
+# A job's utilization on a CPU card is measured by then, unless other programs have the core.
+CARD_WAIT_SECONDS = 30.0
 EXACT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
@@ -54,7 +57,7 @@ class Scale:
 # readings, so there are more of them, and packed jobs may share a busier card. A card's readings
 # are new every 0.2 s, a GPU's every second.
 _CARD = Pace(agent_seconds=0.25, samples_min=70, limit_seconds=90.0)
-_GPU = Pace(agent_seconds=2.0, samples_min=4, limit_seconds=60.0)
+_GPU = Pace(agent_seconds=2.0, samples_min=4, limit_seconds=90.0)
 KINDS = ("gpt2", "bert", "vit")
 SCALES = {
     ("cpu", True): Scale("tiny", KINDS[:2], 4.0, 400, 100, _CARD, 0.12, 0.5, 10, 100),
@@ -93,7 +96,7 @@ class Acts:
         """Each kind of light job by itself."""
         stage = self.stage
         start = time.monotonic()
-        time.sleep(WAITS_SECONDS)
+        time.sleep(IDLE_SECONDS)
         self.idle_watts = stage.meter.span(start, time.monotonic()).watts
         for kind in self.scale.kinds:
             name = f"{kind}-alone"
@@ -187,7 +190,9 @@ class Acts:
         stage = self.stage
         try:
             too_busy = _too_busy_beside(self._seen("steady"))
-            used = _utilization(stage.until("rising", "its measured utilization", too_busy))
+            limit = stage.limit_seconds if stage.device.is_gpu else CARD_WAIT_SECONDS
+            rising = stage.until("rising", "its measured utilization", too_busy, limit)
+            used = _utilization(rising)
         except StoryError as error:
             if stage.device.is_gpu:
                 raise
@@ -221,11 +226,12 @@ class Acts:
         stage.submit(self._light("neighbour", kind, max_slowdown_percent=100))
         stage.until("neighbour", "to run", _running)
         stage.trained("neighbour", 5)
+        cap = self.alone[kind].peak_bytes + SPARE_BYTES
         greedy = Job(
             "greedy",
             kind,
             ("--grow-bytes", str(GREEDY_BYTES), "--busy", str(self.scale.light)),
-            memory_bytes=CAP_BYTES,
+            memory_bytes=cap,
             mode="Shared",
             max_slowdown_percent=100,
             family="greedy",
@@ -246,7 +252,7 @@ class Acts:
             "A job that takes more than its part is stopped; its neighbour trains on",
             stopped and neighbour.status.attempt == 1 and window.paces["neighbour"] > 0,
             (
-                f"greedy may use {format_memory(CAP_BYTES)} and takes "
+                f"greedy may use {format_memory(cap)} and then takes "
                 f"{format_memory(GREEDY_BYTES)} more: {message}",
                 f"it had run for {seconds:.0f} s; neighbour, attempt {neighbour.status.attempt}, "
                 f"makes {window.paces['neighbour']:.1f} steps/s",

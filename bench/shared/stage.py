@@ -133,9 +133,11 @@ class Stage:
                 raise StoryError(f"pods are left of {', '.join(left)}")
             time.sleep(POLL_SECONDS)
 
-    def until(self, name: str, what: str, met: Callable[[GPUJob], bool]) -> GPUJob:
-        """The job as soon as its present state meets the condition."""
-        limit = self.limit_seconds
+    def until(
+        self, name: str, what: str, met: Callable[[GPUJob], bool], limit: float | None = None
+    ) -> GPUJob:
+        """The job as soon as its present state meets the condition. `limit` is in seconds."""
+        limit = self.limit_seconds if limit is None else limit
         end = time.monotonic() + limit
         while True:
             job = self.follower.job(name)

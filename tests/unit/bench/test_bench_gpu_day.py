@@ -90,7 +90,7 @@ def outcomes(ran: list[dict[str, Any]]) -> list[str]:
 
 def test_parts_run_in_order_and_those_without_time_are_named(run: Run) -> None:
     ran = run(1.0, (10, "pass"), (100, "pass"), (20, "raise SystemExit(3)"))
-    assert outcomes(ran) == ["measured", gpu_day.LEFT_OUT, "ended with 3: see its last line"]
+    assert outcomes(ran) == [gpu_day.MEASURED, gpu_day.LEFT_OUT, "ended with 3: see its last line"]
 
 
 def test_a_part_that_takes_too_long_is_asked_to_end_and_keeps_what_it_has(
