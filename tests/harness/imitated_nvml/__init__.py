@@ -16,6 +16,8 @@ from gpujob_api.quantities import GIB
 
 LIBRARY = "libnvidia-ml.so.1"
 SCRIPT_VARIABLE = "GPUJOB_IMITATED_NVML"
+# Without the variable, this file beside the library.
+SCRIPT = "driver"
 COMPILERS = ("cc", "gcc", "clang")
 BUILD_SECONDS = 120
 _SOURCES = Path(__file__).parent
@@ -42,6 +44,7 @@ def build_library(folder: Path, *, old: bool = False) -> Path:
     options = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-O1"]
     linking = ["-fPIC", "-shared", f"-Wl,-soname,{LIBRARY}", "-o", str(library)]
     sources = [str(path) for path in sorted(_SOURCES.glob("*.c"))]
+    options.append(f'-DDEFAULT_SCRIPT="{folder / SCRIPT}"')
     command = [compiler, *options, *(["-DOLD_DRIVER"] if old else []), *linking, *sources]
     command.append("-lpthread")
     built = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
@@ -147,7 +150,7 @@ class ImitatedDriver:
 
     @property
     def script(self) -> Path:
-        return self.folder / "driver"
+        return self.folder / SCRIPT
 
     def write(self) -> None:
         lines = [f"version {self.version}", f"loaded {self.loaded}", f"crowded {self.crowded}"]

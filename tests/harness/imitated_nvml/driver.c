@@ -133,9 +133,15 @@ static void read_line(struct driver *driver, const char *line)
     }
 }
 
+/* Processes with a clean environment find the script beside the library. */
+#ifndef DEFAULT_SCRIPT
+#define DEFAULT_SCRIPT NULL
+#endif
+
 int read_driver(struct driver *driver)
 {
-    const char *path = getenv("GPUJOB_IMITATED_NVML");
+    const char *named = getenv("GPUJOB_IMITATED_NVML");
+    const char *path = named != NULL ? named : DEFAULT_SCRIPT;
     FILE *file = path != NULL ? fopen(path, "r") : NULL;
     char line[4 * TEXT_MAX];
     memset(driver, 0, sizeof *driver);
