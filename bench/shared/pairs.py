@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,18 +155,24 @@ def mps(device: Device, *, quick: bool) -> Row:
     try:
         with _programs(device, scale, names) as (programs, meter):
             sliced = _pairs(programs, meter, names, scale.seconds)
-        with ExitStack() as stack:
-            environment, refusal = stack.enter_context(mps_daemon())
-            if refusal:
-                return _note(refusal)
-            started = _programs(device, scale, names, environment)
-            programs, meter = stack.enter_context(started)
-            served = _pairs(programs, meter, names, scale.seconds)
     except PairsError as error:
-        return _note(f"MPS started, and its programs did not run: {error}")
+        return {"claims": [], "rows": [], "failure": str(error)}
     rows = [{"way": SLICED, **pair.row()} for pair in sliced]
+    served, reason = _served(device, scale, names)
     rows += [{"way": SERVED, **pair.row()} for pair in served]
-    return {"claims": [], "rows": rows}
+    return {"claims": [], "rows": rows, **({"note": reason} if reason else {})}
+
+
+def _served(device: Device, scale: Scale, names: Sequence[str]) -> tuple[list[Pair], str]:
+    """The pairs under MPS, or why there are none."""
+    with mps_daemon() as (environment, refusal):
+        if refusal:
+            return [], refusal
+        try:
+            with _programs(device, scale, names, environment) as (programs, meter):
+                return _pairs(programs, meter, names, scale.seconds), ""
+        except PairsError as error:
+            return [], f"MPS started, and its programs did not run: {error}"
 
 
 def _note(text: str) -> Row:
