@@ -182,7 +182,8 @@ def tables(result: dict[str, Any]) -> str:
             "overhead": lambda: overhead.print_table(result["overhead"]),
         }
         for part, show in parts.items():
-            if result[part]:
+            # One function prints both tables of the worker.
+            if result[part] or (part == "results" and result["tight"]):
                 show()
                 print()
         for line in result["left_out"]:

@@ -268,3 +268,10 @@ def test_a_search_without_compilation_is_compared_with_eager_code() -> None:
     rows = rows_of("vit", auto=speed(3.0), compiled=speed(9.0), hand=speed(4.0, compiles=False))
     assert shares(*rows) == {worker.SHARE: pytest.approx(0.75)}
     assert shares(*BOTH, *rows) == {worker.SHARE: pytest.approx(0.75)}
+
+
+def test_a_run_of_limited_memory_alone_prints_its_table(tmp_path: Path) -> None:
+    written_by(tmp_path, "--parts", "tight", "--workloads", "vit")
+    text = (tmp_path / "cpu-quick-vit-tight.txt").read_text()
+    assert "Memory limited to 60 %" in text
+    assert "vit" in text
