@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJobStatus
@@ -23,7 +22,9 @@ from gpujob_operator.decide.model.plan import CreatePod, EventNote
 from gpujob_operator.read.pods import pod_view
 from gpujob_operator.render.event import event
 from gpujob_operator.telemetry.logs import TextFormatter
-from kubectl_gpujob import report, screen, why
+from kubectl_gpujob.screen import Screen
+from kubectl_gpujob.verbs import report, why
+from kubectl_gpujob.verbs.list import WIDE, cells
 from tests.harness.builders import T0, make_job, make_snapshot, placed
 from tests.harness.cli_jobs import NOW, manifest
 
@@ -110,17 +111,9 @@ def test_a_log_line_is_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("of", [why, report])
-def test_nothing_that_a_worker_wrote_controls_the_viewers_terminal(
-    of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_a_worker_wrote_controls_the_viewers_terminal(of: Any) -> None:
     written = io.StringIO()
-    monkeypatch.setattr(
-        screen,
-        "_console",
-        lambda: Console(
-            file=written, color_system=None, width=200, highlight=False, markup=False, emoji=False
-        ),
-    )
+    screen = Screen(written, written, 200, is_terminal=True)
     measurement = {
         "memoryBytes": 1,
         "utilizationPercent": 1,
@@ -134,8 +127,11 @@ def test_nothing_that_a_worker_wrote_controls_the_viewers_terminal(
     status |= {"explain": [ATTACK], "phase": "Failed", "attempt": 1}
     job = gpujob_from_manifest(manifest(status=status))
     rows = why.rows(job, None, NOW) if of is why else report.rows(job, NOW)
-    screen.print_rows("title", [*rows, ("label", ATTACK)])
-    screen.print_jobs([job], NOW, namespaces=True)
-    shown = written.getvalue() + capsys.readouterr().out
+    screen.rows("title", [*rows, ("label", ATTACK)])
+    screen.table([cells(job, NOW)], WIDE)
+    screen.csv([cells(job, NOW)], WIDE)
+    screen.line(ATTACK)
+    screen.note(ATTACK)
+    shown = written.getvalue()
     assert "Succeeded" in shown, "the words themselves are shown"
     assert controls(shown) == []

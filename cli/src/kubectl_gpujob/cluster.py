@@ -1,174 +1,162 @@
-"""Reads GPUJobs from the API server that kubectl would use, by the same kubeconfig and context.
+"""Reads and changes GPUJobs, and reads what belongs to them, in the cluster that kubectl uses."""
 
-The Kubernetes client takes a second to import, so it is imported on demand.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, cast
-
-import yaml
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from typing import Any, Protocol
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
-from gpujob_api.meta import GROUP, VERSION
-from kubectl_gpujob.errors import (
-    PAGE_OBJECTS,
-    PAGES_MAX,
-    REQUEST_SECONDS_MAX,
-    NotCheckedError,
-    UserError,
-    answered,
-    refusal_of,
-)
-from kubectl_gpujob.listing import Listing, read_all
+from gpujob_api.meta import GROUP, LABEL_JOB_UID, VERSION
+from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.kubectl import Kubectl, KubectlError, Stream, Target, refusal_of
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The cluster and namespace, by kubectl's flags of the same names."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
+OURS = f"/apis/{GROUP}/{VERSION}"
+PAGE_OBJECTS = 500
+PAGES_MAX = 200
+Manifest = Mapping[str, Any]
 
 
 class Cluster(Protocol):
-    """What the commands need from a cluster. All methods raise `UserError`."""
+    """A cluster, as the commands use it. All methods raise `UserError`."""
 
     @property
     def namespace(self) -> str: ...
 
     def job(self, name: str) -> GPUJob: ...
 
-    def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]: ...
+    def manifest(self, name: str) -> Manifest:
+        """Returns the job's object as the API server stores it."""
+        ...
 
-    def listing(self) -> Listing: ...
+    def jobs(self, *, all_namespaces: bool = False, selector: str = "") -> Sequence[GPUJob]: ...
 
-    def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
+    def objects(self, what: str, path: str, **query: str) -> list[Manifest]:
+        """Returns all objects of the list at `path`. `what` names them in errors."""
+        ...
+
+    def pods(self, job: GPUJob) -> list[Manifest]:
+        """Returns the pods of all attempts of the job."""
+        ...
+
+    def events(self, job: GPUJob) -> list[Manifest]:
+        """Returns the job's events as the API server keeps them, for an hour by default."""
+        ...
+
+    def log(self, namespace: str, pod: str, **query: str) -> AbstractContextManager[Stream]:
+        """Opens the log of a pod, which may be followed."""
+        ...
+
+    def server_time(self) -> datetime | None:
+        """Returns the API server's time, in whole seconds, or None if it does not tell."""
+        ...
+
+    def refusal(self, manifest: Manifest, namespace: str) -> str:
         """Returns why the API server would reject this GPUJob, or "" if it would not.
 
         It makes a dry run, as strict as kubectl's. Raises `NotCheckedError`.
         """
         ...
 
+    def create(self, what: str, path: str, manifest: Manifest) -> Manifest: ...
 
-class KubernetesCluster:
-    """A cluster behind an API server."""
+    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest: ...
 
-    def __init__(self, api: Any, namespace: str) -> None:
-        self._api = api
-        self._namespace = namespace
+    def delete(self, what: str, path: str) -> None: ...
+
+
+def jobs_path(namespace: str, name: str = "") -> str:
+    path = f"{OURS}/namespaces/{namespace}/{GPUJOB.plural}"
+    return f"{path}/{name}" if name else path
+
+
+class KubectlCluster:
+    """A cluster behind an API server, through kubectl."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
 
     @property
     def namespace(self) -> str:
-        return self._namespace
+        return self._kubectl.namespace
+
+    def manifest(self, name: str) -> Manifest:
+        what = f"gpujob {name} in namespace {self.namespace}"
+        return self._kubectl.get(what, jobs_path(self.namespace, name))
 
     def job(self, name: str) -> GPUJob:
-        where = f"gpujob {name} in namespace {self._namespace}"
-        found = self._call(
-            where, self._api.get_namespaced_custom_object, namespace=self._namespace, name=name
-        )
-        return _read(found)
+        try:
+            return from_manifest(GPUJob, self.manifest(name))
+        except FieldError as error:
+            raise UserError(f"the job cannot be read: {error}") from None
 
-    def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]:
-        where = "gpujobs" if all_namespaces else f"gpujobs in namespace {self._namespace}"
-        items: list[Any] = []
+    def jobs(self, *, all_namespaces: bool = False, selector: str = "") -> Sequence[GPUJob]:
+        what = "gpujobs" if all_namespaces else f"gpujobs in namespace {self.namespace}"
+        path = f"{OURS}/{GPUJOB.plural}" if all_namespaces else jobs_path(self.namespace)
+        query = {"labelSelector": selector} if selector else {}
+        found = map(_readable, self.objects(what, path, **query))
+        return [job for job in found if job is not None]
+
+    def objects(self, what: str, path: str, **query: str) -> list[Manifest]:
+        items: list[Manifest] = []
         token = ""
         for _ in range(PAGES_MAX):
-            page = self._page(where, all_namespaces, token)
-            items += page.get("items", [])
-            token = page.get("metadata", {}).get("continue", "")
+            paging = {"limit": str(PAGE_OBJECTS), **query}
+            page = self._kubectl.get(what, path, **paging, **({"continue": token} if token else {}))
+            items += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
-                break
-        return [job for item in items if (job := _readable(item)) is not None]
+                return items
+        raise UserError(f"there are more than {len(items)} {what}")
 
-    def listing(self) -> Listing:
-        """Returns all objects that decisions read."""
-        return read_all(self._api.api_client)
+    def pods(self, job: GPUJob) -> list[Manifest]:
+        namespace = job.metadata.namespace
+        what, path = f"pods in namespace {namespace}", f"/api/v1/namespaces/{namespace}/pods"
+        return self.objects(what, path, labelSelector=f"{LABEL_JOB_UID}={job.metadata.uid}")
 
-    def refusal(self, manifest: Mapping[str, Any], namespace: str) -> str:
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
+    def events(self, job: GPUJob) -> list[Manifest]:
+        namespace = job.metadata.namespace
+        what, path = f"events in namespace {namespace}", f"/api/v1/namespaces/{namespace}/events"
+        return self.objects(what, path, fieldSelector=f"involvedObject.uid={job.metadata.uid}")
 
+    @contextmanager
+    def log(self, namespace: str, pod: str, **query: str) -> Generator[Stream]:
+        with self._kubectl.stream(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query) as it:
+            yield it
+
+    def server_time(self) -> datetime | None:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
         try:
-            self._api.create_namespaced_custom_object(
-                group=GROUP,
-                version=VERSION,
-                namespace=namespace,
-                plural=GPUJOB.plural,
-                body=manifest,
-                dry_run="All",
-                field_validation="Strict",
-                _request_timeout=REQUEST_SECONDS_MAX,
-            )
-        except ApiException as error:
-            return refusal_of(cast("int", error.status), str(error.body or ""), namespace)
-        except HTTPError as error:
-            raise NotCheckedError(f"the API server cannot be reached: {error}") from None
+            answer = self._kubectl.create(path, review)
+            return datetime.fromisoformat(answer["metadata"]["creationTimestamp"])
+        except (KubectlError, KeyError, TypeError, ValueError):
+            return None
+
+    def refusal(self, manifest: Manifest, namespace: str) -> str:
+        try:
+            self._kubectl.create(jobs_path(namespace), manifest, dryRun="All")
+        except KubectlError as failure:
+            return refusal_of(failure, namespace)
         return ""
 
-    def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
-        paging = {"limit": PAGE_OBJECTS, **({"_continue": token} if token else {})}
-        if all_namespaces:
-            return self._call(where, self._api.list_cluster_custom_object, **paging)
-        return self._call(
-            where, self._api.list_namespaced_custom_object, namespace=self._namespace, **paging
-        )
+    def create(self, what: str, path: str, manifest: Manifest) -> Manifest:
+        try:
+            return self._kubectl.create(path, manifest)
+        except KubectlError as failure:
+            raise UserError(f"{what} was not created: {failure.message}") from None
 
-    def _call(self, where: str, method: Any, **arguments: Any) -> Mapping[str, Any]:
-        return answered(
-            where,
-            method,
-            group=GROUP,
-            version=VERSION,
-            plural=GPUJOB.plural,
-            _request_timeout=REQUEST_SECONDS_MAX,
-            **arguments,
-        )
+    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest:
+        what = f"{kind} {name} in namespace {self.namespace}"
+        return self._kubectl.patch(what, kind, self.namespace, name, patch)
+
+    def delete(self, what: str, path: str) -> None:
+        self._kubectl.delete(what, path)
 
 
-def connect(target: Target) -> KubernetesCluster:
-    """Opens the cluster of the kubeconfig. Raises `UserError`."""
-    from kubernetes import client, config
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
-
-    path = str(target.kubeconfig) if target.kubeconfig is not None else None
-    where = f"no usable kubeconfig at {path or KUBE_CONFIG_DEFAULT_LOCATION}"
-    try:
-        contexts, active = config.list_kube_config_contexts(path)
-        chosen = _choose(contexts, active, target.context)
-        api = config.new_client_from_config(path, context=chosen["name"])
-    except (config.ConfigException, OSError) as error:
-        raise UserError(f"{where}: {error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # The client's loader does not check the file's structure.
-        raise UserError(f"{where}: is not a kubeconfig ({type(error).__name__}: {error})") from None
-    # A person is waiting, so there is one attempt, and the reason at once.
-    api.rest_client.pool_manager.connection_pool_kw["retries"] = 0
-    namespace = target.namespace or chosen.get("context", {}).get("namespace") or "default"
-    return KubernetesCluster(client.CustomObjectsApi(api), namespace)
-
-
-def _choose(contexts: Any, active: Any, name: str | None) -> Mapping[str, Any]:
-    if name is None:
-        return active
-    for context in contexts:
-        if context["name"] == name:
-            return context
-    known = ", ".join(context["name"] for context in contexts)
-    raise UserError(f"no context {name} in the kubeconfig; existing contexts: {known}")
-
-
-def _read(item: object) -> GPUJob:
-    try:
-        return from_manifest(GPUJob, item)
-    except FieldError as error:
-        raise UserError(f"the job cannot be read: {error}") from None
+def connect(target: Target) -> KubectlCluster:
+    return KubectlCluster(Kubectl(target))
 
 
 def _readable(item: object) -> GPUJob | None:

@@ -1,7 +1,8 @@
 """The start of a simulation: the present cluster, or a cycle that the operator dumped."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import yaml
@@ -10,12 +11,22 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import STATUS_SECONDS_MAX
 from gpujob_operator.cycle import cycle_from_text
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.read.configuration import configuration_from_text
 from gpujob_operator.read.snapshot import snapshot_of
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.listing import read_all
 from kubectl_gpujob.question import read_text
-from kubectl_gpujob.simulate import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The start of a simulation: a snapshot, its time and its origin."""
+
+    snapshot: Snapshot
+    now: datetime
+    source: str
 
 
 def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Observation:
@@ -24,7 +35,7 @@ def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Ob
     Raises `UserError` naming a kind that may not be read.
     """
     chosen = _configuration(configuration)
-    listing = cluster.listing()
+    listing = read_all(cluster)
     source = "the cluster"
     if chosen is None:
         chosen, whose = _operators(listing.configurations)

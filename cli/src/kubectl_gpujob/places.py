@@ -11,7 +11,7 @@ from gpujob_operator.decide.explain.placement_explanation import (
 )
 from gpujob_operator.decide.explain.words import rows as rows
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.simulate import Observation
+from kubectl_gpujob.observations import Observation
 
 
 def found(observation: Observation, name: str) -> PlacementExplanation:

@@ -1,6 +1,5 @@
 """The input of simulate: files and options become edits. Errors name the file and the field."""
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +22,6 @@ Refusal = Callable[[Mapping[str, Any], str], str]
 # Jobs may be in it even without a GPUQueue of this name.
 DEFAULT_QUEUE = "default"
 FILE_BYTES_MAX = 8 * 1024**2
-HORIZON_SECONDS_MAX = 30 * 86_400.0
-_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # Fields of a queue that the command line can set, and their path in its spec.
 _QUOTA_FIELDS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("nominal", "gpus"),
@@ -217,14 +213,3 @@ def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GP
     return (
         replace(spec, nominal=after) if head == "nominal" else replace(spec, borrowing_limit=after)
     )
-
-
-def horizon_seconds(text: str) -> float:
-    """Parses 90s, 30m, 24h, 7d. Raises `UserError`."""
-    match = _DURATION.fullmatch(text)
-    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
-    if not 1 <= seconds <= HORIZON_SECONDS_MAX:
-        raise UserError(
-            f"--horizon: must be such as 90s, 30m, 24h or 7d, at most 30d; got {text!r}"
-        )
-    return float(seconds)

@@ -1,110 +1,91 @@
-"""The output of the commands: tables for people, JSON for programs."""
+"""The output of the commands: data on standard output, remarks on standard error."""
 
 import json
-from collections.abc import Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
-
-from gpujob_api.gpujob import GPUJob
 from gpujob_api.visible import visible
-from kubectl_gpujob import text
-from kubectl_gpujob.report import Comparison
 from kubectl_gpujob.table import table_lines
-
-if TYPE_CHECKING:
-    from kubectl_gpujob.simulate import Answer
 
 # Wide enough for every column when the output is a pipe, because programs want whole lines.
 PIPE_COLUMNS = 4096
-JOB_COLUMNS = (
-    *("NAMESPACE", "NAME", "QUEUE", "PHASE", "PROGRESS", "WHERE", "SPEED", "MEMORY", "COST"),
-    *("AGE", "REASON"),
-)
-JOB_COLUMNS_LEAST = ("WHERE", "SPEED", "COST", "QUEUE", "MEMORY", "AGE", "PROGRESS")
+# The narrowest column of texts that are wrapped.
+TEXT_COLUMNS_MIN = 24
+_GAP = 3
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS, markup=False)
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a command writes. Texts of users and workers cannot control the terminal."""
+
+    out: TextIO
+    err: TextIO
+    width: int = PIPE_COLUMNS
+    is_terminal: bool = False
+    colours: bool = False
+
+    def line(self, text: str = "") -> None:
+        print(visible(text), file=self.out, flush=True)
+
+    def note(self, text: str) -> None:
+        """Writes a remark, which is no data."""
+        print(visible(text), file=self.err, flush=True)
+
+    def title(self, text: str) -> None:
+        shown = visible(text)
+        print(f"{_BOLD}{shown}{_PLAIN}" if self.colours else shown, file=self.out)
+
+    def json(self, value: object) -> None:
+        print(json.dumps(value, indent=2, sort_keys=True), file=self.out)
+
+    def yaml(self, value: object) -> None:
+        import yaml
+
+        # A copy without shared parts, which YAML would write as anchors.
+        plain = json.loads(json.dumps(value))
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip(), file=self.out)
+
+    def rows(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """Writes a title and labelled texts, wrapped at the terminal's width."""
+        self.title(title)
+        labels = max((len(label) for label, _ in rows), default=0)
+        width = max(self.width - labels - 2 - _GAP, TEXT_COLUMNS_MIN)
+        for label, value in rows:
+            first, *others = textwrap.wrap(visible(value), width, break_on_hyphens=False) or [""]
+            print(f"  {label.ljust(labels + _GAP)}{first}".rstrip(), file=self.out)
+            for other in others:
+                print(" " * (2 + labels + _GAP) + other, file=self.out)
+
+    def table(
+        self, rows: Sequence[Mapping[str, str]], columns: Sequence[str], least: Sequence[str] = ()
+    ) -> None:
+        """Writes a table that fits the terminal. `least` are the columns to leave out first."""
+        shown = [{name: visible(cell) for name, cell in row.items()} for row in rows]
+        for line in table_lines(shown, columns, least, self.width):
+            print(line, file=self.out)
+
+    def csv(self, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> None:
+        import csv
+
+        writer = csv.writer(self.out, lineterminator="\n")
+        writer.writerow([name.lower() for name in columns])
+        writer.writerows([[visible(row[name]) for name in columns] for row in rows])
 
 
-def _add(table: Table, *cells: str) -> None:
-    """Adds a row. It has texts of users and workers, which must not control the terminal."""
-    table.add_row(*map(visible, cells))
+def standard_screen() -> Screen:
+    """Returns the screen of this process. NO_COLOR and pipes have no colours."""
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
+    colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Screen(sys.stdout, sys.stderr, width, is_terminal, colours)
 
 
-def _show(table: Table) -> None:
-    """Prints a table without trailing blanks."""
-    console = _console()
-    with console.capture() as shown:
-        console.print(table)
-    for line in shown.get().splitlines():
-        print(line.rstrip())  # noqa: T201 - the answer itself
-
-
-def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, sort_keys=True))  # noqa: T201 - the answer itself
-
-
-def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for label, value in rows:
-        _add(table, f"  {label}", value)
-    _console().print(visible(title), style="bold")
-    _show(table)
-
-
-def print_simulation(found: "Answer") -> None:
-    from kubectl_gpujob import simulate
-
-    _console().print(visible(simulate.headline(found)))
-    if not found.asked:
-        _console().print("no pending jobs")
-    for job in found.asked:
-        print_rows(job.name, simulate.rows(job, found))
-    others = simulate.other_rows(found)
-    if others:
-        print_rows("Others", others)
-
-
-def print_comparison(rows: list[Comparison]) -> None:
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for heading in ("  ", "first steps", "latest steps", ""):
-        table.add_column(heading)
-    for what, *values in rows:
-        _add(table, f"  {what}", *values)
-    _show(table)
-
-
-def print_jobs(jobs: Sequence[GPUJob], now: datetime, *, namespaces: bool) -> None:
-    in_order = sorted(jobs, key=lambda job: (job.metadata.namespace, job.metadata.name))
-    columns = JOB_COLUMNS if namespaces else JOB_COLUMNS[1:]
-    rows = [_job_cells(job, now) for job in in_order]
-    for line in table_lines(rows, columns, JOB_COLUMNS_LEAST, _console().width):
-        print(line)  # noqa: T201 - the answer itself
-
-
-def _job_cells(job: GPUJob, now: datetime) -> dict[str, str]:
-    """Returns a job's cells. They have texts of users and workers, which must not control the
-    terminal.
-    """
-    summary = job.status.summary
-    cells = (
-        job.metadata.namespace,
-        job.metadata.name,
-        job.spec.queue,
-        job.status.phase.value,
-        summary.progress,
-        summary.where,
-        summary.speed,
-        summary.memory,
-        summary.cost,
-        text.age(job.metadata.creation_timestamp, now),
-        summary.reason,
-    )
-    return dict(zip(JOB_COLUMNS, map(visible, cells), strict=True))
+def list_of(kind: str, items: Sequence[Any]) -> Mapping[str, Any]:
+    """Returns the JSON of a list of the command line's own, with the version of its form."""
+    return {"apiVersion": "cli.gpujob.dev/v1", "kind": kind, "items": list(items)}

@@ -1,11 +1,16 @@
 """Numbers for people: durations, ages, changes, ordinals."""
 
+import re
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_api.report import Speedup
 from gpujob_api.settings import TunedSettings
+from kubectl_gpujob.errors import UserError
 
+SECONDS_MAX = 30 * 86_400.0
+_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ALWAYS_SAID = ("precision", "batch_per_step", "compile", "activation_checkpointing")
 
 
@@ -71,3 +76,27 @@ def settings(tuned: TunedSettings, job: GPUJob) -> str:
     # The others are shown only if they are applied.
     others = [said for name, said in tuned.in_words().items() if name not in _ALWAYS_SAID]
     return ", ".join(parts + others)
+
+
+def short_duration(seconds: float) -> str:
+    """Returns a duration for a column: 42s, 19m, 2h10m, 4d3h."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole}s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minutes:02d}m" if minutes else f"{hours}h"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h" if hours else f"{days}d"
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Parses 90s, 30m, 24h, 7d, at most 30d. Raises `UserError` naming the option."""
+    match = _DURATION.fullmatch(text)
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
+    if not 1 <= seconds <= SECONDS_MAX:
+        raise UserError(f"{option}: must be such as 90s, 30m, 24h or 7d, at most 30d; got {text!r}")
+    return float(seconds)

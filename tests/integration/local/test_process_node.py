@@ -238,7 +238,11 @@ def test_a_claim_is_one_folder_on_all_nodes(cluster: LocalCluster, pods: Pods) -
 
 def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods: Pods) -> None:
     path = "/api/v1/namespaces/default/configmaps"
-    body = {"metadata": {"name": "settings"}, "data": {"a.txt": "from a file", "key": "from env"}}
+    body = {
+        "metadata": {"name": "settings"},
+        "data": {"a.txt": "from a file", "key": "from env"},
+        "binaryData": {"bytes": "AP8="},
+    }
     cluster.client().create(path, body)
     volumes = [
         {"name": "config", "configMap": {"name": "settings"}},
@@ -259,12 +263,12 @@ def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods
     }
     script = (
         "import os; print(open('/etc/config/a.txt').read(), '|', os.environ['KEY'], '|',"
-        "open('/etc/info/name').read())"
+        "open('/etc/info/name').read(), '|', list(open('/etc/config/bytes', 'rb').read()))"
     )
     pods.create(pod("reads-files", script, container=container, volumes=volumes))
     pods.wait_phase("reads-files", "Succeeded")
     text = cluster.kubectl("logs", "reads-files").stdout
-    assert text == "from a file | from env | reads-files\n"
+    assert text == "from a file | from env | reads-files | [0, 255]\n"
 
 
 def test_pods_of_a_headless_service_are_found_by_name(cluster: LocalCluster, pods: Pods) -> None:

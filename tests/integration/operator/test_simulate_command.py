@@ -13,7 +13,7 @@ from gpujob_api.quantities import GIB
 from tests.harness.operator_process import account_kubeconfig
 from tests.harness.stage import OURS, Stage
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("kubectl_in_path")]
 Json = dict[str, Any]
 
 
@@ -178,7 +178,7 @@ def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
     agent = account_kubeconfig(stage.plane, "agent", stage.folder)
     code, output, errors = simulate(stage, kubeconfig=agent)
     assert (code, output) == (1, "")
-    assert errors == "error: you may not read gpujobs of all namespaces (403 Forbidden)\n"
+    assert errors.startswith("error: you may not use gpujobs of all namespaces (403 Forbidden): ")
     code, output, errors = simulate(stage, kubeconfig=stage.folder / "nowhere")
     assert (code, output) == (1, "")
     assert errors.startswith("error: no usable kubeconfig")

@@ -2,13 +2,10 @@
 
 import json
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-import kubectl_gpujob.__main__ as command_line
 from gpujob_api.gpujob import SharingMode
 from gpujob_operator.cycle import cycle_to_text
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -23,7 +20,7 @@ from tests.harness.builders import (
     make_snapshot,
     running,
 )
-from tests.harness.cli_jobs import MemoryCluster
+from tests.harness.cli_jobs import EVERYTHING, Clock, MemoryCluster, Ran, run_command
 from tests.harness.manifests import (
     gpu_node_manifest,
     job_manifest,
@@ -34,13 +31,8 @@ from tests.harness.manifests import (
 NOW = after(10)
 
 
-def now() -> datetime:
-    return NOW
-
-
-def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Result:
-    app = command_line.build(lambda _: cluster or MemoryCluster(), now)
-    return CliRunner().invoke(app, ["why", *arguments])
+def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Ran:
+    return run_command(cluster or MemoryCluster(), "why", *arguments, clock=Clock(NOW))
 
 
 @pytest.fixture
@@ -91,12 +83,12 @@ def test_the_cluster_is_asked_for_a_placed_job() -> None:
         nodes=[node_manifest()],
         gpu_nodes=[gpu_node_manifest(observed_at="2026-01-01T00:00:05Z")],
     )
-    cluster = MemoryCluster(namespace="team", objects=objects, now=NOW)
+    cluster = MemoryCluster(namespace="team", objects_held=objects, now=NOW)
     result = invoke("here", "--places", cluster=cluster)
     assert "team/here, as if it were placed now, from the cluster (all defaults: " in result.stdout
     assert "n0 (GPU-0), costs " in result.stdout
     assert "it fits nowhere else" in result.stdout
-    assert cluster.asked == ["everything"]
+    assert cluster.asked == EVERYTHING
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kubectl_gpujob import report
+from kubectl_gpujob.verbs import report
 from tests.harness.cli_jobs import NOW, job, succeeded_status
 
 

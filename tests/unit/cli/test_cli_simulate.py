@@ -3,15 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-import kubectl_gpujob.__main__ as command_line
 from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.manifest import to_manifest
 from gpujob_api.quantities import GIB
@@ -20,8 +17,9 @@ from gpujob_operator.cycle import cycle_to_text
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.errors import NotCheckedError, UserError, refusal_of
-from kubectl_gpujob.question import changes_of, horizon_seconds, more_nodes, nouns_of, with_quota
+from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.question import changes_of, more_nodes, nouns_of, with_quota
+from kubectl_gpujob.text import seconds_of
 from tests.harness.builders import (
     after,
     make_gpu,
@@ -34,7 +32,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
-from tests.harness.cli_jobs import MemoryCluster
+from tests.harness.cli_jobs import EVERYTHING, Clock, MemoryCluster, Ran, run_command
 from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest
 from tests.harness.repository import ROOT
 
@@ -71,13 +69,8 @@ def manifest(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def now() -> datetime:
-    return NOW
-
-
-def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Result:
-    app = command_line.build(lambda _: cluster or MemoryCluster(), now)
-    return CliRunner().invoke(app, ["simulate", *arguments])
+def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Ran:
+    return run_command(cluster or MemoryCluster(), "simulate", *arguments, clock=Clock(NOW))
 
 
 def one_busy_gpu() -> Snapshot:
@@ -178,7 +171,9 @@ def idle_cluster(
         nodes=[node_manifest()],
         gpu_nodes=[gpu_node_manifest(observed_at=observed_at)],
     )
-    return MemoryCluster(namespace="team", objects=objects, now=NOW, configurations=configurations)
+    return MemoryCluster(
+        namespace="team", objects_held=objects, now=NOW, configurations=configurations
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +191,7 @@ def test_the_cluster_is_listed_once_and_its_time_counts(
     result = invoke("next", cluster=cluster)
     assert f"Simulated from the cluster ({whose}) of 2026-01-01 00:00:10 UTC" in result.stdout
     assert "at once on n0" in result.stdout
-    assert cluster.asked == ["everything"]
+    assert cluster.asked == EVERYTHING
 
 
 def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Path) -> None:
@@ -334,13 +329,13 @@ def test_one_field_of_a_queue_leaves_the_others() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2h", 7200), ("7d", 604_800)])
 def test_horizons(text: str, seconds: float) -> None:
-    assert horizon_seconds(text) == seconds
+    assert seconds_of(text, "--horizon") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0s", "31d", "1.5h", "h", "-1h"])
 def test_other_horizons_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--horizon"):
-        horizon_seconds(text)
+        seconds_of(text, "--horizon")
 
 
 def test_help_says_what_is_simulated() -> None:
@@ -355,7 +350,7 @@ def test_help_says_what_is_simulated() -> None:
 CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "first"}}
 
 
-def simulated(tmp_path: Path, *documents: dict[str, Any]) -> Result:
+def simulated(tmp_path: Path, *documents: dict[str, Any]) -> Ran:
     source = dump(tmp_path, one_busy_gpu())
     return invoke("-f", str(job_file(tmp_path, *documents)), "--from", str(source), "-n", "team")
 
@@ -420,50 +415,6 @@ def test_who_may_not_ask_it_is_told_so_and_gets_an_answer(tmp_path: Path) -> Non
     assert f"note: {path}: not checked by the API server: {words}" in result.stderr
     wrong = job_file(tmp_path, manifest("new", gpuMemory="1Gi"))
     assert "spec.gpuMemory" in str(invoke("-f", str(wrong), cluster=cluster).exception)
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "words"),
-    [
-        (
-            422,
-            'GPUJob.gpujob.dev "bad" is invalid: spec.workers: Invalid value: 0: too small',
-            "spec.workers: Invalid value: 0: too small",
-        ),
-        (
-            400,
-            'GPUJob in version "v1alpha1" cannot be handled as a GPUJob: strict decoding error: x',
-            "strict decoding error: x",
-        ),
-        (409, 'gpujobs.gpujob.dev "bad" already exists', ""),
-        (404, 'namespaces "nowhere" not found', 'namespaces "nowhere" not found'),
-        (
-            403,
-            'gpujobs.gpujob.dev "bad" is forbidden: exceeded quota: jobs',
-            "exceeded quota: jobs",
-        ),
-    ],
-)
-def test_an_answer_to_a_dry_run_is_told_without_the_object(
-    status: int, message: str, words: str
-) -> None:
-    assert refusal_of(status, json.dumps({"message": message}), "team") == words
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        (
-            403,
-            '{"message": "gpujobs is forbidden: User x cannot create resource \\"gpujobs\\""}',
-        ),
-        (500, "upstream is away"),
-        (429, "[]"),
-    ],
-)
-def test_other_answers_say_nothing_of_the_object(status: int, body: str) -> None:
-    with pytest.raises(NotCheckedError):
-        refusal_of(status, body, "team")
 
 
 def test_quota_of_a_queue_that_is_not_there_is_refused_unless_a_job_names_it(

@@ -2,9 +2,13 @@
 
 import pytest
 
-from kubectl_gpujob.screen import JOB_COLUMNS, JOB_COLUMNS_LEAST
 from kubectl_gpujob.table import table_lines
 
+JOB_COLUMNS = (
+    *("NAMESPACE", "NAME", "QUEUE", "PHASE", "PROGRESS", "WHERE", "SPEED", "MEMORY", "COST"),
+    *("AGE", "REASON"),
+)
+JOB_COLUMNS_LEAST = ("WHERE", "SPEED", "COST", "QUEUE", "MEMORY", "AGE", "PROGRESS")
 JOB = {
     "NAMESPACE": "vision",
     "NAME": "vit-base-patch16-224-finetune-7",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kubectl_gpujob import why
-from kubectl_gpujob.why import Position
+from kubectl_gpujob.verbs import why
+from kubectl_gpujob.verbs.why import Position
 from tests.harness.cli_jobs import NOW, condition, job, succeeded_status
 
 INSUFFICIENT_CAPACITY = "needs 20 GiB on one GPU; the most free is 11.2 GiB on node-b GPU-2c"

@@ -5,21 +5,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from gpujob_api import meta
 from gpujob_api.codec import encode
 from gpujob_api.field_types import json_fields
 from gpujob_operator.decide.model.configuration import Configuration
-from kubectl_gpujob.__main__ import build
-from kubectl_gpujob.cluster import connect
+from kubectl_gpujob.grammar import VERBS, module_of, parser_of
 from tests.harness.repository import ROOT, relative, tracked
 from tests.harness.series import families
 
@@ -34,7 +31,8 @@ CHART_VALUE = re.compile(
     r"`((?:admissionPolicies|agent|configuration|crds|image|metrics|networkPolicy|operator|podDisruptionBudget|rbac|"
     r"reports|serviceAccount)(?:\.[A-Za-z]+)+)(?:=[^`]*)?`"
 )
-SET_FLAG = re.compile(r"--set ([^\s`]+)")
+# `kubectl gpujob rerun` has a --set of its own.
+SET_FLAG = re.compile(r"^(?:(?!rerun).)*?--set ([^\s`]+)", re.MULTILINE)
 SERIES = re.compile(r"\bgpujob_(?!api|operator|worker|local)[a-z_]+")
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", re.MULTILINE)
 
@@ -184,11 +182,12 @@ def test_every_series_is_in_the_reference() -> None:
 
 def command_options() -> dict[str, list[set[str]]]:
     """The names of each option of each command."""
-    app: Any = typer.main.get_command(build(connect, lambda: datetime.now(UTC)))
-    return {
-        name: [set(one.opts) for one in command.params if one.opts[0].startswith("-")]
-        for name, command in app.commands.items()
-    }
+    found: dict[str, list[set[str]]] = {}
+    for verb in VERBS:
+        parser = parser_of(verb, module_of(verb))
+        actions = [action for action in parser._actions if action.option_strings]
+        found[verb.name] = [set(action.option_strings) for action in actions]
+    return found
 
 
 COMMAND_LINE = re.compile(r"kubectl gpujob ([a-z]+)((?: [^`\n#]+)?)")

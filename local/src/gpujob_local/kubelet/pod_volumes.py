@@ -144,6 +144,8 @@ class PodVolumes:
                 return
             raise ContainerConfigError(f'{kind.removesuffix("s")} "{name}" not found')
         data = {key: value.encode() for key, value in text_data(found, kind == "secrets").items()}
+        binary = found.get("binaryData") or {}
+        data |= {key: base64.b64decode(value) for key, value in binary.items()}
         items = reference.get("items") or [{"key": key, "path": key} for key in data]
         for item in items:
             if item["key"] not in data:

@@ -1,24 +1,102 @@
 """kubectl gpujob simulate: the operator's future decisions, as text and as JSON."""
 
+import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.stop_reasons import rule_for
 from gpujob_operator.decide.simulation.comparison import Difference, differences
 from gpujob_operator.decide.simulation.edits import ADDED_UID, Edits, edited
 from gpujob_operator.decide.simulation.run import Limits, simulate
 from gpujob_operator.decide.simulation.timeline import JobTimeline, Placed, Stopped, Timeline
-from kubectl_gpujob import text
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob import question, text
+from kubectl_gpujob.errors import EXIT_DONE, UserError
+from kubectl_gpujob.grammar import World, add_output, add_source, add_target
+from kubectl_gpujob.observations import (
+    Observation,
+    observation_from_cluster,
+    observation_from_dump,
+)
 
 Row = tuple[str, str]
 NODES_SHOWN = 4
+HELP = """
+Shows where and when jobs would start and which jobs they would preempt, or why they stay pending,
+and what changes for other jobs. Without files and names, it shows all pending jobs. Running jobs
+continue at their measured pace; nothing is measured, and no job fails. It lists nodes, pods of all
+namespaces and the kinds of gpujob.dev, or reads a dump.
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = HELP
+    parser.add_argument("jobs", metavar="JOB", nargs="*", help="jobs to show")
+    parser.add_argument(
+        "-f", "--filename", type=Path, action="append", default=[], metavar="FILE",
+        help="GPUJobs to add, GPUQueues to set; - is standard input",
+    )  # fmt: skip
+    parser.add_argument(
+        "--add-nodes", action="append", default=[], metavar="NODE=COUNT",
+        help="add COUNT idle nodes like NODE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--without-node", action="append", default=[], metavar="NODE", help="remove NODE now"
+    )
+    parser.add_argument(
+        "--quota", action="append", default=[], metavar="QUEUE.FIELD=VALUE",
+        help="set a quota; FIELD is gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
+        "borrowingLimit.gpuMemory or weight",
+    )  # fmt: skip
+    add_source(parser)
+    parser.add_argument(
+        "--horizon", default="24h", help="how far to simulate: 90s, 30m, 24h (default), 7d"
+    )
+    add_target(parser)
+    add_output(parser, "table", "json")
+
+
+def run(options: argparse.Namespace, world: World) -> int:
+    limits = Limits(text.seconds_of(options.horizon, "--horizon"))
+    if options.source is None:
+        cluster = world.cluster(options)
+        here = cluster.namespace
+        observation = observation_from_cluster(cluster, options.configuration)
+        refusal = cluster.refusal
+    else:
+        here = options.namespace or "default"
+        observation = observation_from_dump(options.source, options.configuration)
+        refusal = None
+    changes = question.changes_of(
+        options.filename,
+        namespace=here,
+        queues=observation.snapshot.queues,
+        add_nodes=options.add_nodes,
+        without_nodes=options.without_node,
+        quotas=options.quota,
+        refusal=refusal,
+    )
+    before = observation.snapshot
+    question.refuse_unused_queues(options.quota, before.queues, (*before.jobs, *changes.jobs))
+    found = answer(observation, changes, options.jobs, here, limits)
+    screen = world.screen
+    if options.output == "json":
+        screen.json(as_json(found))
+        return EXIT_DONE
+    screen.line(headline(found))
+    if not found.asked:
+        screen.line("no pending jobs")
+    for job in found.asked:
+        screen.rows(job.name, rows(job, found))
+    others = other_rows(found)
+    if others:
+        screen.rows("Others", others)
+    return EXIT_DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +109,6 @@ class Answer:
     timeline: Timeline
     asked: tuple[JobTimeline, ...]
     others: tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The start of a simulation: a snapshot, its time and its origin."""
-
-    snapshot: Snapshot
-    now: datetime
-    source: str
 
 
 def answer(

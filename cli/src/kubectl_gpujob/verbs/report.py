@@ -4,6 +4,7 @@ The first and the latest steps ran at different times, next to different co-tena
 are shown without a factor. A speed-up is the worker's alternating measurement.
 """
 
+import argparse
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +18,8 @@ from gpujob_operator.decide.measurement.profile import attempt_mode
 from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
 from gpujob_operator.decide.model.placement_record import ignored_hint
 from kubectl_gpujob import text
+from kubectl_gpujob.errors import EXIT_DONE
+from kubectl_gpujob.grammar import World, add_output, add_target
 
 Row = tuple[str, str]
 Comparison = tuple[str, str, str, str]
@@ -28,6 +31,26 @@ _COUNTERS = {
     "hung": "hung",
     "node_lost": "node lost",
 }
+
+_COMPARISON = ("", "FIRST STEPS", "LATEST STEPS", "CHANGE")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="JOB", help="name of the job")
+    add_target(parser)
+    add_output(parser, "table", "json")
+
+
+def run(options: argparse.Namespace, world: World) -> int:
+    job, screen = world.cluster(options).job(options.name), world.screen
+    if options.output == "json":
+        screen.json(as_json(job))
+        return EXIT_DONE
+    screen.rows(job.metadata.key, rows(job, world.now()))
+    if compared := comparison(job):
+        screen.line()
+        screen.table([dict(zip(_COMPARISON, row, strict=True)) for row in compared], _COMPARISON)
+    return EXIT_DONE
 
 
 def speedup(job: GPUJob) -> Speedup | None:

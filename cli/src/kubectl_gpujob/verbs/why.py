@@ -1,5 +1,6 @@
 """kubectl gpujob why: why the job is pending, or how it ended, with the operator's numbers."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,9 @@ from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionSt
 from gpujob_operator.decide.model.conditions import FAILED, RUNNING, SCHEDULED, SUCCEEDED
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from kubectl_gpujob import text
+from kubectl_gpujob.cluster import Cluster
+from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
+from kubectl_gpujob.grammar import World, add_output, add_source, add_target
 
 Row = tuple[str, str]
 NOT_PROCESSED = "has not processed this job yet; is the operator running?"
@@ -34,6 +38,63 @@ _OUT_OF_ORDER = frozenset(
 )
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="JOB", help="name of the job")
+    parser.add_argument(
+        "--places",
+        action="store_true",
+        help="show the placement score, runners-up, and why other nodes were rejected",
+    )
+    add_source(parser)
+    add_target(parser)
+    add_output(parser, "table", "json")
+
+
+def run(options: argparse.Namespace, world: World) -> int:
+    if options.places or options.source is not None:
+        return _places(options, world)
+    if options.configuration is not None:
+        raise UsageError("--configuration is only valid with --places or --from")
+    cluster, screen = world.cluster(options), world.screen
+    job = cluster.job(options.name)
+    place = position(job, _queue(cluster))
+    if options.output == "json":
+        screen.json(as_json(job, place))
+    else:
+        screen.rows(headline(job, world.now()), rows(job, place, world.now()))
+    return EXIT_DONE
+
+
+def _places(options: argparse.Namespace, world: World) -> int:
+    """Shows the job's placement next to others: its score, the runners-up, and what other nodes
+    lack.
+    """
+    from kubectl_gpujob import places
+    from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
+
+    if options.source is None:
+        cluster = world.cluster(options)
+        observation = observation_from_cluster(cluster, options.configuration)
+        found = places.found(observation, f"{cluster.namespace}/{options.name}")
+    else:
+        observation = observation_from_dump(options.source, options.configuration)
+        within = f"{options.namespace}/" if options.namespace else ""
+        found = places.found(observation, f"{within}{options.name}")
+    if options.output == "json":
+        world.screen.json(places.as_json(found))
+    else:
+        world.screen.rows(places.headline(found, observation), places.rows(found))
+    return EXIT_DONE
+
+
+def _queue(cluster: Cluster) -> Sequence[GPUJob]:
+    """Returns all jobs, or only those of the namespace if other namespaces may not be listed."""
+    try:
+        return cluster.jobs(all_namespaces=True)
+    except UserError:
+        return cluster.jobs()
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """The job's position among the pending jobs of its queue; 1 is next."""
@@ -48,10 +109,15 @@ def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
     The operator may let a later job backfill, so the position shows which jobs are ahead, not when
     the job starts.
     """
-    waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
-    order = sorted(waiting, key=_priority_and_age)
+    order = in_queue_order(others, job.spec.queue)
     places = [n for n, other in enumerate(order, 1) if other.metadata.uid == job.metadata.uid]
     return Position(places[0], len(order)) if places else None
+
+
+def in_queue_order(jobs: Sequence[GPUJob], queue: str) -> list[GPUJob]:
+    """Returns the pending jobs of the queue by priority, then age."""
+    waiting = [job for job in jobs if _waits(job) and job.spec.queue == queue]
+    return sorted(waiting, key=_priority_and_age)
 
 
 def _priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:

@@ -1,4 +1,4 @@
-"""The real Kubernetes client against an HTTP server that answers as an API server would."""
+"""The real kubectl against an HTTP server that answers as an API server would."""
 
 import json
 import threading
@@ -13,9 +13,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from kubectl_gpujob.cluster import Target, connect
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.cluster import connect
+from kubectl_gpujob.errors import NotCheckedError, NotFoundError, UserError
+from kubectl_gpujob.kubectl import Kubectl, KubectlError, Target, failure_of, refusal_of
+from kubectl_gpujob.listing import read_all
 from tests.harness.cli_jobs import manifest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("kubectl_in_path")]
 
 PREFIX = "/apis/gpujob.dev/v1alpha1"
 
@@ -101,9 +105,9 @@ def test_the_flag_wins_over_the_context(server: Server) -> None:
     assert connect(Target(server.kubeconfig, namespace="mine")).namespace == "mine"
 
 
-def test_an_unknown_context_is_told_with_those_there_are(server: Server) -> None:
-    with pytest.raises(UserError, match=r"no context moon .* lab, prod"):
-        connect(Target(server.kubeconfig, context="moon"))
+def test_an_unknown_context_is_named(server: Server) -> None:
+    with pytest.raises(UserError, match="context moon"):
+        connect(Target(server.kubeconfig, context="moon")).job("x")
 
 
 def test_a_list_is_read_page_by_page(server: Server) -> None:
@@ -135,19 +139,131 @@ def test_an_unreadable_job_names_the_field(server: Server) -> None:
         connect(Target(server.kubeconfig)).job("broken")
 
 
+def status_of(code: int, reason: str, message: str) -> dict[str, Any]:
+    """An error as an API server answers it."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+
+
 @pytest.mark.parametrize(
-    ("status", "expected"),
+    ("status", "reason", "expected"),
     [
-        (401, "check your kubeconfig credentials"),
-        (403, "may not read gpujob x in namespace vision"),
-        (404, "not found: gpujob x in namespace vision"),
-        (503, "answered 503"),
+        (401, "Unauthorized", "check your kubeconfig credentials"),
+        (403, "Forbidden", "may not use gpujob x in namespace vision"),
+        (404, "NotFound", "not found: gpujob x in namespace vision"),
+        (503, "ServiceUnavailable", "refuses gpujob x in namespace vision: the words"),
     ],
 )
-def test_refusals_say_what_to_do(server: Server, status: int, expected: str) -> None:
-    server.answers.add("/namespaces/vision/gpujobs/x", {"kind": "Status"}, status=status)
-    with pytest.raises(UserError, match=expected):
+def test_refusals_say_what_to_do(server: Server, status: int, reason: str, expected: str) -> None:
+    answer = status_of(status, reason, "the words")
+    server.answers.add("/namespaces/vision/gpujobs/x", answer, status=status)
+    with pytest.raises(UserError, match=expected) as raised:
         connect(Target(server.kubeconfig)).job("x")
+    assert isinstance(raised.value, NotFoundError) is (status == 404)
+
+
+def test_an_api_server_without_the_crds_is_told_from_a_job_that_is_missing(server: Server) -> None:
+    words = "the server could not find the requested resource"
+    answer = status_of(404, "NotFound", words)
+    server.answers.add("/namespaces/vision/gpujobs/x", answer, status=404)
+    with pytest.raises(
+        UserError, match=r"is GPUJob installed\? kubectl get crd gpujobs\.gpujob\.dev"
+    ):
+        connect(Target(server.kubeconfig)).job("x")
+
+
+def test_a_missing_kubectl_is_told_with_where_it_comes_from(server: Server) -> None:
+    with pytest.raises(UserError, match="kubectl-x is not installed or not in PATH: https://"):
+        Kubectl(Target(server.kubeconfig), "kubectl-x").get("gpujobs", f"{PREFIX}/gpujobs")
+
+
+def test_a_log_is_read_while_it_comes(server: Server) -> None:
+    path = "/api/v1/namespaces/vision/pods/a-1-0/log"
+    server.answers.add(path, "one line")
+    with connect(Target(server.kubeconfig)).log("vision", "a-1-0", container="worker") as stream:
+        assert stream.data.read() == b'"one line"'
+        assert stream.failure() is None
+    server.answers.add(path, status_of(400, "BadRequest", "is waiting to start"), status=400)
+    with connect(Target(server.kubeconfig)).log("vision", "a-1-0") as stream:
+        assert stream.data.read() == b""
+        failure = stream.failure()
+    assert failure is not None
+    assert failure.message == "is waiting to start"
+
+
+INVALID = """\
+The GPUJob "a" is invalid:
+* spec.workers: Invalid value: 0: too small
+* spec.queue: Invalid value: 5: not text
+* <nil>: Invalid value: null: some validation rules were not checked
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "message"),
+    [
+        (
+            'Error from server (NotFound): gpujobs "x" not found\n',
+            "NotFound",
+            'gpujobs "x" not found',
+        ),
+        (
+            INVALID,
+            "Invalid",
+            "spec.workers: Invalid value: 0: too small; spec.queue: Invalid value: 5: not text",
+        ),
+        ("Warning: old\nerror: no such context\n", "", "no such context"),
+        ("error: You must be logged in to the server (Unauthorized)", "Unauthorized", None),
+        ("", "", "kubectl ended without a message"),
+    ],
+)
+def test_what_kubectl_says(said: str, reason: str, message: str | None) -> None:
+    found = failure_of(said)
+    assert found.reason == reason
+    assert message is None or found.message == message
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("Invalid", "spec.workers: Invalid value: 0", "spec.workers: Invalid value: 0"),
+        (
+            "BadRequest",
+            'GPUJob in version "v1alpha1" cannot be handled as a GPUJob: strict decoding error: x',
+            "strict decoding error: x",
+        ),
+        ("AlreadyExists", 'gpujobs.gpujob.dev "bad" already exists', ""),
+        ("NotFound", 'namespaces "nowhere" not found', 'namespaces "nowhere" not found'),
+        (
+            "Forbidden",
+            'gpujobs.gpujob.dev "bad" is forbidden: exceeded quota: jobs',
+            "exceeded quota: jobs",
+        ),
+    ],
+)
+def test_an_answer_to_a_dry_run_is_told_without_the_object(
+    reason: str, message: str, words: str
+) -> None:
+    assert refusal_of(KubectlError(reason, message), "team") == words
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("Forbidden", 'gpujobs is forbidden: User x cannot create resource "gpujobs"'),
+        ("InternalError", "upstream is away"),
+        ("", "The connection to the server was refused"),
+    ],
+)
+def test_other_answers_say_nothing_of_the_object(reason: str, message: str) -> None:
+    with pytest.raises(NotCheckedError):
+        refusal_of(KubectlError(reason, message), "team")
 
 
 CONFIGMAPS, VOLUMES = "/api/v1/configmaps", "/api/v1/persistentvolumes"
@@ -160,7 +276,7 @@ def test_everything_is_listed_jobs_first_and_pods_last(server: Server) -> None:
     server.answers.add(CONFIGMAPS, {"items": [], "metadata": {}})
     server.answers.add(KINDS[-1], {"items": [{"a": 1}], "metadata": {"continue": "next"}})
     server.answers.add(KINDS[-1], {"items": [{"b": 2}], "metadata": {}}, page="next")
-    found = connect(Target(server.kubeconfig)).listing()
+    found = read_all(connect(Target(server.kubeconfig)))
     assert list(found.objects.pods) == [{"a": 1}, {"b": 2}]
     assert [one["metadata"]["name"] for one in found.objects.jobs] == ["/gpujobs"]
     assert server.answers.asked == [
@@ -175,9 +291,9 @@ def test_volumes_are_read_where_they_may_be(server: Server) -> None:
     for kind in KINDS:
         server.answers.add(kind, {"items": [], "metadata": {}})
     server.answers.add(VOLUMES, {"items": [{"c": 3}], "metadata": {}})
-    assert list(connect(Target(server.kubeconfig)).listing().objects.volumes) == [{"c": 3}]
-    server.answers.add(VOLUMES, {"kind": "Status"}, status=403)
-    assert list(connect(Target(server.kubeconfig)).listing().objects.volumes) == []
+    assert list(read_all(connect(Target(server.kubeconfig))).objects.volumes) == [{"c": 3}]
+    server.answers.add(VOLUMES, status_of(403, "Forbidden", "no"), status=403)
+    assert list(read_all(connect(Target(server.kubeconfig))).objects.volumes) == []
 
 
 def test_operators_configurations_are_read_where_they_may_be(server: Server) -> None:
@@ -187,35 +303,35 @@ def test_operators_configurations_are_read_where_they_may_be(server: Server) -> 
     other = {"metadata": {"namespace": "system", "name": "other"}, "data": {"a": "b"}}
     ours = {"metadata": metadata, "data": {"configuration.yaml": "spotPriceFactor: 2"}}
     server.answers.add(CONFIGMAPS, {"items": [other, ours, {"metadata": {}}], "metadata": {}})
-    found = connect(Target(server.kubeconfig)).listing().configurations
+    found = read_all(connect(Target(server.kubeconfig))).configurations
     assert found == {"system/gpujob-configuration": "spotPriceFactor: 2"}
-    server.answers.add(CONFIGMAPS, {"kind": "Status"}, status=403)
-    assert connect(Target(server.kubeconfig)).listing().configurations is None
+    server.answers.add(CONFIGMAPS, status_of(403, "Forbidden", "no"), status=403)
+    assert read_all(connect(Target(server.kubeconfig))).configurations is None
 
 
-def test_the_time_of_a_listing_is_the_servers(server: Server) -> None:
+def test_without_the_servers_time_a_listing_has_this_machines(server: Server) -> None:
     for kind in KINDS:
         server.answers.add(kind, {"items": [], "metadata": {}})
     before = datetime.now(UTC).replace(microsecond=0)
-    assert before <= connect(Target(server.kubeconfig)).listing().now <= datetime.now(UTC)
+    assert before <= read_all(connect(Target(server.kubeconfig))).now <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_may_not_be_listed_is_named(server: Server, kind: str) -> None:
     for one in KINDS:
         server.answers.add(one, {"items": [], "metadata": {}})
-    server.answers.add(kind, {"kind": "Status"}, status=403)
-    with pytest.raises(UserError, match=f"may not read {kind.rpartition('/')[2]}.*403"):
-        connect(Target(server.kubeconfig)).listing()
+    server.answers.add(kind, status_of(403, "Forbidden", "no"), status=403)
+    with pytest.raises(UserError, match=f"may not use {kind.rpartition('/')[2]}.*403"):
+        read_all(connect(Target(server.kubeconfig)))
 
 
 def test_nobody_at_the_address_is_told(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http:
         port = http.server_port
-    with pytest.raises(UserError, match="cannot be reached"):
+    with pytest.raises(UserError, match="was refused"):
         connect(Target(write_kubeconfig(tmp_path / "config", port))).job("x")
 
 
 def test_a_missing_kubeconfig_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no usable kubeconfig"):
-        connect(Target(tmp_path / "absent"))
+    with pytest.raises(UserError, match="absent"):
+        connect(Target(tmp_path / "absent", namespace="x")).job("x")

@@ -1,0 +1,94 @@
+"""kubectl gpujob checkpoints: what an interruption would preserve of a job."""
+
+import argparse
+
+from gpujob_api.codec import encode
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.meta import ConditionStatus
+from gpujob_api.quantities import format_memory
+from gpujob_api.report import Protection
+from gpujob_operator.decide.model.conditions import UNPROTECTED, find
+from kubectl_gpujob import text
+from kubectl_gpujob.errors import EXIT_DONE
+from kubectl_gpujob.grammar import World, add_output, add_target
+
+Row = tuple[str, str]
+_WORDS = {
+    Protection.EXACT: "resumes exactly",
+    Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="JOB", help="name of the job")
+    add_target(parser)
+    add_output(parser, "table", "json")
+
+
+def run(options: argparse.Namespace, world: World) -> int:
+    job = world.cluster(options).job(options.name)
+    if options.output == "json":
+        world.screen.json(as_json(job))
+    else:
+        world.screen.rows(job.metadata.key, rows(job))
+    return EXIT_DONE
+
+
+def rows(job: GPUJob) -> list[Row]:
+    spec, status = job.spec.checkpoint, job.status
+    claim = spec.volume_claim_name
+    found: list[Row] = [("Kept on", f"claim {claim}" if claim else "no claim: lost with the pod")]
+    every = "chosen by cost" if spec.interval == "Auto" else f"every {spec.interval}"
+    found.append(("Saved", f"{every}; the newest {spec.keep} are kept"))
+    if spec.path is not None:
+        found.append(("Script's own", spec.path))
+    saved = status.checkpoint
+    if saved is None:
+        found.append(("Newest", "none yet"))
+    else:
+        size = f", {format_memory(saved.bytes)}" if saved.bytes else ""
+        took = f", written in {text.duration(saved.write_seconds)}" if saved.write_seconds else ""
+        found.append(("Newest", f"step {saved.step}{size}{took}"))
+        found += _behind(job, saved.step)
+    if status.resumed_from_step is not None:
+        step = status.resumed_from_step
+        found.append(("Resumed", f"after step {step}" if step else "not: from the beginning"))
+    found.append(("Protection", _protection(job)))
+    return found
+
+
+def _behind(job: GPUJob, step: int) -> list[Row]:
+    """Returns the work since the newest checkpoint, which a crash would lose."""
+    measured = job.status.measurement
+    if measured is None or job.finished or measured.step <= step:
+        return []
+    steps = measured.step - step
+    seconds = steps * measured.current.step_seconds if measured.current is not None else None
+    about = f", about {text.duration(seconds)}" if seconds is not None else ""
+    return [("Since then", f"{steps} steps{about}: lost by a crash, saved by a stop")]
+
+
+def _protection(job: GPUJob) -> str:
+    unprotected = find(job.status, UNPROTECTED)
+    if unprotected is not None and unprotected.status is ConditionStatus.TRUE:
+        return unprotected.message
+    known = job.status.protection
+    return _WORDS.get(known, "not known yet") if known is not None else "not known yet"
+
+
+def as_json(job: GPUJob) -> dict[str, object]:
+    status = job.status
+    found: dict[str, object] = {
+        "namespace": job.metadata.namespace,
+        "name": job.metadata.name,
+        "volumeClaimName": job.spec.checkpoint.volume_claim_name,
+        "interval": job.spec.checkpoint.interval,
+        "keep": job.spec.checkpoint.keep,
+    }
+    if status.checkpoint is not None:
+        found["newest"] = encode(status.checkpoint)
+    if status.protection is not None:
+        found["protection"] = status.protection.value
+    if status.resumed_from_step is not None:
+        found["resumedFromStep"] = status.resumed_from_step
+    return found
