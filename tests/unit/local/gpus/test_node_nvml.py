@@ -7,6 +7,7 @@ import pytest
 
 from gpujob_local.gpus import node_nvml
 from gpujob_local.gpus.driver import driver_environment
+from gpujob_operator.agent.nvml import code_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_the_nodes_gpus_have_the_first_indices() -> None:
 def test_another_index_is_an_error_of_nvml() -> None:
     with pytest.raises(pynvml.NVMLError) as error:
         node_nvml.nvmlDeviceGetHandleByIndex(2)
-    assert error.value.value == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert code_of(error.value) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
 def test_all_else_is_pynvml() -> None:
