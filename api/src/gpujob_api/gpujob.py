@@ -283,6 +283,13 @@ class Measurement:
     # Memory that the contexts of its processes may take on a GPU, if there are several processes.
     context_bytes: GPUMemoryBytes | None = None
 
+    @property
+    def remaining_seconds(self) -> float | None:
+        """The time until the last step at the current step time, or None if it is not known."""
+        if self.steps_total is None or self.current is None:
+            return None
+        return max(self.steps_total - self.step, 0) * self.current.step_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:

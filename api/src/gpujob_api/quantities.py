@@ -141,6 +141,21 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
+def format_duration(seconds: float) -> str:
+    """Returns a duration for a column: 42s, 19m, 2h10m, 4d3h."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole}s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minutes:02d}m" if minutes else f"{hours}h"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h" if hours else f"{days}d"
+
+
 def format_ratio(ratio: float) -> str:
     """Returns a ratio with three significant digits: 1.40, 12.3, 0.00412."""
     return f"{ratio:#.3g}".rstrip(".")

@@ -15,6 +15,8 @@ class Summary:
 
     where: Annotated[str, Text(256, clip=True)] = ""
     progress: Annotated[str, Text(64, clip=True)] = ""
+    # The time until the last step at the current step time, while the job runs.
+    eta: Annotated[str, Text(16, clip=True)] = ""
     speed: Annotated[str, Text(128, clip=True)] = ""
     memory: Annotated[str, Text(128, clip=True)] = ""
     cost: Annotated[str, Text(128, clip=True)] = ""

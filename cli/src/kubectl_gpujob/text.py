@@ -78,21 +78,6 @@ def settings(tuned: TunedSettings, job: GPUJob) -> str:
     return ", ".join(parts + others)
 
 
-def short_duration(seconds: float) -> str:
-    """Returns a duration for a column: 42s, 19m, 2h10m, 4d3h."""
-    whole = max(round(seconds), 0)
-    if whole < 60:
-        return f"{whole}s"
-    minutes = whole // 60
-    if minutes < 60:
-        return f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours}h{minutes:02d}m" if minutes else f"{hours}h"
-    days, hours = divmod(hours, 24)
-    return f"{days}d{hours}h" if hours else f"{days}d"
-
-
 def seconds_of(text: str, option: str) -> float:
     """Parses 90s, 30m, 24h, 7d, at most 30d. Raises `UserError` naming the option."""
     match = _DURATION.fullmatch(text)

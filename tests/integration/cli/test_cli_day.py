@@ -59,7 +59,7 @@ class Desk:
         deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, what
-            time.sleep(0.2)
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from gpujob_api.quantities import (
     MIB,
     FleetMemory,
     Memory,
+    format_duration,
     format_memory,
     format_ratio,
     is_gpu_uuid,
@@ -177,3 +178,21 @@ def test_gpus_are_known_by_their_uuid(uuid: str) -> None:
 )
 def test_what_is_no_gpu_is_none(uuid: str) -> None:
     assert not is_gpu_uuid(uuid)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3600, "1h"),
+        (7800, "2h10m"),
+        (172_800, "2d"),
+        (360_000, "4d4h"),
+        (-3, "0s"),
+    ],
+)
+def test_durations_of_columns(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

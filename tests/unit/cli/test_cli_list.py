@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from kubectl_gpujob.text import short_duration
 from tests.harness.cli_jobs import Clock, MemoryCluster, condition, job, run_command
 
 RUNNING = job(
@@ -184,24 +183,6 @@ def test_a_job_that_is_not_there() -> None:
         1,
         "not found: gpujob nix in namespace vision",
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (59.4, "59s"),
-        (60, "1m"),
-        (3599, "59m"),
-        (3600, "1h"),
-        (7800, "2h10m"),
-        (172_800, "2d"),
-        (360_000, "4d4h"),
-        (-3, "0s"),
-    ],
-)
-def test_durations_of_columns(seconds: float, text: str) -> None:
-    assert short_duration(seconds) == text
 
 
 def test_a_job_that_is_being_deleted_says_so() -> None:

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.manifest import to_manifest
+from gpujob_api.quantities import format_duration
 from gpujob_operator.decide.model.conditions import FAILED, SCHEDULED, find
-from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_selector, add_target
@@ -123,7 +123,7 @@ def cells(job: GPUJob, now: datetime) -> dict[str, str]:
         "NAME": job.metadata.name,
         "STATUS": status(job),
         "PROGRESS": progress(job),
-        "ETA": "-" if left is None else text.short_duration(left),
+        "ETA": "-" if left is None else format_duration(left),
         "GPU": gpus(job),
         "COST": summary.cost or "-",
         "AGE": _age(job, now),
@@ -164,16 +164,11 @@ def progress(job: GPUJob) -> str:
 
 
 def remaining_seconds(job: GPUJob) -> float | None:
-    """Returns the time until the last step at the present step time, or None if it is not known.
-
-    Only a running job has one.
-    """
+    """Returns the time until the last step of a running job, or None if it is not known."""
     measured = job.status.measurement
     if job.status.phase is not JobPhase.RUNNING or measured is None:
         return None
-    if measured.steps_total is None or measured.current is None:
-        return None
-    return max(measured.steps_total - measured.step, 0) * measured.current.step_seconds
+    return measured.remaining_seconds
 
 
 def gpus(job: GPUJob) -> str:
@@ -190,4 +185,4 @@ def gpus(job: GPUJob) -> str:
 
 def _age(job: GPUJob, now: datetime) -> str:
     created = job.metadata.creation_timestamp
-    return text.short_duration(max(now - created, timedelta()).total_seconds()) if created else ""
+    return format_duration(max(now - created, timedelta()).total_seconds()) if created else ""

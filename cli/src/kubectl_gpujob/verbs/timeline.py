@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
-from kubectl_gpujob import text
+from gpujob_api.quantities import format_duration
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.screen import list_of
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     rows = [
         {
             "TIME": f"{at:%H:%M:%S}",
-            "AFTER": text.short_duration((at - start).total_seconds()),
+            "AFTER": format_duration((at - start).total_seconds()),
             "WHAT": what,
             "MESSAGE": message,
         }

@@ -4,6 +4,7 @@ import argparse
 import re
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.quantities import format_duration
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE, EXIT_JOB_FAILED, EXIT_TIMED_OUT, UsageError
@@ -48,7 +49,7 @@ def wait(cluster: Cluster, name: str, event: str, seconds: float, world: World) 
             return EXIT_JOB_FAILED if job.status.phase is JobPhase.FAILED else EXIT_DONE
         waited_seconds = (world.now() - start).total_seconds()
         if waited_seconds >= seconds:
-            limit = text.short_duration(seconds)
+            limit = format_duration(seconds)
             world.screen.note(f"gpujob/{name} is not {event} within {limit}")
             return EXIT_TIMED_OUT
         world.sleep(min(POLL_SECONDS, seconds - waited_seconds))

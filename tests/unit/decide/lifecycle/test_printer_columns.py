@@ -117,3 +117,22 @@ def test_the_progress_column_says_what_is_in_the_way(
 def test_a_job_that_was_not_measured_has_no_progress() -> None:
     found = make_job()
     assert summarize(found, found.status, found.status, ()).progress == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "total", "text"),
+    [
+        (JobPhase.RUNNING, 100, "3m"),
+        (JobPhase.RUNNING, 10, "0s"),
+        (JobPhase.RUNNING, None, ""),
+        (JobPhase.STOPPING, 100, ""),
+        (JobPhase.SUCCEEDED, 100, ""),
+    ],
+)
+def test_the_remaining_time_is_that_of_a_running_job(
+    phase: JobPhase, total: int | None, text: str
+) -> None:
+    current = Timing(step_seconds=2.0, peak_memory_bytes=1)
+    seen = replace(measured(GIB, step=10), steps_total=total, current=current)
+    found = with_status(running(make_job()), phase=phase, measurement=seen)
+    assert summarize(found, found.status, found.status, ()).eta == text

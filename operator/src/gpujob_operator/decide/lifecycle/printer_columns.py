@@ -1,10 +1,10 @@
-"""The printer columns of a job: placement, speed, memory, cost and reason."""
+"""The printer columns of a job: placement, progress, speed, memory, cost and reason."""
 
 from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.meta import ConditionStatus
-from gpujob_api.quantities import format_memory, format_seconds
+from gpujob_api.quantities import format_duration, format_memory, format_seconds
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode
 from gpujob_api.summary import STANDS_STILL, Summary
@@ -39,6 +39,7 @@ def summarize(
     return Summary(
         where=_where(status),
         progress=", ".join(filter(None, _progress_parts(status, stated, received))),
+        eta=_eta(status),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
@@ -105,6 +106,14 @@ def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
         return ""
     tuning = received.report.phase is WorkerPhase.TUNING and received.report.step > 0
     return STANDS_STILL if tuning and status.phase is JobPhase.RUNNING else ""
+
+
+def _eta(status: GPUJobStatus) -> str:
+    measured = status.measurement
+    if status.phase is not JobPhase.RUNNING or measured is None:
+        return ""
+    left_seconds = measured.remaining_seconds
+    return "" if left_seconds is None else format_duration(left_seconds)
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:
