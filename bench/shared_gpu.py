@@ -16,7 +16,7 @@ The parts, in their order:
 - pairs: the law of interference against the measurement, on pairs of `bench/workloads`;
 - mps: the same pairs by time slicing and by MPS, if its daemon starts.
 
-A light job computes a fifth of the time and waits for the rest, as for its data. After each part
+A light job computes 15 % of the time (12 % on a CPU card) and waits for the rest, as for its data. After each part
 bench/results/<device>-shared.json has it, and a further run replaces only the parts that it
 plays. The last line of the output is that file as one JSON object. Exits with 1 if a claim fails,
 with 2 if something is missing, which is one line.
@@ -38,7 +38,9 @@ from typing import Any
 from bench.machine import describe_machine
 from bench.shared import kept as keeping
 from bench.shared.ground import (
+    CARD_DISK_BYTES_MIN,
     CPU_CARDS,
+    GPU_DISK_BYTES_MIN,
     Device,
     GroundError,
     check_disk,
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.merge:
         return _merge(options.merge, options.results)
     try:
-        device = _ground(options.device, options.gpu)
+        device = _ground(options.device, options.gpu, quick=options.quick)
         kept = Kept.open(_path(options, device), _about(device, options))
     except (GroundError, ValueError) as error:
         print(f"bench.shared_gpu: {error}", file=sys.stderr)
@@ -137,9 +139,9 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(name for name in PARTS if name in wanted)
 
 
-def _ground(device: str, index: int) -> Device:
+def _ground(device: str, index: int, *, quick: bool) -> Device:
     check_packages()
-    check_disk()
+    check_disk(CARD_DISK_BYTES_MIN if device == "cpu" or quick else GPU_DISK_BYTES_MIN)
     if device == "cpu":
         from bench.shared.stage import CARD_BYTES
 

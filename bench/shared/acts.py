@@ -62,8 +62,8 @@ KINDS = ("gpt2", "bert", "vit")
 SCALES = {
     ("cpu", True): Scale("tiny", KINDS[:2], 4.0, 400, 100, _CARD, 0.12, 0.5, 10, 100),
     ("cpu", False): Scale("tiny", KINDS, 10.0, 1200, 300, _CARD, 0.12, 0.5, 10, 100),
-    ("cuda", True): Scale("small", KINDS[:2], 4.0, 400, 100, _GPU, 0.19, 0.55, 10),
-    ("cuda", False): Scale("full", KINDS, 8.0, 150, 50, _GPU, 0.19, 0.55, 10),
+    ("cuda", True): Scale("small", KINDS[:2], 4.0, 400, 100, _GPU, 0.15, 0.48, 10),
+    ("cuda", False): Scale("full", KINDS, 8.0, 150, 50, _GPU, 0.15, 0.48, 10),
 }
 
 

@@ -13,7 +13,8 @@ from gpujob_operator.agent.nvml import optional, text
 
 CPU_CARDS = "CPU cards"
 REHEARSE = "--device cpu rehearses on CPU cards"
-DISK_BYTES_MIN = 2 * 1024**3
+# Of a rehearsal or small models, and of large ones: their checkpoints have 1.5 GB each.
+CARD_DISK_BYTES_MIN, GPU_DISK_BYTES_MIN = 2 * 1024**3, 12 * 1024**3
 # Before R510 the driver has no list of processes that the agent reads without a detour.
 DRIVER_MIN = 510
 # Less than this is what a driver keeps for itself, or a monitoring tool.
@@ -58,13 +59,13 @@ def check_packages(names: Sequence[str] = PACKAGES) -> None:
         )
 
 
-def check_disk(free_bytes: Callable[[Path], int] | None = None) -> None:
+def check_disk(needed_bytes: int, free_bytes: Callable[[Path], int] | None = None) -> None:
     """The cluster's data, checkpoints and caches lie in the folder for temporary files."""
     folder = Path(tempfile.gettempdir())
     free = free_bytes(folder) if free_bytes is not None else shutil.disk_usage(folder).free
-    if free < DISK_BYTES_MIN:
+    if free < needed_bytes:
         raise GroundError(
-            f"{folder} has {_gib(free)} of free disk and {_gib(DISK_BYTES_MIN)} are needed: free "
+            f"{folder} has {_gib(free)} of free disk and {_gib(needed_bytes)} are needed: free "
             "some, or set TMPDIR to another folder"
         )
 

@@ -159,7 +159,8 @@ def test_too_little_disk_is_named_with_the_folder() -> None:
         return GIB
 
     with pytest.raises(GroundError, match=r"has 1\.0 GiB of free disk and 2\.0 GiB are needed"):
-        ground.check_disk(little)
+        ground.check_disk(2 * GIB, little)
+    ground.check_disk(GIB, little)
 
 
 def test_the_versions_of_torch_are_read_without_its_import() -> None:
