@@ -16,10 +16,10 @@ The parts, in their order:
 - pairs: the law of interference against the measurement, on pairs of `bench/workloads`;
 - mps: the same pairs by time slicing and by MPS, if its daemon starts.
 
-A light job computes 15 % of the time (12 % on a CPU card) and waits for the rest, as for its data. After each part
-bench/results/<device>-shared.json has it, and a further run replaces only the parts that it
-plays. The last line of the output is that file as one JSON object. Exits with 1 if a claim fails,
-with 2 if something is missing, which is one line.
+A light job computes 15 % of the time (12 % on a CPU card) and waits for the rest, as for its data.
+After each part bench/results/<device>-shared.json has it, and a further run replaces only the parts
+that it plays. The last line of the output is that file as one JSON object. Exits with 1 if a claim
+fails, with 2 if something is missing, which is one line.
 """
 
 import argparse
