@@ -65,6 +65,8 @@ SECONDS = {
     "pairs": 120, "mps": 60,
 }  # fmt: skip
 MINUTES_DEFAULT = 10.0
+# What a part's table has anyway.
+SHOWN = frozenset({"date", "seconds", "claims", "rows", "failure", "note"})
 EXIT_CLAIM, EXIT_GROUND, EXIT_STOPPED = 1, 2, 143
 
 
@@ -295,6 +297,14 @@ def _merge(paths: Sequence[Path], folder: Path) -> int:
     return 0
 
 
+def _words(value: Any) -> str:
+    """A figure, or several by name."""
+    if isinstance(value, dict):
+        pairs: dict[str, Any] = value
+        return ", ".join(f"{name} {_words(one)}" for name, one in pairs.items())
+    return "-" if value is None else str(value)
+
+
 def tables(result: dict[str, Any]) -> str:
     """What people read: the device, then each part's claims and rows."""
     device = result["device"]
@@ -314,6 +324,7 @@ def tables(result: dict[str, Any]) -> str:
             lines.append(f"  {part['note']}")
         if part["rows"]:
             lines.append(format_table(part["rows"], list(part["rows"][0])))
+        lines += [f"  {key}: {_words(part[key])}" for key in part if key not in SHOWN]
     return "\n".join(lines)
 
 
