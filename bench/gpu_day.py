@@ -13,6 +13,7 @@ runs of `bench.gpu` on one device become one table. The last line of the output 
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.shared.brought import PackError, Unpacked, run_environment, unpack
@@ -38,6 +40,7 @@ LONGER_FACTOR, GRACE_SECONDS = 1.5, 25.0
 # What stays after the last part: to merge, and to copy the results.
 RESERVE_SECONDS = 15.0
 QUICK_SECONDS = 280.0
+PR_SET_PDEATHSIG = 1
 MEASURED, LEFT_OUT = "measured", "left out: no time"
 CLAIM_FAILED = "measured, a claim fails"
 PREPARED = "prepared, not measured on a GPU"
@@ -145,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         return 0
     started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     with ExitStack() as stack:
         try:
             unpacked = _unpacked(options.pack, stack)
@@ -234,7 +239,11 @@ def run_part(
         given = limit_seconds if part.module == "bench.shared_gpu" else planned(part, options)
         command += ["--minutes", f"{min(given, limit_seconds) / 60:.2f}"]
     child = subprocess.Popen(
-        command, cwd=ROOT, env=run_environment(unpacked), start_new_session=True
+        command,
+        cwd=ROOT,
+        env=run_environment(unpacked),
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
     try:
         code = child.wait(limit_seconds)
@@ -245,6 +254,16 @@ def run_part(
     if part.module == "bench.shared_gpu" and code == 1:
         return CLAIM_FAILED
     return MEASURED if code == 0 else f"ended with {code}: see its last line"
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel ask the child to end when this process is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """A signal ends the run by way of `run_part`, which ends its child in order."""
+    sys.exit(128 + number)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

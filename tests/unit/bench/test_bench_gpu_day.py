@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,18 @@ import pytest
 
 from bench import gpu_day
 from bench.gpu_day import PAGE, PLAN, Part
-from tests.harness.repository import tracked
+from tests.harness.repository import ROOT, tracked
+from tests.harness.waiting import wait_until
 
+KEEPS = """
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path("kept").write_text("some")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
 GPU = {"device": "NVIDIA X", "driver": "580", "size": "full", "versions": {}}
 LAW = next(part for part in PLAN if part.name == "law")
 RESNET = next(part for part in PLAN if part.name == "resnet50")
@@ -96,17 +109,33 @@ def test_parts_run_in_order_and_those_without_time_are_named(run: Run) -> None:
 def test_a_part_that_takes_too_long_is_asked_to_end_and_keeps_what_it_has(
     run: Run, tmp_path: Path
 ) -> None:
-    script = (
-        "import pathlib, signal, sys, time\n"
-        "def stop(*_):\n"
-        "    pathlib.Path('kept').write_text('some'); sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "time.sleep(60)\n"
-    )
-    (outcome, later) = outcomes(run(1.0, (2, script), (1, "pass")))
+    (outcome, later) = outcomes(run(1.0, (2, KEEPS), (1, "pass")))
     assert outcome.startswith("stopped after 3 s: what it kept stays")
     assert later == "measured"
     assert (tmp_path / "kept").read_text() == "some"
+
+
+DAY = """
+import sys
+from pathlib import Path
+from bench import gpu_day
+gpu_day.ROOT = Path(sys.argv[1])
+part = gpu_day.Part("only", "", 30, "program0", (), ("only",))
+gpu_day.PLAN = (part,)
+gpu_day.main(["--parts", "only", "--minutes", "1", "--results", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_the_day_its_program_keeps_what_it_has(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "program0.py").write_text(KEEPS)
+    day = subprocess.Popen([sys.executable, "-c", DAY, str(tmp_path)], cwd=ROOT)
+    wait_until((tmp_path / "ready").exists)
+    day.send_signal(number)
+    day.wait(30)
+    wait_until((tmp_path / "kept").exists)
 
 
 def test_runs_on_one_device_are_merged_and_others_are_not(tmp_path: Path) -> None:
