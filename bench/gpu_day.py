@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -356,11 +356,20 @@ def covered(result: Mapping[str, Any]) -> dict[str, str]:
 def plan_rows(plan: Iterable[Part], results: Sequence[Row]) -> list[Row]:
     rows: list[Row] = []
     for part in plan:
-        found = measured(part, results)
-        text = PREPARED if found is None else f"{found[0]}, {found[1]}"
+        text = _state(part, results)
         row = {"part": part.name, "seconds": part.seconds, "shows": part.shows, "measured": text}
         rows.append(row)
     return rows
+
+
+def _state(part: Part, results: Sequence[Row]) -> str:
+    found = measured(part, results)
+    if found is not None:
+        return f"{found[0]}, {found[1]}"
+    before = measured(replace(part, since=""), results)
+    if before is not None:
+        return f"{before[0]}, {before[1]}, before the code changed"
+    return PREPARED
 
 
 def page(plan: Sequence[Part], results: Sequence[Row]) -> str:
@@ -401,7 +410,9 @@ $ python -m bench.gpu_pack DIR --python 3.12    # here: at most 64 MiB together 
 $ python3 -m bench.gpu_day --pack DIR           # there: unpacks it first
 ```
 
-Seconds are planned. "Measured" has the date and the GPU of figures that count.
+Seconds are planned. "Measured" has the date and the GPU of figures. Those from before the code
+changed
+do not count: the part is run again.
 """
 
 

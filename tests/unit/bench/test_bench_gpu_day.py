@@ -64,6 +64,15 @@ def test_such_figures_do_not_count(result: dict[str, Any]) -> None:
     assert gpu_day.measured(LAW, [result]) is None
 
 
+def test_figures_from_before_the_code_changed_are_named_and_measured_again() -> None:
+    (row,) = gpu_day.plan_rows([LAW], [shared("2026-11-27")])
+    assert row["measured"] == "2026-11-27, NVIDIA X, before the code changed"
+    (row,) = gpu_day.plan_rows([LAW], [shared("2026-12-01")])
+    assert row["measured"] == "2026-12-01, NVIDIA X"
+    (row,) = gpu_day.plan_rows([LAW], [])
+    assert row["measured"] == gpu_day.PREPARED
+
+
 def test_the_page_is_what_the_plan_and_the_results_say() -> None:
     results = [json.loads(path.read_text()) for path in tracked("bench/results/*.json")]
     assert PAGE.read_text() == gpu_day.page(PLAN, results), "python -m bench.gpu_day --write"
