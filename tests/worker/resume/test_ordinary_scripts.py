@@ -381,6 +381,45 @@ print(weights["weight"].sum().item(), end=" ")
 """
 
 
+POOL = """
+import concurrent.futures, time
+seen = []
+def work():
+    while len(seen) < 400:
+        seen.append(len(seen)); time.sleep(0.05)
+def main():
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(work)
+    for n in range(30):
+        a, b = x[n % 40:n % 40 + 4], y[n % 40:n % 40 + 4]
+        LEARN
+    seen.extend(range(400))
+main()
+"""
+TIMER = """
+import threading
+seen = []
+def main():
+    timer = threading.Timer(600, lambda: seen.clear())
+    timer.daemon = True
+    timer.start()
+    for n in range(30):
+        a, b = x[n % 40:n % 40 + 4], y[n % 40:n % 40 + 4]
+        LEARN
+main()
+"""
+
+
+@pytest.mark.parametrize("source", [POOL, TIMER], ids=["pool", "timer"])
+def test_a_thread_of_a_library_that_runs_the_scripts_functions_is_seen(
+    tmp_path: Path, source: str
+) -> None:
+    done = stopped(tmp_path, script(source), 14)
+    assert done.process.exitcode == 144
+    assert "of the script" in done.report["protectionReason"]
+    assert "beside it" in done.report["protectionReason"]
+
+
 def test_a_process_that_was_started_before_is_known_beforehand(tmp_path: Path) -> None:
     done = stopped(tmp_path, script(PRODUCER), 14)
     assert done.process.exitcode == 144

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import multiprocessing.process
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpujob_worker.resume.script_files import ScriptFiles
 from gpujob_worker.resume.script_gradients import ScriptGradients
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, Place, function_key
-from gpujob_worker.resume.script_source import file_hash, is_of_script
+from gpujob_worker.resume.script_source import file_hash, is_of_script, is_script_file
 from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.values.baseline import Baseline
@@ -164,18 +165,37 @@ def watch_processes() -> None:
 
 
 def _runs_script(runs: Any) -> bool:
-    """Returns whether a thread, or a process that is not started, runs the script's code."""
-    target = getattr(runs, "_target", None)
-    return is_of_script(type(runs)) or (target is not None and is_of_script(target))
+    """Returns whether a thread, or a process that is not started, runs the script's code.
+
+    A timer runs a function of the script later.
+    """
+    targets = (getattr(runs, "_target", None), getattr(runs, "function", None))
+    return is_of_script(type(runs)) or any(
+        target is not None and is_of_script(target) for target in targets
+    )
+
+
+def _is_in_script(thread: threading.Thread) -> bool:
+    """Returns whether a thread of a library, such as one of a pool, calls the script's code now."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frame = frames.get(thread.ident or 0)
+    while frame is not None:
+        if is_script_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _beside() -> str | None:
     """Returns what runs next to the script's main thread, because the place of that
     cannot be read.
     """
+    main = (threading.main_thread(), threading.current_thread())
     for each in (*threading.enumerate(), *multiprocessing.active_children()):
         if _runs_script(each) or getattr(each, _OF_SCRIPT, False):
             return f"{each.name} of the script runs beside it"
+        if isinstance(each, threading.Thread) and each not in main and _is_in_script(each):
+            return f"{each.name} runs functions of the script beside it"
     return None
 
 
