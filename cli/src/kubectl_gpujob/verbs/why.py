@@ -10,6 +10,7 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, JobPhase
 from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionStatus
 from gpujob_operator.decide.model.conditions import FAILED, RUNNING, SCHEDULED, SUCCEEDED
+from gpujob_operator.decide.model.next_steps import next_step
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
@@ -159,6 +160,8 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
         found.append(("Operator", NOT_PROCESSED))
     elif status.observed_generation < job.metadata.generation:
         found.append(("Operator", "has not processed the latest change of this job yet"))
+    if step := next_step(job):
+        found.append(("Next", step))
     return found or [("Operator", NOT_PROCESSED)]
 
 
@@ -203,6 +206,7 @@ def as_json(job: GPUJob, place: Position | None) -> dict[str, Any]:
         "namespace": job.metadata.namespace,
         "name": job.metadata.name,
         "queue": queue,
+        "next": next_step(job),
         **{name: status[name] for name in kept if name in status},
     }
 

@@ -1,0 +1,63 @@
+"""What a person can do about a job that waits or failed: one sentence for each reason.
+
+Reasons whose message already ends with the next step have none here.
+"""
+
+from collections.abc import Mapping
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.model.conditions import SCHEDULED, find
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+
+# `{name}`, `{namespace}` and `{queue}` are those of the job.
+OF_PENDING: Mapping[PendingReason, str] = {
+    PendingReason.SUSPENDED: "kubectl gpujob resume {name} -n {namespace}",
+    PendingReason.QUEUE_NOT_FOUND: "name an existing queue in spec.queue (kubectl gpujob queue "
+    "lists them), or have GPUQueue {queue} created",
+    PendingReason.INADMISSIBLE: "name another queue in spec.queue (kubectl gpujob queue lists "
+    "them), or have the job admitted by GPUQueue {queue}",
+    PendingReason.SPEC_REJECTED: "",
+    PendingReason.POD_REJECTED: "",
+    PendingReason.CLAIM_NOT_FOUND: "create the claim: kubectl get pvc -n {namespace} lists the "
+    "existing ones",
+    PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "nothing: the next attempt starts when they end",
+    PendingReason.BACKING_OFF: "nothing: the next attempt starts by itself",
+    PendingReason.UNSATISFIABLE: "request less (kubectl gpujob gpus shows what the cluster has), "
+    "or add a node",
+    PendingReason.NEEDS_NEW_NODE: "nothing if an autoscaler adds nodes; otherwise request less, or "
+    "add a node",
+    PendingReason.OVER_QUOTA: "wait for jobs of the queue (kubectl gpujob queue {queue}), or have "
+    "its quota raised",
+    PendingReason.INSUFFICIENT_CAPACITY: "wait: kubectl gpujob simulate {name} -n {namespace} "
+    "shows when it starts. A lower spec.gpu.memory may start it sooner",
+    PendingReason.PREEMPTING: "nothing: the stopped jobs save their checkpoints first",
+}
+OF_FAILED: Mapping[FailureClass, str] = {
+    FailureClass.OUT_OF_MEMORY: "run it again with a smaller batch, or on GPUs with more memory",
+    FailureClass.HOST_OUT_OF_MEMORY: "run it again with a higher memory limit of the container",
+    FailureClass.DATA: "check the data and their mounts, then run it again: kubectl gpujob rerun "
+    "{name} -n {namespace}",
+    FailureClass.USER_ERROR: "correct the script or its command, then run it again",
+    FailureClass.CHECKPOINT: "check the claim's free space and rights, then run it again: kubectl "
+    "gpujob rerun {name} -n {namespace}",
+    FailureClass.NODE_LOST: "run it again: kubectl gpujob rerun {name} -n {namespace}",
+    FailureClass.HUNG: "find where it hangs (kubectl gpujob logs {name} -n {namespace}). If a step "
+    "takes longer, raise spec.retry.hangTimeoutSeconds of the next job",
+    FailureClass.UNKNOWN: "read the end of its log: kubectl gpujob logs {name} -n {namespace}",
+}
+
+
+def next_step(job: GPUJob) -> str:
+    """Returns what a person can do about the job now, or "" if there is nothing to add."""
+    status = job.status
+    text = ""
+    if status.phase is JobPhase.PENDING:
+        scheduled = find(status, SCHEDULED)
+        reasons = {reason.value: reason for reason in PendingReason}
+        reason = reasons.get(scheduled.reason) if scheduled is not None else None
+        text = OF_PENDING[reason] if reason is not None else ""
+    elif status.phase is JobPhase.FAILED and status.failure is not None:
+        text = OF_FAILED[status.failure.failure_class]
+    metadata = job.metadata
+    return text.format(name=metadata.name, namespace=metadata.namespace, queue=job.spec.queue)
