@@ -142,6 +142,10 @@ generate: ## Copy the CRDs into the chart, and write the pages of reasons and pr
 	@$(VENV)/python -m gpujob_operator.reasons_page > docs/reference/reasons.md
 	@$(VENV)/python -m tests.harness.promises > docs/promises.md
 
+.PHONY: plugin
+plugin: setup ## Build kubectl-gpujob as one file that needs Python and kubectl alone (build/kubectl-gpujob)
+	@$(VENV)/python scripts/plugin.py build/kubectl-gpujob
+
 .PHONY: pictures
 pictures: setup ## Record the pictures in docs/images from real runs (3 min)
 	@$(VENV)/python -m gpujob_local.control_plane.tools kubernetes

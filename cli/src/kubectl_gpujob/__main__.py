@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from gpujob_api.visible import visible
 from kubectl_gpujob.cluster import connect
-from kubectl_gpujob.errors import EXIT_DONE, UserError
+from kubectl_gpujob.errors import EXIT_DONE, EXIT_FAILED, UserError
 from kubectl_gpujob.grammar import World, run
 from kubectl_gpujob.screen import standard_screen
 
@@ -26,6 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        # The plugin of one file leaves NumPy out, which only the decisions need.
+        if error.name != "numpy":
+            raise
+        print("error: this command needs NumPy: python3 -m pip install numpy", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
