@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     failed = 0
     for name in names:
         try:
-            _change(cluster, verb, name)
+            change(cluster, verb, name)
         except UserError as error:
             # The others are changed all the same.
             world.screen.note(f"error: {error}")
@@ -76,7 +76,8 @@ def _agrees(names: Sequence[str], world: World) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _change(cluster: Cluster, verb: str, name: str) -> None:
+def change(cluster: Cluster, verb: str, name: str) -> None:
+    """Cancels, suspends or resumes one job. Raises `UserError`."""
     if verb == "cancel":
         path = jobs_path(cluster.namespace, name)
         cluster.delete(f"gpujob {name} in namespace {cluster.namespace}", path)
