@@ -64,6 +64,7 @@ VERBS: Sequence[Verb] = (
     Verb("suspend", _JOBS, "Stop jobs with a checkpoint until they are resumed.", "change"),
     Verb("resume", _JOBS, "Let suspended jobs continue.", "change"),
     Verb("rerun", _JOBS, "Create a copy of a job under a new name.", "rerun"),
+    Verb("sweep", _JOBS, "Create a job for each point of a grid, or show them.", "sweep", True),
     Verb("wait", _JOBS, "Wait until a job runs, reaches a step or ends.", "wait"),
     Verb("logs", _RUN, "Print a job's log, and follow it from one attempt to the next.", "logs"),
     Verb("why", _RUN, "Explain why a job waits, or how it ended.", "why"),

@@ -117,6 +117,15 @@ def test_suspend_resume_and_rerun(desk: Desk) -> None:
     assert "is being deleted" in desk.types("cancel", "long")
 
 
+def test_a_sweep_runs_each_point(desk: Desk) -> None:
+    words = ("--dir", ".", "--", "python", "train.py", "--steps", "{n}")
+    assert "2 jobs created" in desk.types("sweep", "lengths", "--grid", "n=1,2", *words)
+    for number in ("1", "2"):
+        desk.types("wait", f"lengths-{number}", "--timeout", "60s")
+    assert desk.types("logs", "lengths-2").count("step ") == 2
+    assert "n=2" in desk.types("sweep", "lengths")
+
+
 def test_a_wrong_value_is_named_by_its_option_and_nothing_stays(desk: Desk) -> None:
     words = ("submit", "odd", "--dir", ".", "--memory", "1GB", "--", "python", "train.py")
     assert "error: --memory: spec.gpu.memory: " in desk.types(*words, code=1)

@@ -32,6 +32,16 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kubectl gpujob submit [NAME] [options] -- COMMAND [ARGUMENT ...]"
     parser.epilog = HELP
+    add_job(parser)
+    after = parser.add_mutually_exclusive_group()
+    after.add_argument("--wait", action="store_true", help="wait until the job ends")
+    after.add_argument("--follow", action="store_true", help="follow the log until the job ends")
+    add_target(parser)
+    add_output(parser, "table", "yaml", "json", "name")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Adds the options from which `manifest_of` makes a job."""
     add = parser.add_argument
     add("words", metavar="NAME", nargs="*", help="name (default: the script's, with letters)")
     add("--image", help=f"container image (default: ${IMAGE_VARIABLE})")
@@ -47,11 +57,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--spot", choices=("prefer", "never", "require"), help="spot nodes")
     add("--dir", type=Path, metavar="DIR", help="bring this folder along, up to 900 KiB")
     add("--dry-run", action="store_true", help="print the object and the decision, create nothing")
-    after = parser.add_mutually_exclusive_group()
-    after.add_argument("--wait", action="store_true", help="wait until the job ends")
-    after.add_argument("--follow", action="store_true", help="follow the log until the job ends")
-    add_target(parser)
-    add_output(parser, "table", "yaml", "json", "name")
 
 
 def run(options: argparse.Namespace, world: World) -> int:
@@ -59,25 +64,30 @@ def run(options: argparse.Namespace, world: World) -> int:
     folder = source.read_folder(options.dir) if options.dir is not None else None
     manifest = manifest_of(options, cluster.namespace, folder)
     name = str(manifest["metadata"]["name"])
-    try:
-        if words := cluster.refusal(manifest, cluster.namespace):
-            raise UserError(_in_options(words))
-    except NotCheckedError as error:
-        world.screen.note(f"note: not checked by the API server: {error}")
+    check(cluster, manifest, world)
     if options.dry_run:
-        _print_object(manifest, options.output, world)
+        print_object(manifest, options.output, world)
         world.screen.note(_decision(cluster, manifest))
         return EXIT_DONE
     if folder is not None and folder.hidden:
         world.screen.note(f"note: {folder.hidden} hidden files and caches of --dir stay behind")
-    created = _create(cluster, manifest, folder)
+    created = create(cluster, manifest, folder)
     if options.output == "table":
         world.screen.line(f"gpujob/{name} created: {_first_answer(cluster, name, world)}")
         if not (options.wait or options.follow):
             world.screen.line(f"log: kubectl gpujob logs -f {name} -n {cluster.namespace}")
     else:
-        _print_object(created, options.output, world)
+        print_object(created, options.output, world)
     return _afterwards(options, cluster, name, world)
+
+
+def check(cluster: Cluster, manifest: Mapping[str, Any], world: World) -> None:
+    """Asks the API server whether it would take the object. Raises `UserError` with the option."""
+    try:
+        if words := cluster.refusal(manifest, cluster.namespace):
+            raise UserError(_in_options(words))
+    except NotCheckedError as error:
+        world.screen.note(f"note: not checked by the API server: {error}")
 
 
 def _afterwards(options: argparse.Namespace, cluster: Cluster, name: str, world: World) -> int:
@@ -207,7 +217,7 @@ def _in_options(words: str) -> str:
     return words
 
 
-def _create(cluster: Cluster, manifest: Mapping[str, Any], folder: source.Source | None) -> Any:
+def create(cluster: Cluster, manifest: Mapping[str, Any], folder: source.Source | None) -> Any:
     """Creates the job, and its folder, which belongs to it. A half that was made is removed."""
     name, namespace = manifest["metadata"]["name"], cluster.namespace
     what = f"gpujob {name} in namespace {namespace}"
@@ -252,7 +262,7 @@ def _first_answer(cluster: Cluster, name: str, world: World) -> str:
     return f"the operator has not answered within {FIRST_ANSWER_SECONDS:.0f} s; is it running?"
 
 
-def _print_object(manifest: Mapping[str, Any], output: str, world: World) -> None:
+def print_object(manifest: Mapping[str, Any], output: str, world: World) -> None:
     match output:
         case "json":
             world.screen.json(manifest)
