@@ -189,6 +189,8 @@ class MemoryCluster:
             "persistentvolumes": held.volumes,
         }
         kind = path.rpartition("/")[2]
+        if path == f"/api/v1/namespaces/{self.namespace}/configmaps":
+            return [made for made in self.created if made["kind"] == "ConfigMap"]
         if kind == "configmaps":
             return self._configuration_maps()
         return list(kinds.get(kind, ()))

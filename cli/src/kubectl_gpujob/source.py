@@ -6,8 +6,9 @@ beside themselves.
 """
 
 import base64
+import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _SOURCE, _MOUNT = "gpujob-source", "/gpujob-source"
 _WORKSPACE_VOLUME = "gpujob-workspace"
 # Names that begin with a dot are the kubelet's own in a ConfigMap's volume.
 _COPY = f"cp -RL {_MOUNT}/* {WORKSPACE}/"
+_EXECUTABLE = 0o755
 _SKIPPED = ("__pycache__", "node_modules", "venv")
 
 
@@ -31,6 +33,9 @@ class Source:
 
     files: Mapping[str, bytes]
     hidden: int = 0
+    executables: frozenset[str] = frozenset()
+    # Links to folders, and links to nothing. They are left out.
+    links: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -44,14 +49,13 @@ def read_folder(folder: Path) -> Source:
     """
     if not folder.is_dir():
         raise UserError(f"--dir {folder}: is not a folder")
-    paths = _known_to_git(folder)
-    if paths is None:
-        paths = [
-            path.relative_to(folder).as_posix()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        ]
-    chosen = [path for path in paths if not any(map(_is_skipped, path.split("/")))]
+    found = _known_to_git(folder)
+    if found is None:
+        found = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))]
+    paths = [path for path in found if (folder / path).is_file()]
+    chosen = [path for path in paths if not _is_left_out(path)]
+    others = [path for path in found if (folder / path).is_symlink() and not _is_left_out(path)]
+    links = tuple(sorted(set(others).difference(chosen)))
     if len(chosen) > FILES_MAX:
         raise _too_large(folder, f"has {len(chosen)} files, more than {FILES_MAX}")
     size_bytes = sum((folder / path).stat().st_size for path in chosen)
@@ -66,7 +70,15 @@ def read_folder(folder: Path) -> Source:
         files = {path: (folder / path).read_bytes() for path in chosen}
     except OSError as error:
         raise UserError(f"--dir {folder}: cannot be read: {error}") from None
-    return Source(files, hidden=len(paths) - len(chosen))
+    executables = frozenset(path for path in chosen if os.access(folder / path, os.X_OK))
+    return Source(files, len(paths) - len(chosen), executables, links)
+
+
+def config_map_of(spec: Mapping[str, Any]) -> str:
+    """Returns the name of the ConfigMap that holds the folder of a GPUJob, or ""."""
+    volumes = (spec["template"].get("spec") or {}).get("volumes") or ()
+    named = [one for one in volumes if one.get("name") == _SOURCE]
+    return str((named[0].get("configMap") or {}).get("name", "")) if named else ""
 
 
 def config_map(name: str, namespace: str, source: Source) -> dict[str, Any]:
@@ -83,10 +95,13 @@ def config_map(name: str, namespace: str, source: Source) -> dict[str, Any]:
     }
 
 
-def mount(pod: dict[str, Any], name: str, paths: Sequence[str]) -> None:
+def mount(pod: dict[str, Any], name: str, source: Source) -> None:
     """Adds the folder to a pod's spec and makes it the working directory of its container."""
     [container] = pod["containers"]
-    items = [{"key": _key(number), "path": path} for number, path in enumerate(paths)]
+    items: list[dict[str, Any]] = []
+    for number, path in enumerate(source.files):
+        mode = {"mode": _EXECUTABLE} if path in source.executables else {}
+        items.append({"key": _key(number), "path": path, **mode})
     workspace = {"name": _WORKSPACE_VOLUME, "mountPath": WORKSPACE}
     pod["initContainers"] = [
         {
@@ -114,8 +129,11 @@ def _known_to_git(folder: Path) -> list[str] | None:
         return None
     if found.returncode:
         return None
-    paths = [path for path in found.stdout.split("\0") if path]
-    return sorted(path for path in paths if (folder / path).is_file())
+    return sorted(path for path in found.stdout.split("\0") if path)
+
+
+def _is_left_out(path: str) -> bool:
+    return any(map(_is_skipped, path.split("/")))
 
 
 def _is_skipped(part: str) -> bool:

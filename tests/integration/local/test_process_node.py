@@ -244,8 +244,9 @@ def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods
         "binaryData": {"bytes": "AP8="},
     }
     cluster.client().create(path, body)
+    items = [{"key": "a.txt", "path": "a.txt"}, {"key": "bytes", "path": "bytes", "mode": 0o755}]
     volumes = [
-        {"name": "config", "configMap": {"name": "settings"}},
+        {"name": "config", "configMap": {"name": "settings", "items": items}},
         {
             "name": "info",
             "downwardAPI": {
@@ -263,12 +264,13 @@ def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods
     }
     script = (
         "import os; print(open('/etc/config/a.txt').read(), '|', os.environ['KEY'], '|',"
-        "open('/etc/info/name').read(), '|', list(open('/etc/config/bytes', 'rb').read()))"
+        "open('/etc/info/name').read(), '|', list(open('/etc/config/bytes', 'rb').read()), '|',"
+        "[oct(os.stat('/etc/config/' + name).st_mode)[-3:] for name in ('a.txt', 'bytes')])"
     )
     pods.create(pod("reads-files", script, container=container, volumes=volumes))
     pods.wait_phase("reads-files", "Succeeded")
     text = cluster.kubectl("logs", "reads-files").stdout
-    assert text == "from a file | from env | reads-files | [0, 255]\n"
+    assert text == "from a file | from env | reads-files | [0, 255] | ['600', '700']\n"
 
 
 def test_pods_of_a_headless_service_are_found_by_name(cluster: LocalCluster, pods: Pods) -> None:

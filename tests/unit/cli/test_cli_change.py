@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,8 +60,16 @@ def test_a_finished_job_cannot_be_suspended_and_the_others_are() -> None:
     cluster = MemoryCluster([with_phase(job(name="a"), JobPhase.SUCCEEDED), job(name="b")])
     ran = run_command(cluster, "suspend", "a", "b")
     assert ran.exit_code == 1
-    assert "gpujob a has Succeeded" in ran.stderr
+    assert "gpujob a has Succeeded: it cannot be suspended" in ran.stderr
     assert [name for _, name, _ in cluster.patched] == ["b"]
+
+
+def test_a_change_that_changes_nothing_is_told() -> None:
+    resumed = run_command(MemoryCluster([job()]), "resume", "resnet50")
+    assert (resumed.exit_code, resumed.stdout) == (0, "gpujob/resnet50 is not suspended\n")
+    cluster = MemoryCluster([job(spec={"suspend": True})])
+    again = run_command(cluster, "suspend", "resnet50")
+    assert (again.exit_code, again.stdout) == (0, "gpujob/resnet50 is already suspended\n")
 
 
 def test_all_jobs_to_resume_are_the_suspended_ones() -> None:
@@ -121,6 +130,26 @@ def test_new_names_are_valid_and_do_not_grow(like: str) -> None:
     assert again != name
 
 
+def test_the_folder_of_a_job_belongs_to_its_rerun_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    cluster = MemoryCluster()
+    words = ("--image", "i", "--dir", str(tmp_path), "--", "python", "train.py")
+    assert run_command(cluster, "submit", "first", *words).exit_code == 0
+    first = {"kind": "GPUJob", "name": "first", "uid": "uid-1"}
+    cluster.created[0]["metadata"]["ownerReferences"] = [first]
+    assert run_command(cluster, "rerun", "first", "--name", "second").exit_code == 0
+    kind, name, patch = cluster.patched[-1]
+    assert (kind, name) == ("configmap", "first")
+    owners = [owner["name"] for owner in patch["metadata"]["ownerReferences"]]
+    assert owners == ["first", "second"]
+
+    cluster.created.clear()
+    ran = run_command(cluster, "rerun", "first", "--name", "third")
+    assert ran.exit_code == 1
+    assert "the folder of first is gone" in str(ran.exception)
+    assert cluster.created == [], "without its folder a job would wait without end"
+
+
 # -- wait
 
 
@@ -158,3 +187,13 @@ def test_waiting_takes_as_long_as_asked() -> None:
     clock = Clock()
     run_command(MemoryCluster([job()]), "wait", "resnet50", "--timeout", "61s", clock=clock)
     assert (clock.at - Clock().at).total_seconds() == 61
+
+
+def test_a_job_that_is_deleted_ends_the_waiting() -> None:
+    def delete(cluster: MemoryCluster, reads: int) -> None:
+        if reads == 1:
+            cluster.held = []
+
+    ran = run_command(MemoryCluster([job()], before_read=delete), "wait", "resnet50")
+    assert ran.exit_code == 1
+    assert str(ran.exception) == "gpujob resnet50 was deleted before it was finished"

@@ -63,6 +63,15 @@ def test_every_option_reaches_the_object() -> None:
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "datasets"}
 
 
+def test_the_kubelet_changes_no_word_of_the_command() -> None:
+    words = ("sh", "-c", "echo $HOME $(date) $$ $$(A) $")
+    spec = made("--env", "A=$(B)", "--", *words)["spec"]
+    [container] = spec["template"]["spec"]["containers"]
+    # The kubelet makes one $ of two.
+    assert container["command"][2] == "echo $HOME $$(date) $$$ $$$$(A) $"
+    assert container["env"] == [{"name": "A", "value": "$$(B)"}]
+
+
 @pytest.mark.parametrize(
     ("given", "gpus", "models"),
     [("1", 1, None), ("4", 4, None), ("H100:2", 2, ["H100"]), ("1:A10", 1, ["A10"])],
@@ -78,6 +87,7 @@ def test_both_spellings_of_gpus(given: str, gpus: int, models: list[str] | None)
     [
         (("--gpus", "H100", *COMMAND), "--gpus"),
         (("--gpus", "1:", *COMMAND), "--gpus"),
+        (("--gpus", "0", *COMMAND), "--gpus"),
         (("--gpus", "1:2:3", *COMMAND), "--gpus"),
         (("--data", "claim", *COMMAND), "--data"),
         (("--data", "claim:data", *COMMAND), "--data"),
@@ -186,6 +196,28 @@ def test_a_folder_is_read_without_hidden_files_and_caches(folder: Path) -> None:
     found = source.read_folder(folder)
     assert dict(found.files) == {"data/a.bin": b"\x00\xff", "train.py": b"print(1)"}
     assert (found.hidden, found.size_bytes) == (2, 10)
+
+
+def test_an_executable_stays_executable(folder: Path) -> None:
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    spec = made("--dir", str(folder), *COMMAND)["spec"]
+    [volume] = [one for one in spec["template"]["spec"]["volumes"] if "configMap" in one]
+    modes = {item["path"]: item.get("mode") for item in volume["configMap"]["items"]}
+    assert modes == {"data/a.bin": None, "run.sh": 0o755, "train.py": None}
+
+
+def test_a_link_that_stays_behind_is_named(folder: Path) -> None:
+    (folder / "link.py").symlink_to("train.py")
+    (folder / "linked").symlink_to("data")
+    (folder / "broken").symlink_to("nothing")
+    ran = submit("--image", "i", "--dir", str(folder), *COMMAND)
+    assert ran.exit_code == 0
+    assert "broken links of --dir stay behind: broken, linked\n" in ran.stderr
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    found = source.read_folder(folder)
+    assert found.links == ("broken", "linked")
+    assert found.files["link.py"] == b"print(1)"
 
 
 def test_a_repository_leaves_out_what_git_ignores(folder: Path) -> None:

@@ -14,6 +14,8 @@ _DONE: Mapping[str, str] = {
     "suspend": "is being suspended: it saves a checkpoint and gives its GPUs back",
     "resume": "waits for its GPUs again",
 }
+_ALREADY: Mapping[str, str] = {"suspend": "is already suspended", "resume": "is not suspended"}
+_PAST: Mapping[str, str] = {"suspend": "suspended", "resume": "resumed"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +38,13 @@ def run(options: argparse.Namespace, world: World) -> int:
     failed = 0
     for name in names:
         try:
-            change(cluster, verb, name)
+            is_new = change(cluster, verb, name)
         except UserError as error:
             # The others are changed all the same.
             world.screen.note(f"error: {error}")
             failed += 1
         else:
-            world.screen.line(f"gpujob/{name} {_DONE[verb]}")
+            world.screen.line(f"gpujob/{name} {(_DONE if is_new else _ALREADY)[verb]}")
     return EXIT_FAILED if failed else EXIT_DONE
 
 
@@ -76,13 +78,14 @@ def _agrees(names: Sequence[str], world: World) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def change(cluster: Cluster, verb: str, name: str) -> None:
-    """Cancels, suspends or resumes one job. Raises `UserError`."""
+def change(cluster: Cluster, verb: str, name: str) -> bool:
+    """Cancels, suspends or resumes one job. Returns whether that changes it. Raises `UserError`."""
     if verb == "cancel":
         path = jobs_path(cluster.namespace, name)
         cluster.delete(f"gpujob {name} in namespace {cluster.namespace}", path)
-        return
+        return True
     job = cluster.job(name)
     if job.finished:
-        raise UserError(f"gpujob {name} has {job.status.phase.value}: it cannot {verb}")
+        raise UserError(f"gpujob {name} has {job.status.phase.value}: it cannot be {_PAST[verb]}")
     cluster.patch(GPUJOB.crd_name, name, {"spec": {"suspend": verb == "suspend"}})
+    return job.spec.suspend is not (verb == "suspend")

@@ -6,8 +6,9 @@ from typing import Any
 
 from gpujob_api.gpujob import WORKER_CONTAINER
 from gpujob_api.meta import API_VERSION
-from kubectl_gpujob.cluster import Manifest, jobs_path
-from kubectl_gpujob.errors import EXIT_DONE, UsageError
+from kubectl_gpujob import source
+from kubectl_gpujob.cluster import Cluster, Manifest, jobs_path
+from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.names import new_name
 
@@ -33,8 +34,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     cluster = world.cluster(options)
     before = cluster.manifest(options.name)
     after = copy_of(before, options.new_name or new_name(options.name), options.set)
-    what = f"gpujob {after['metadata']['name']} in namespace {cluster.namespace}"
-    made = cluster.create(what, jobs_path(cluster.namespace), after)
+    made = _create(cluster, after, options.name)
     match options.output:
         case "json":
             world.screen.json(made)
@@ -45,6 +45,34 @@ def run(options: argparse.Namespace, world: World) -> int:
         case _:
             world.screen.line(f"gpujob/{made['metadata']['name']} created, like {options.name}")
     return EXIT_DONE
+
+
+def _create(cluster: Cluster, manifest: Manifest, like: str) -> Manifest:
+    """Creates the job. The ConfigMap of `submit --dir` then belongs to both jobs, so that the
+    earlier one may be deleted.
+    """
+    namespace, name = cluster.namespace, manifest["metadata"]["name"]
+    what = f"gpujob {name} in namespace {namespace}"
+    folder = source.config_map_of(manifest["spec"])
+    if not folder:
+        return cluster.create(what, jobs_path(namespace), manifest)
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    of_files = f"configmaps in namespace {namespace}"
+    found = cluster.objects(of_files, path, fieldSelector=f"metadata.name={folder}")
+    if not found:
+        raise UserError(
+            f"the folder of {like} is gone with the job that brought it: submit it again with --dir"
+        )
+    made = cluster.create(what, jobs_path(namespace), manifest)
+    owners = found[0]["metadata"].get("ownerReferences") or []
+    owner = {"apiVersion": API_VERSION, "kind": "GPUJob", "name": name}
+    owner["uid"] = made["metadata"]["uid"]
+    try:
+        cluster.patch("configmap", folder, {"metadata": {"ownerReferences": [*owners, owner]}})
+    except BaseException:
+        cluster.delete(what, jobs_path(namespace, name))
+        raise
+    return made
 
 
 def copy_of(manifest: Manifest, name: str, settings: Sequence[str]) -> dict[str, Any]:

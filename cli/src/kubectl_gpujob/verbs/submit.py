@@ -21,6 +21,7 @@ IMAGE_VARIABLE = "GPUJOB_IMAGE"
 FIRST_ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
 _SCRIPT = re.compile(r"([^/]+)\.(py|sh)$")
+_EXPANDED = re.compile(r"\$(?=[$(])")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HELP = """
 examples:
@@ -69,8 +70,8 @@ def run(options: argparse.Namespace, world: World) -> int:
         print_object(manifest, options.output, world)
         world.screen.note(_decision(cluster, manifest))
         return EXIT_DONE
-    if folder is not None and folder.hidden:
-        world.screen.note(f"note: {folder.hidden} hidden files and caches of --dir stay behind")
+    if folder is not None:
+        _note_left_behind(folder, world)
     created = create(cluster, manifest, folder)
     if options.output == "table":
         world.screen.line(f"gpujob/{name} created: {_first_answer(cluster, name, world)}")
@@ -88,6 +89,14 @@ def check(cluster: Cluster, manifest: Mapping[str, Any], world: World) -> None:
             raise UserError(_in_options(words))
     except NotCheckedError as error:
         world.screen.note(f"note: not checked by the API server: {error}")
+
+
+def _note_left_behind(folder: source.Source, world: World) -> None:
+    if folder.hidden:
+        world.screen.note(f"note: {folder.hidden} hidden files and caches of --dir stay behind")
+    if folder.links:
+        links = ", ".join(folder.links[:10])
+        world.screen.note(f"note: links to folders and broken links of --dir stay behind: {links}")
 
 
 def _afterwards(options: argparse.Namespace, cluster: Cluster, name: str, world: World) -> int:
@@ -114,12 +123,13 @@ def manifest_of(
     if not image:
         raise UsageError(f"--image: the job needs a container image (or set ${IMAGE_VARIABLE})")
     gpus, model = _gpus(options.gpus)
-    container: dict[str, Any] = {"name": WORKER_CONTAINER, "image": image, "command": command}
+    container: dict[str, Any] = {"name": WORKER_CONTAINER, "image": image}
+    container["command"] = [_literal(word) for word in command]
     pod: dict[str, Any] = {"containers": [container]}
     _add_environment(container, options)
     _add_data(pod, container, options.data)
     if folder is not None:
-        source.mount(pod, name, list(folder.files))
+        source.mount(pod, name, folder)
     request = {"memory": options.memory, "models": [model] if model else None}
     spec: dict[str, Any] = {
         "queue": options.queue,
@@ -149,6 +159,14 @@ def _name_and_command(options: argparse.Namespace) -> tuple[str | None, list[str
     return (words[0] if words else None), command
 
 
+def _literal(text: str) -> str:
+    """Returns the text so that the kubelet passes it on as it is.
+
+    The kubelet expands $(NAME) in commands and variables, and makes one $ of two.
+    """
+    return _EXPANDED.sub("$$", text)
+
+
 def _base_name(command: list[str]) -> str:
     for word in command:
         if found := _SCRIPT.search(word):
@@ -165,6 +183,8 @@ def _gpus(given: str) -> tuple[int, str]:
         raise UsageError(f"--gpus: must be N or N:MODEL, such as 2 or 1:H100; got {given!r}")
     if models == [""]:
         raise UsageError(f"--gpus: the model is missing after the colon; got {given!r}")
+    if int(numbers[0]) < 1:
+        raise UsageError(f"--gpus: a job needs at least one GPU; got {given!r}")
     return int(numbers[0]), models[0] if models else ""
 
 
@@ -174,7 +194,7 @@ def _add_environment(container: dict[str, Any], options: argparse.Namespace) -> 
         name, equals, value = given.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise UsageError(f"--env: must be NAME=VALUE; got {given!r}")
-        entries.append({"name": name, "value": value})
+        entries.append({"name": name, "value": _literal(value)})
     if entries:
         container["env"] = entries
     if options.secret:

@@ -7,7 +7,14 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_duration
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
-from kubectl_gpujob.errors import EXIT_DONE, EXIT_JOB_FAILED, EXIT_TIMED_OUT, UsageError
+from kubectl_gpujob.errors import (
+    EXIT_DONE,
+    EXIT_JOB_FAILED,
+    EXIT_TIMED_OUT,
+    NotFoundError,
+    UsageError,
+    UserError,
+)
 from kubectl_gpujob.grammar import World, add_target
 from kubectl_gpujob.verbs.list import progress, status
 
@@ -38,7 +45,12 @@ def wait(cluster: Cluster, name: str, event: str, seconds: float, world: World) 
     step = _step_of(event)
     start, shown = world.now(), ""
     while True:
-        job = cluster.job(name)
+        try:
+            job = cluster.job(name)
+        except NotFoundError:
+            if not shown:
+                raise
+            raise UserError(f"gpujob {name} was deleted before it was {event}") from None
         line = f"{status(job)} {progress(job)}".removesuffix(" -")
         if line != shown:
             world.screen.note(f"gpujob/{name}: {line}")

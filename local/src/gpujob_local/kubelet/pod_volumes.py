@@ -146,11 +146,13 @@ class PodVolumes:
         data = {key: value.encode() for key, value in text_data(found, kind == "secrets").items()}
         binary = found.get("binaryData") or {}
         data |= {key: base64.b64decode(value) for key, value in binary.items()}
-        items = reference.get("items") or [{"key": key, "path": key} for key in data]
+        items: list[Json] = reference.get("items") or [{"key": key, "path": key} for key in data]
         for item in items:
             if item["key"] not in data:
                 raise ContainerConfigError(f"{kind} {name} has no key {item['key']}")
-            write_atomically(_inside(folder, item["path"]), data[item["key"]])
+            # Other users never read the files of a process node.
+            mode = 0o700 if item.get("mode", 0) & 0o100 else 0o600
+            write_atomically(_inside(folder, item["path"]), data[item["key"]], mode)
 
     async def _get(self, path: str) -> Json | None:
         """Returns the object, or None if it does not exist or this node may not see it yet."""
@@ -187,12 +189,12 @@ def text_data(found: Json, encoded: bool) -> Mapping[str, str]:
     return {key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()}
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Writes a file so that a reader sees either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}")
     temporary.write_bytes(content)
-    temporary.chmod(0o600)
+    temporary.chmod(mode)
     os.replace(temporary, path)
 
 
