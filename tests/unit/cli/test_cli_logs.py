@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from kubectl_gpujob.kubectl import KubectlError
 from kubectl_gpujob.verbs.logs import lines
-from tests.harness.cli_jobs import MemoryCluster, job, run_command
+from tests.harness.cli_jobs import MemoryCluster, MemoryLog, job, run_command
 
 
 def pod(attempt: int, rank: int = 0, *, begun: bool = True) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def test_all_attempts_have_a_line_between_them_on_standard_error() -> None:
 
 
 def test_all_ranks_have_a_prefix() -> None:
-    cluster = MemoryCluster([at(1)], pod_list=[pod(1, 1), pod(1, 0)], logs=LOGS)
+    both = job(spec={"workers": 2}, status={"attempt": 1, "phase": "Running"})
+    cluster = MemoryCluster([both], pod_list=[pod(1, 1), pod(1, 0)], logs=LOGS)
     ran = run_command(cluster, "logs", "resnet50", "--all-ranks")
     assert sorted(ran.stdout.splitlines()) == ["[0] attempt 1 rank 0", "[1] attempt 1 rank 1"]
     one = run_command(cluster, "logs", "resnet50", "--rank", "1")
@@ -66,6 +68,50 @@ def test_without_a_log_the_reason_and_the_next_step_are_told() -> None:
     cluster = MemoryCluster([at(2)], pod_list=[pod(2)], logs=LOGS)
     other = run_command(cluster, "logs", "resnet50", "--attempt", "1")
     assert "no log of attempt 1; there are 2" in str(other.exception)
+
+
+def test_a_rank_that_the_job_does_not_have_is_an_error_and_not_waited_for() -> None:
+    cluster = MemoryCluster([at(1)], pod_list=[pod(1)], logs=LOGS)
+    ran = run_command(cluster, "logs", "resnet50", "-f", "--rank", "1")
+    assert ran.exit_code == 1
+    assert str(ran.exception) == "resnet50 has no rank 1: it has 1 worker, from rank 0 on"
+
+
+def test_a_container_that_could_not_start_has_the_jobs_reason() -> None:
+    stopped = pod(1)
+    ended = {"terminated": {"reason": "StartError", "exitCode": 128}}
+    stopped["status"]["containerStatuses"][0]["state"] = ended
+    failed = at(1, "Failed", summary={"reason": "UserError: permission denied"})
+    cluster = MemoryCluster([failed], pod_list=[stopped])
+    ran = run_command(cluster, "logs", "resnet50")
+    assert str(ran.exception) == "resnet50 has no log: UserError: permission denied"
+    followed = run_command(cluster, "logs", "resnet50", "-f")
+    assert followed.exit_code == 3
+    assert followed.stderr.splitlines()[0] == "UserError: permission denied"
+
+
+def test_a_job_that_is_deleted_while_it_is_followed_is_named() -> None:
+    def delete(cluster: MemoryCluster, reads: int) -> None:
+        if reads == 1:
+            cluster.held = []
+
+    cluster = MemoryCluster([at(1)], pod_list=[pod(1)], logs=LOGS, before_read=delete)
+    ran = run_command(cluster, "logs", "resnet50", "-f")
+    assert (ran.exit_code, ran.stdout) == (1, "attempt 1 rank 0\n")
+    assert str(ran.exception) == "gpujob resnet50 was deleted"
+
+
+def test_a_log_that_cannot_be_read_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = KubectlError("BadRequest", "sinceSeconds is not supported")
+
+    def failure(_: MemoryLog) -> KubectlError:
+        return refusal
+
+    monkeypatch.setattr(MemoryLog, "failure", failure)
+    cluster = MemoryCluster([at(1)], pod_list=[pod(1)])
+    ran = run_command(cluster, "logs", "resnet50", "--since", "2s")
+    assert ran.exit_code == 1
+    assert ran.stderr == "log of resnet50-1-0: sinceSeconds is not supported\n"
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 3)])
@@ -113,7 +159,15 @@ def test_a_progress_bar_is_its_last_state() -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", [("--tail", "-1"), ("--attempt", "1", "--all-attempts")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tail", "-1"),
+        ("--attempt", "1", "--all-attempts"),
+        ("--attempt", "0"),
+        ("--rank", "-1"),
+    ],
+)
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     ran = run_command(MemoryCluster([at(1)]), "logs", "resnet50", *arguments)
     assert ran.exit_code == 2

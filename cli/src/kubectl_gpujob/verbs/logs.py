@@ -15,7 +15,9 @@ from gpujob_api.meta import LABEL_ATTEMPT, LABEL_RANK
 from kubectl_gpujob.cluster import Cluster, Manifest
 from kubectl_gpujob.errors import (
     EXIT_DONE,
+    EXIT_FAILED,
     EXIT_JOB_FAILED,
+    NotFoundError,
     UsageError,
     UserError,
 )
@@ -48,35 +50,54 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, world: World) -> int:
     if options.attempt is not None and options.all_attempts:
         raise UsageError("--attempt and --all-attempts exclude each other")
+    if options.attempt is not None and options.attempt < 1:
+        raise UsageError(f"--attempt: the first attempt is 1; got {options.attempt}")
+    if options.rank < 0:
+        raise UsageError(f"--rank: must not be negative; got {options.rank}")
     return follow(world.cluster(options), options.name, options, world)
 
 
 def follow(cluster: Cluster, name: str, options: argparse.Namespace, world: World) -> int:
     """Prints the log. Returns the exit code: that the job failed counts if it was followed."""
     reader = _Reader(cluster, world, _query(options), options)
+    job = cluster.job(name)
+    if options.rank >= job.spec.workers:
+        count = f"{job.spec.workers} worker{'s' if job.spec.workers > 1 else ''}"
+        raise UserError(f"{name} has no rank {options.rank}: it has {count}, from rank 0 on")
     if not options.follow:
-        return reader.print_once(cluster.job(name))
+        return reader.print_once(job)
+    try:
+        return _follow(reader, options, job)
+    except NotFoundError:
+        raise UserError(f"gpujob {name} was deleted") from None
+
+
+def _follow(reader: "_Reader", options: argparse.Namespace, job: GPUJob) -> int:
+    cluster, world, name = reader.cluster, reader.world, job.metadata.name
     waiting = _Waiting(world)
     # The attempt that is followed next. None: the one that the job is at.
     attempt: int | None = options.attempt or (1 if options.all_attempts else None)
     while True:
-        job = cluster.job(name)
         attempt = attempt or max(job.status.attempt, 1)
         pods = reader.pods(job, attempt)
         if pods and reader.print_attempt(job, attempt, pods, follow=True):
             job = _settled(cluster, job, attempt, world)
         if job.finished and job.status.attempt <= attempt:
             failed = job.status.phase is JobPhase.FAILED
+            if failed and not reader.was_printed(attempt) and job.status.summary.reason:
+                world.screen.note(job.status.summary.reason)
             world.screen.note(f"--- {job.metadata.name} {status(job)} ---")
             return EXIT_JOB_FAILED if failed else EXIT_DONE
         if attempt < job.status.attempt:
             attempt += 1
+            job = cluster.job(name)
             continue
         if reader.was_printed(attempt):
             # The next attempt has no number in the status yet.
             attempt += 1
         waiting.explain(job)
         world.sleep(POLL_SECONDS)
+        job = cluster.job(name)
 
 
 def _settled(cluster: Cluster, job: GPUJob, attempt: int, world: World) -> GPUJob:
@@ -111,6 +132,8 @@ class _Reader:
     query: dict[str, str]
     options: argparse.Namespace
     printed: set[int] = field(default_factory=set[int])
+    # How many logs could not be read.
+    failures: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def was_printed(self, attempt: int) -> bool:
@@ -136,7 +159,7 @@ class _Reader:
                 shown += 1
         if not shown:
             raise UserError(_nothing(job, asked, kept))
-        return EXIT_DONE
+        return EXIT_FAILED if self.failures else EXIT_DONE
 
     def print_attempt(
         self,
@@ -179,6 +202,7 @@ class _Reader:
                     self.world.screen.line(f"{prefix}{line}")
             failure = stream.failure()
         if failure is not None:
+            self.failures += 1
             self.world.screen.note(f"log of {metadata['name']}: {failure.message}")
 
 
@@ -216,6 +240,8 @@ def _nothing(job: GPUJob, asked: int | None, kept: Sequence[int]) -> str:
     if asked is not None and kept:
         return f"{name} has no log of attempt {asked}; there are {', '.join(map(str, kept))}"
     reason = job.status.summary.reason or status(job)
+    if job.finished:
+        return f"{name} has no log: {reason}"
     return f"{name} has no log yet: {reason} (kubectl gpujob logs -f {name} waits for it)"
 
 
@@ -226,6 +252,10 @@ def _has_begun(pod: Manifest) -> bool:
     for one in statuses:
         if one.get("name") == name:
             state = {**(one.get("state") or {}), **(one.get("lastState") or {})}
+            ended = state.get("terminated") or {}
+            # The runtime could not start it.
+            if ended.get("reason") == "StartError":
+                return False
             return "running" in state or "terminated" in state
     return False
 
