@@ -173,7 +173,7 @@ def failure_of(said: str) -> KubectlError:
     if (found := _INVALID.search(text)) is not None:
         return KubectlError("Invalid", _one_line(found["message"]))
     if "You must be logged in" in text:
-        return KubectlError("Unauthorized", text)
+        return KubectlError("Unauthorized", text.removeprefix("error: "))
     return KubectlError("", text.removeprefix("error: ") or "kubectl ended without a message")
 
 
@@ -199,6 +199,11 @@ def _one_line(message: str) -> str:
 
 
 def _explained(what: str, failure: KubectlError) -> UserError:
+    if failure.message.startswith("current-context must exist"):
+        return UserError(
+            "kubectl has no current context, or its kubeconfig file does not exist: "
+            "kubectl config get-contexts lists the contexts"
+        )
     if failure.reason == "NotFound":
         if "could not find the requested resource" in failure.message:
             crd = f"kubectl get crd gpujobs.{GROUP}"

@@ -55,6 +55,11 @@ def test_a_broken_kubeconfig_is_an_error_in_one_line(content: str, tmp_path: Pat
     assert len(said.splitlines()) <= 2
 
 
+def test_a_missing_file_is_named_as_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its kubeconfig file does not exist"):
+        _ = connect(Target(tmp_path / "none")).namespace
+
+
 def test_a_whole_one_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(text())

@@ -136,6 +136,11 @@ FAULTS: dict[str, tuple[Change, str, Verdict]] = {
         "leadership",
         Verdict.FAULT,
     ),
+    "the operator's short lease is over": (
+        _lease_spec(renewTime="2026-11-20T11:59:40.000000Z", leaseDurationSeconds=5),
+        "leadership",
+        Verdict.FAULT,
+    ),
     "nobody has led": (_set(leases=[]), "leadership", Verdict.FAULT),
     "agents are not ready": (
         _set(daemon_sets=[{"metadata": OPERATOR, "status": AGENTS}]),

@@ -218,3 +218,9 @@ def test_version_reports_what_is_missing() -> None:
     assert "gpujobs missing" in shown
     found = json.loads(run_command(MemoryCluster(), "version", "-o", "json").stdout)
     assert set(found) == {"plugin", "operator", "CRDs"}
+
+
+@pytest.mark.parametrize("arguments", [("gpus",), ("nodes",), ("nodes", "n0")])
+def test_tables_fit_a_narrow_terminal(cluster: MemoryCluster, arguments: tuple[str, ...]) -> None:
+    shown = run_command(cluster, *arguments, width=60, is_terminal=True).stdout
+    assert max(map(len, shown.splitlines())) <= 60

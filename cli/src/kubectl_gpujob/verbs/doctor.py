@@ -28,7 +28,7 @@ OPERATORS = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=operator"
 AGENTS = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=agent"
 LEASE = "gpujob-operator"
 # A Lease that was not renewed for as long as this has no holder any more.
-LEASE_SECONDS_MAX = 60.0
+LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 15.0, 60.0
 # A new job has its first status within this.
 ANSWER_SECONDS_MAX = 60.0
 CLOCK_SECONDS_MAX = 30.0
@@ -236,7 +236,10 @@ def _lease(facts: Facts) -> Iterator[Finding]:
     for lease in ours:
         spec = lease.get("spec") or {}
         age_seconds = _age_seconds(spec.get("renewTime"), now)
-        if age_seconds is None or age_seconds > LEASE_SECONDS_MAX or not spec.get("holderIdentity"):
+        # A leader renews several times within the duration.
+        duration_seconds = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS_MAX)
+        limit_seconds = min(max(3 * duration_seconds, LEASE_SECONDS_MIN), LEASE_SECONDS_MAX)
+        if age_seconds is None or age_seconds > limit_seconds or not spec.get("holderIdentity"):
             since = "never" if age_seconds is None else f"{text.duration(age_seconds)} ago"
             yield Finding(
                 "leadership",

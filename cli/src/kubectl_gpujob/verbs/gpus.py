@@ -10,6 +10,8 @@ from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.screen import list_of
 
 _COLUMNS = ("MODEL", "GPUS", "FREE", "USED", "LARGEST SHARE", "NODES", "PRICE/H")
+# Left out first on a narrow terminal.
+_LEAST = ("NODES", "PRICE/H", "USED", "LARGEST SHARE")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     if options.output == "csv":
         screen.csv(rows, _COLUMNS)
     elif rows:
-        screen.table(rows, _COLUMNS)
+        screen.table(rows, _COLUMNS, _LEAST)
     else:
         screen.note("no GPU is reported: kubectl gpujob nodes shows the nodes with an agent")
     return EXIT_DONE

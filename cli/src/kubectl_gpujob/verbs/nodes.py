@@ -15,6 +15,8 @@ from kubectl_gpujob.screen import list_of
 _AGENTS = "kubectl get pods -A -l app.kubernetes.io/component=agent"
 _NODES = ("NODE", "GPUS", "FREE", "RESERVED", "UTILIZATION", "PRICE/H", "READ", "STATE")
 _GPUS = ("GPU", "MODEL", "RESERVED", "USED", "UTILIZATION", "STATE", "JOBS")
+# Left out first on a narrow terminal.
+_LEAST = ("PRICE/H", "MODEL", "READ", "UTILIZATION", "RESERVED", "USED")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     if options.output == "csv":
         screen.csv(rows, columns)
     elif rows:
-        screen.table(rows, columns)
+        screen.table(rows, columns, _LEAST)
     else:
         screen.note(f"no GPU nodes: no agent has reported ({_AGENTS})")
     return EXIT_DONE
