@@ -10,7 +10,14 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
 from gpujob_api.meta import GROUP, LABEL_JOB_UID, VERSION
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.kubectl import Kubectl, KubectlError, Stream, Target, refusal_of
+from kubectl_gpujob.kubectl import (
+    Kubectl,
+    KubectlError,
+    Stream,
+    Target,
+    is_name,
+    refusal_of,
+)
 
 OURS = f"/apis/{GROUP}/{VERSION}"
 PAGE_OBJECTS = 500
@@ -66,9 +73,17 @@ class Cluster(Protocol):
     def delete(self, what: str, path: str) -> None: ...
 
 
-def jobs_path(namespace: str, name: str = "") -> str:
+def jobs_path(namespace: str, name: str | None = None) -> str:
+    """Returns the path of the jobs of a namespace, or of one job.
+
+    Raises `UserError` if the name can be no job's: an empty one would be the path of all jobs.
+    """
     path = f"{OURS}/namespaces/{namespace}/{GPUJOB.plural}"
-    return f"{path}/{name}" if name else path
+    if name is None:
+        return path
+    if not is_name(name):
+        raise UserError(f"{name!r} is no name of a gpujob")
+    return f"{path}/{name}"
 
 
 class KubectlCluster:

@@ -18,6 +18,7 @@ from gpujob_api.meta import GROUP
 from kubectl_gpujob.errors import NotCheckedError, NotFoundError, UserError
 
 REQUEST_SECONDS_MAX = 30
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _SERVER_ERROR = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<message>.*)", re.DOTALL)
 _INVALID = re.compile(r'The \w+ "[^"]*" is invalid:(?P<message>.*)', re.DOTALL)
 # The API server precedes its reasons by the object, which is known here.
@@ -57,7 +58,10 @@ class Kubectl:
             self._flags += ["--kubeconfig", str(target.kubeconfig)]
         if target.context is not None:
             self._flags += ["--context", target.context]
-        self._namespace = target.namespace
+        # kubectl takes an empty one as no namespace.
+        self._namespace = target.namespace or None
+        if self._namespace is not None and not is_name(self._namespace):
+            raise UserError(f"--namespace: {self._namespace!r} is no name of a namespace")
 
     @property
     def namespace(self) -> str:
@@ -162,6 +166,11 @@ class Stream:
         """Returns why the stream ended, once all data are read. None if the server ended it."""
         said = self.errors.read().decode(errors="replace")
         return failure_of(said) if self.process.wait() else None
+
+
+def is_name(text: str) -> bool:
+    """Returns whether an object can have this name. No other text may be part of a path."""
+    return _NAME.fullmatch(text) is not None
 
 
 def failure_of(said: str) -> KubectlError:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.kubectl import Kubectl, Target
 from kubectl_gpujob.names import new_name
 from tests.harness.cli_jobs import Clock, MemoryCluster, job, run_command
 
@@ -47,6 +49,22 @@ def test_unclear_targets_are_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert run_command(cluster, *arguments).exit_code == 2
     assert cluster.deleted == []
     assert cluster.patched == []
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/status", "a?x=1", "A", "a\n"])
+def test_a_text_that_is_no_name_deletes_nothing(name: str) -> None:
+    cluster = MemoryCluster([job(name="a"), job(name="b")])
+    ran = run_command(cluster, "cancel", name)
+    assert ran.exit_code == 1
+    assert "is no name of a gpujob" in ran.stderr
+    assert cluster.deleted == [], "an empty name would delete all jobs"
+
+
+@pytest.mark.parametrize("namespace", ["a/../b", "?", "A"])
+def test_a_text_that_is_no_namespace_is_refused(namespace: str) -> None:
+    with pytest.raises(UserError, match="is no name of a namespace"):
+        Kubectl(Target(namespace=namespace))
+    assert Kubectl(Target(namespace="b")).namespace == "b"
 
 
 @pytest.mark.parametrize(("verb", "value"), [("suspend", True), ("resume", False)])
