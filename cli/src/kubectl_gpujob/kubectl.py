@@ -189,10 +189,13 @@ def failure_of(said: str) -> KubectlError:
 def refusal_of(failure: KubectlError, namespace: str) -> str:
     """Returns why the API server would not create an object, or "" if only the name is in use.
 
-    Raises `NotCheckedError` if it was not asked, or did not check the object.
+    Raises `NotCheckedError` if it did not check the object, and `UserError` if it was not reached
+    or does not know the user.
     """
     if failure.reason == "AlreadyExists":
         return ""
+    if failure.reason in ("", "Unauthorized"):
+        raise _explained(f"gpujobs in namespace {namespace}", failure)
     if failure.reason == "Forbidden" and "cannot create resource" in failure.message:
         raise NotCheckedError(f"you may not create gpujobs in namespace {namespace}")
     if failure.reason in _REFUSALS:

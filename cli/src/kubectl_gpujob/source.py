@@ -34,7 +34,7 @@ class Source:
     files: Mapping[str, bytes]
     hidden: int = 0
     executables: frozenset[str] = frozenset()
-    # Links to folders, and links to nothing. They are left out.
+    # Links to folders, to nothing, and out of the folder. They are left out.
     links: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,8 @@ def read_folder(folder: Path) -> Source:
     if found is None:
         found = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))]
     paths = [path for path in found if (folder / path).is_file()]
-    chosen = [path for path in paths if not _is_left_out(path)]
+    within = [path for path in paths if _is_inside(folder, path)]
+    chosen = [path for path in within if not _is_left_out(path)]
     others = [path for path in found if (folder / path).is_symlink() and not _is_left_out(path)]
     links = tuple(sorted(set(others).difference(chosen)))
     if len(chosen) > FILES_MAX:
@@ -71,7 +72,12 @@ def read_folder(folder: Path) -> Source:
     except OSError as error:
         raise UserError(f"--dir {folder}: cannot be read: {error}") from None
     executables = frozenset(path for path in chosen if os.access(folder / path, os.X_OK))
-    return Source(files, len(paths) - len(chosen), executables, links)
+    return Source(files, len(within) - len(chosen), executables, links)
+
+
+def _is_inside(folder: Path, path: str) -> bool:
+    """Returns whether the file is in the folder, also if its path has links."""
+    return (folder / path).resolve().is_relative_to(folder.resolve())
 
 
 def config_map_of(spec: Mapping[str, Any]) -> str:

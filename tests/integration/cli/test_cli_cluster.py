@@ -258,11 +258,22 @@ def test_an_answer_to_a_dry_run_is_told_without_the_object(
     [
         ("Forbidden", 'gpujobs is forbidden: User x cannot create resource "gpujobs"'),
         ("InternalError", "upstream is away"),
-        ("", "The connection to the server was refused"),
     ],
 )
 def test_other_answers_say_nothing_of_the_object(reason: str, message: str) -> None:
     with pytest.raises(NotCheckedError):
+        refusal_of(KubectlError(reason, message), "team")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("", "The connection to the server was refused"),
+        ("Unauthorized", "You must be logged in to the server"),
+    ],
+)
+def test_without_an_answer_nothing_goes_on(reason: str, message: str) -> None:
+    with pytest.raises(UserError):
         refusal_of(KubectlError(reason, message), "team")
 
 

@@ -245,5 +245,8 @@ def test_an_api_server_that_is_away_is_an_error_and_no_list_of_unchecked_things(
         def jobs(self, **_: Any) -> Any:
             raise UserError("the connection was refused")
 
+        def server_time(self) -> Any:
+            return None
+
     ran = run_command(Away(), "doctor")
     assert (ran.exit_code, str(ran.exception)) == (1, "the connection was refused")

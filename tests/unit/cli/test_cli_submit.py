@@ -211,12 +211,14 @@ def test_a_link_that_stays_behind_is_named(folder: Path) -> None:
     (folder / "link.py").symlink_to("train.py")
     (folder / "linked").symlink_to("data")
     (folder / "broken").symlink_to("nothing")
+    (folder / "outside").symlink_to("/etc/hostname")
     ran = submit("--image", "i", "--dir", str(folder), *COMMAND)
     assert ran.exit_code == 0
-    assert "broken links of --dir stay behind: broken, linked\n" in ran.stderr
+    words = "links to folders, to nothing and out of --dir stay behind: broken, linked, outside\n"
+    assert words in ran.stderr
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     found = source.read_folder(folder)
-    assert found.links == ("broken", "linked")
+    assert found.links == ("broken", "linked", "outside")
     assert found.files["link.py"] == b"print(1)"
 
 

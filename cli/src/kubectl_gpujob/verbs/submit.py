@@ -96,7 +96,8 @@ def _note_left_behind(folder: source.Source, world: World) -> None:
         world.screen.note(f"note: {folder.hidden} hidden files and caches of --dir stay behind")
     if folder.links:
         links = ", ".join(folder.links[:10])
-        world.screen.note(f"note: links to folders and broken links of --dir stay behind: {links}")
+        text = "links to folders, to nothing and out of --dir stay behind"
+        world.screen.note(f"note: {text}: {links}")
 
 
 def _afterwards(options: argparse.Namespace, cluster: Cluster, name: str, world: World) -> int:
