@@ -261,6 +261,8 @@ class History:
             owner = self.jobs.get(job_uid)
             stops = owner is not None and owner.status.stop is not None
             self.ends.done(key, rank, asked=stops or is_asked_to_end(pod))
+            if self._leaders_freeze and is_asked_to_end(pod):
+                self.ends.asked_later(key, rank)
         is_new = uid not in self.pods
         self.pods[uid] = pod
         if revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:

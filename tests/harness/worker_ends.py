@@ -74,6 +74,13 @@ class WorkerEnds:
         """A worker ended with 0; how it was when that was seen first."""
         self._ended[key].setdefault(rank, _Ended(asked))
 
+    def asked_later(self, key: AttemptKey, rank: int) -> None:
+        """The pod of a worker that had ended was evicted or deleted. A leader that stood still sees
+        both at once, and cannot know which came first."""
+        ended = self._ended.get(key, {}).get(rank)
+        if ended is not None:
+            ended.asked = True
+
     def gone(self, key: AttemptKey, rank: int) -> None:
         """A pod was removed."""
         ended = self._ended.get(key, {}).get(rank)

@@ -71,3 +71,12 @@ def test_exit_0_of_a_worker_that_was_asked_to_end_proves_nothing() -> None:
     ends.done(ATTEMPT, 1)
     ends.done(ATTEMPT, 1, asked=True)
     assert ends.known(ATTEMPT) == 1, "it was done when that was seen first"
+
+
+def test_a_leader_that_stood_still_cannot_tell_an_end_from_one_after_an_eviction() -> None:
+    ends = led_by("one")
+    ends.done(ATTEMPT, 0)
+    ends.asked_later(ATTEMPT, 1)
+    assert ends.known(ATTEMPT) == 1
+    ends.asked_later(ATTEMPT, 0)
+    assert (ends.count(ATTEMPT), ends.known(ATTEMPT)) == (1, 0)
