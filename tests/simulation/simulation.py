@@ -5,6 +5,7 @@ from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 
+from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import Reply, Report
 from gpujob_operator.client.api_errors import NotFound
@@ -327,7 +328,8 @@ class Simulation:
     def _check_orphans(self) -> list[Violation]:
         """I7: every pod of ours has a job, and one that lives has a job that is not deleted.
 
-        Those that lost the reference to their owner are let go.
+        Those that lost the reference to their owner are let go, and those that are being deleted
+        have their grace.
         """
         jobs = {job["metadata"]["uid"]: job for job in self.api.list(Kind.JOB)}
         kept = {uid for uid, job in jobs.items() if "deletionTimestamp" not in job["metadata"]}
@@ -336,8 +338,13 @@ class Simulation:
             for pod in self.recorder.pods_of_ours()
             if self.recorder.job_of(pod) not in (kept if is_live(pod) else jobs)
             and pod["metadata"].get("ownerReferences")
+            and not self._is_within_grace(pod)
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
+
+    def _is_within_grace(self, pod: Manifest) -> bool:
+        ends_at = pod["metadata"].get("deletionTimestamp")
+        return is_live(pod) and ends_at is not None and parse_time(ends_at) >= self.clock.moment
 
 
 def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
