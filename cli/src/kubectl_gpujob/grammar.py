@@ -76,7 +76,12 @@ VERBS: Sequence[Verb] = (
     Verb("nodes", _CLUSTER, "Show GPU nodes and the use of their GPUs.", "nodes"),
     Verb("queue", _CLUSTER, "Show queues, their use, and the jobs that wait.", "queue"),
     Verb("doctor", _CLUSTER, "Check the installation and name the remedy of each fault.", "doctor"),
-    Verb("completion", _OTHER, "Print a completion script for bash, zsh or fish.", "completion"),
+    Verb(
+        "completion",
+        _OTHER,
+        "Print a completion script for bash, zsh, fish or kubectl.",
+        "completion",
+    ),
     Verb("version", _OTHER, "Show versions of plugin, operator and CRDs.", "version"),
 )
 
@@ -115,6 +120,10 @@ def run(arguments: Sequence[str], world: World) -> int:
     if arguments[0] == "--version":
         world.screen.line(plugin_version())
         return EXIT_DONE
+    if arguments[0] == "__complete":
+        from kubectl_gpujob.verbs import completion
+
+        return completion.complete(arguments[1:], world)
     verb = verb_named(arguments[0])
     module = module_of(verb)
     words = list(arguments[1:])

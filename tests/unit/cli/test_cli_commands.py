@@ -184,17 +184,3 @@ def test_help_and_version_import_neither_the_client_nor_the_decisions() -> None:
     heavy = {"kubernetes", "numpy", "rich", "torch", "typer", "yaml"}
     assert heavy.intersection(shown) == set()
     assert not [name for name in shown if name.startswith("gpujob_operator")]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completions_name_every_command(shell: str) -> None:
-    shown = invoke(MemoryCluster(), "completion", shell).stdout
-    assert [verb.name for verb in VERBS if verb.name not in shown] == []
-
-
-def test_bash_accepts_its_completion() -> None:
-    shown = invoke(MemoryCluster(), "completion", "bash").stdout
-    asked = "COMP_WORDS=(kubectl-gpujob l) COMP_CWORD=1; _kubectl_gpujob; echo ${COMPREPLY[@]}"
-    script = f"{shown}\n{asked}"
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["list", "logs"]
