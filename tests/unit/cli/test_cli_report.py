@@ -2,11 +2,13 @@
 
 import json
 import re
+from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
 from kubectl_gpujob.verbs import report
-from tests.harness.cli_jobs import NOW, job, succeeded_status
+from tests.harness.cli_jobs import NOW, MemoryCluster, job, run_command, succeeded_status
 
 
 def test_the_first_and_the_latest_steps_stand_side_by_side() -> None:
@@ -155,3 +157,33 @@ def test_json_carries_the_measured_figures() -> None:
     assert found["attempts"]["interruptions"] == 1
     assert found["attempts"]["resumedFromStep"] == 210
     assert found["tuned"]["precision"] == "bfloat16"
+
+
+class _Page(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        assert not [value for name, value in attrs if name in ("src", "href")], "nothing is loaded"
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_page_has_everything_and_hostile_texts_are_text() -> None:
+    attack = "<script>alert(1)</script>\x1b[2J"
+    status = {**succeeded_status(), "explain": [attack, "compile applied"]}
+    ran = run_command(MemoryCluster([job(status=status)]), "report", "resnet50", "--html")
+    page = _Page(ran.stdout)
+    assert ran.exit_code == 0
+    assert "script" not in page.tags
+    assert "\x1b" not in ran.stdout
+    text = " ".join(page.words)
+    for words in ("vision/resnet50", "<script>alert(1)</script>", "compile applied", "412 ms"):
+        assert words in text

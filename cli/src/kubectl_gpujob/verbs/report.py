@@ -17,7 +17,7 @@ from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
 from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
 from gpujob_operator.decide.model.placement_record import ignored_hint
-from kubectl_gpujob import text
+from kubectl_gpujob import html, text
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_target
 
@@ -37,6 +37,9 @@ _COMPARISON = ("", "FIRST STEPS", "LATEST STEPS", "CHANGE")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="JOB", help="name of the job")
+    parser.add_argument(
+        "--html", action="store_true", help="print one page of HTML, such as for a colleague"
+    )
     add_target(parser)
     add_output(parser, "table", "json")
 
@@ -45,6 +48,12 @@ def run(options: argparse.Namespace, world: World) -> int:
     job, screen = world.cluster(options).job(options.name), world.screen
     if options.output == "json":
         screen.json(as_json(job))
+        return EXIT_DONE
+    if options.html:
+        parts = [html.rows(rows(job, world.now()))]
+        if compared := comparison(job):
+            parts.append(html.table(_COMPARISON, compared))
+        screen.line(html.page(job.metadata.key, parts))
         return EXIT_DONE
     screen.rows(job.metadata.key, rows(job, world.now()))
     if compared := comparison(job):
