@@ -1,1 +1,1 @@
-"""kubectl gpujob: explains, reports on and simulates GPUJobs. Read-only."""
+"""kubectl gpujob: submits, follows, explains and simulates GPUJobs, through kubectl."""

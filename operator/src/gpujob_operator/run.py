@@ -1,4 +1,4 @@
-"""Builds and runs the operator: connection, cache, watches, report server, Lease and loop.
+"""Builds and runs the operator: connection, cache, kopf and watches, report server, Lease, loop.
 
 Start order: connection, lists and watches, servers, Lease, loop. Stop order: the loop ends, writes
 in flight finish, events are flushed, the Lease is released, then everything else ends.

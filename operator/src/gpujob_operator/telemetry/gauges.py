@@ -27,7 +27,7 @@ _QUEUE_SERIES = {
     NOMINAL: "GPUs that the queue may always use; no series without a nominal quota.",
     RESERVED: "GPUs on which jobs of the queue run.",
     PENDING: "Jobs of the queue that do not run.",
-    WAIT: "For how long the job has waited that has waited longest.",
+    WAIT: "Waiting time of the job that has waited longest, in seconds.",
 }
 
 

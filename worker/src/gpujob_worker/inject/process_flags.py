@@ -61,7 +61,7 @@ def tf32_refusal() -> str | None:
     try:
         torch.get_float32_matmul_precision()
     except RuntimeError:
-        return "the script chooses by an interface that does not go together with this one"
+        return "the script sets torch's fp32_precision, which excludes the older switch"
     return None
 
 

@@ -21,17 +21,18 @@ OF_PENDING: Mapping[PendingReason, str] = {
     PendingReason.POD_REJECTED: "",
     PendingReason.CLAIM_NOT_FOUND: "create the claim: kubectl get pvc -n {namespace} lists the "
     "existing ones",
-    PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "nothing: the next attempt starts when they end",
-    PendingReason.BACKING_OFF: "nothing: the next attempt starts by itself",
+    PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "nothing to do: the next attempt starts when "
+    "the pods of the previous one have ended",
+    PendingReason.BACKING_OFF: "nothing to do: the next attempt starts by itself",
     PendingReason.UNSATISFIABLE: "request less (kubectl gpujob gpus shows what the cluster has), "
     "or add a node",
-    PendingReason.NEEDS_NEW_NODE: "nothing if an autoscaler adds nodes; otherwise request less, or "
-    "add a node",
+    PendingReason.NEEDS_NEW_NODE: "nothing to do if an autoscaler adds nodes; otherwise request "
+    "less, or add a node",
     PendingReason.OVER_QUOTA: "wait for jobs of the queue (kubectl gpujob queue {queue}), or have "
     "its quota raised",
     PendingReason.INSUFFICIENT_CAPACITY: "wait: kubectl gpujob simulate {name} -n {namespace} "
     "shows when it starts. A lower spec.gpu.memory may start it sooner",
-    PendingReason.PREEMPTING: "nothing: the stopped jobs save their checkpoints first",
+    PendingReason.PREEMPTING: "nothing to do: the stopped jobs save their checkpoints first",
 }
 OF_FAILED: Mapping[FailureClass, str] = {
     FailureClass.OUT_OF_MEMORY: "run it again with a smaller batch, or on GPUs with more memory",

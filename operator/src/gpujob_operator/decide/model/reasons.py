@@ -27,8 +27,8 @@ PENDING: Mapping[PendingReason, str] = {
     PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "pods of an earlier attempt still end",
     PendingReason.BACKING_OFF: "the attempt ended, and the next one starts after a pause",
     PendingReason.UNSATISFIABLE: "no node could hold the job, even an idle one",
-    PendingReason.NEEDS_NEW_NODE: "the same, where an autoscaler may add other nodes; see "
-    "[autoscalers](../guides/install.md#autoscalers)",
+    PendingReason.NEEDS_NEW_NODE: "no node could hold the job, and an autoscaler may add other "
+    "nodes; see [autoscalers](../guides/install.md#autoscalers)",
     PendingReason.OVER_QUOTA: "the quota of the queue or of its parent is in use",
     PendingReason.INSUFFICIENT_CAPACITY: "no GPU has capacity now; the message counts GPUs by "
     "what they lack",
@@ -108,11 +108,11 @@ CONDITIONS: Mapping[str, Meanings] = {
     },
     conditions.GPU_PRESSURE: {
         "GPUOvercommitted": "more memory of a GPU of the job is used than it has",
-        "Fits": "it fits again",
+        "Fits": "the GPU has enough memory for its jobs again",
     },
     conditions.SLOWED: {
         "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent`",
-        "WithinLimit": "no longer",
+        "WithinLimit": "co-tenants slow the job no more than that",
     },
     conditions.UNTUNED: {
         "NoReports": "no worker reports: the job is measured from outside",
