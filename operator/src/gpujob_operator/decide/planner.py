@@ -66,7 +66,8 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     cycle = _Cycle(snapshot, now, cache)
     # 2. Step the jobs that have an attempt: starts, reports, ends, retries (`lifecycle`).
     steps = cycle.steps()
-    # 3. Admit pending jobs in the order of their queues, and stop jobs for them (`admission`).
+    # 3. Admit pending jobs in the order of their queues, stop jobs for them, and move a job that
+    #    its co-tenants slow (`admission`, `preemption`).
     queues = cache.queues(snapshot)
     placed: dict[str, int] = {}
     if cache.waiting.entries or cache.holders.slowed:
@@ -86,12 +87,12 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    # 7. Delete pods without a job, expired jobs and unused profiles, and publish the queues'
-    #    figures.
+    # 7. Delete pods without a job, expired jobs and unused profiles.
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += [DeleteProfile(profile) for profile in cache.expired_profiles(now)]
+    # 8. Publish the queues' figures.
     items += queue_statuses(snapshot.queues, queues, cache.waiting.entries.values(), now)
     return Plan(tuple(items), cycle.next_seconds(steps))
 
