@@ -32,6 +32,7 @@ STATUS: Json = {
     "summary": {
         "where": "node-a GPU-0",
         "progress": "41/240 17%",
+        "eta": "16s",
         "speed": "12 steps/s",
         "memory": "3 of 8 GiB",
         "cost": "0.12",
@@ -57,7 +58,7 @@ def test_defaults_are_stored_and_are_those_of_python(
 
 
 COLUMNS = ["NAME", "PHASE", "PROGRESS", "MEMORY", "AGE"]
-WIDE_COLUMNS = [*COLUMNS, "WHERE", "SPEED", "COST", "QUEUE", "ATTEMPT", "REASON"]
+WIDE_COLUMNS = [*COLUMNS, "ETA", "WHERE", "SPEED", "COST", "QUEUE", "ATTEMPT", "REASON"]
 TERMINAL_COLUMNS = 100
 
 
@@ -71,7 +72,7 @@ def test_columns_say_whether_how_far_and_where(
     starts = [head.index(column) for column in WIDE_COLUMNS]
     cells = [line[start:end].strip() for start, end in pairwise([*starts, len(line)])]
     assert cells[:4] == ["job", "Running", "41/240 17%", "3 of 8 GiB"]
-    assert cells[5:] == ["node-a GPU-0", "12 steps/s", "0.12", "default", "2", "Placed"]
+    assert cells[5:] == ["16s", "node-a GPU-0", "12 steps/s", "0.12", "default", "2", "Placed"]
 
 
 # What the columns hold at their longest, in practice: name, phase, why it does not run, step, steps

@@ -181,7 +181,8 @@ def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
     assert errors.startswith("error: you may not use gpujobs of all namespaces (403 Forbidden): ")
     code, output, errors = simulate(stage, kubeconfig=stage.folder / "nowhere")
     assert (code, output) == (1, "")
-    assert errors.startswith("error: no usable kubeconfig")
+    assert "nowhere" in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_what_the_api_server_refuses_is_refused_with_its_words(stage: Stage) -> None:
