@@ -20,6 +20,7 @@ from gpujob_worker.inject.worker_batches import LoaderFacts, WorkerBatches
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from tests.harness.waiting import wait_until
 
 SAMPLES = 66
 PASSES = 3
@@ -299,10 +300,13 @@ def test_they_end_with_their_pass() -> None:
     workers = batches._processes._workers
     assert len(workers) == 2
     del iterator, batches
-    gc.collect()  # what ran before may hold frames in a cycle
-    for worker in workers:  # torch kills one that takes longer than 5 s, and does not wait for it
-        worker.join(10)
-    assert not any(worker.is_alive() for worker in workers)
+
+    def have_ended() -> bool:
+        gc.collect()  # what ran before may hold frames in a cycle
+        return not any(worker.is_alive() for worker in workers)
+
+    # torch kills one that takes longer than 5 s, and does not wait for it.
+    wait_until(have_ended, 60, "the workers have ended")
 
 
 def test_a_count_of_draws_leads_to_the_place_in_the_stream() -> None:
