@@ -411,8 +411,7 @@ $ python3 -m bench.gpu_day --pack DIR           # there: unpacks it first
 ```
 
 Seconds are planned. "Measured" has the date and the GPU of figures. Those from before the code
-changed
-do not count: the part is run again.
+changed do not count: the part is run again.
 """
 
 

@@ -61,7 +61,7 @@ VERBS: Sequence[Verb] = (
     Verb("list", _JOBS, "List jobs with status, progress and remaining time.", "list"),
     Verb("get", _JOBS, "Show the object of a job.", "get"),
     Verb("cancel", _JOBS, "Delete jobs. Their pods get the time to save a checkpoint.", "change"),
-    Verb("suspend", _JOBS, "Stop jobs with a checkpoint until they are resumed.", "change"),
+    Verb("suspend", _JOBS, "Stop jobs until they are resumed.", "change"),
     Verb("resume", _JOBS, "Let suspended jobs continue.", "change"),
     Verb("rerun", _JOBS, "Create a copy of a job under a new name.", "rerun"),
     Verb("sweep", _JOBS, "Create a job for each point of a grid, or show them.", "sweep", True),

@@ -4,13 +4,19 @@ import re
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, Placement
-from gpujob_api.report import Speedup
+from gpujob_api.meta import ConditionStatus
+from gpujob_api.report import Protection, Speedup
 from gpujob_api.settings import TunedSettings
+from gpujob_operator.decide.model.conditions import UNPROTECTED, find
 from kubectl_gpujob.errors import UserError
 
 SECONDS_MAX = 30 * 86_400.0
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PROTECTION = {
+    Protection.EXACT: "resumes exactly",
+    Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",
+}
 _ALWAYS_SAID = ("precision", "batch_per_step", "compile", "activation_checkpointing")
 
 
@@ -35,6 +41,18 @@ def age(moment: datetime | None, now: datetime) -> str:
         return ""
     seconds = max(round((now - moment).total_seconds()), 0)
     return duration(seconds) if seconds else "0 s"
+
+
+def unprotected(job: GPUJob) -> str:
+    """Returns why an interruption loses work of the job, or ""."""
+    found = find(job.status, UNPROTECTED)
+    return found.message if found is not None and found.status is ConditionStatus.TRUE else ""
+
+
+def protection(job: GPUJob) -> str:
+    """Returns what an interruption preserves of the job, or "" while that is not known."""
+    known = job.status.protection
+    return unprotected(job) or (_PROTECTION.get(known, "") if known is not None else "")
 
 
 def change_percent(before: float, after: float) -> str:

@@ -11,7 +11,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.kubectl import Kubectl, Target
 from kubectl_gpujob.names import new_name
-from tests.harness.cli_jobs import Clock, MemoryCluster, job, run_command
+from tests.harness.cli_jobs import Clock, MemoryCluster, condition, job, run_command
 
 PATH = "/apis/gpujob.dev/v1alpha1/namespaces/vision/gpujobs"
 
@@ -215,3 +215,12 @@ def test_a_job_that_is_deleted_ends_the_waiting() -> None:
     ran = run_command(MemoryCluster([job()], before_read=delete), "wait", "resnet50")
     assert ran.exit_code == 1
     assert str(ran.exception) == "gpujob resnet50 was deleted before it was finished"
+
+
+def test_suspending_a_job_that_loses_work_says_so() -> None:
+    words = "no persistent volume keeps the job's checkpoints"
+    conditions = [condition("Unprotected", "True", "NoDurablePlace", words)]
+    cluster = MemoryCluster([job(name="a", status={"conditions": conditions}), job(name="b")])
+    ran = run_command(cluster, "suspend", "a", "b")
+    assert ran.stderr == f"note: a loses work: {words}\n"
+    assert "checkpoint" not in ran.stdout

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +12,9 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import RESOURCES, from_manifest
 from gpujob_api.version import installed_version
+from gpujob_operator.leadership.lease import LeaseSettings
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.verbs.doctor import Facts, Verdict, diagnose
+from kubectl_gpujob.verbs.doctor import LEASE, Facts, Verdict, diagnose
 from tests.harness.builders import make_gpu
 from tests.harness.cli_jobs import NOW, MemoryCluster, condition, job, run_command
 from tests.harness.manifests import gpu_node_manifest
@@ -250,3 +251,7 @@ def test_an_api_server_that_is_away_is_an_error_and_no_list_of_unchecked_things(
 
     ran = run_command(Away(), "doctor")
     assert (ran.exit_code, str(ran.exception)) == (1, "the connection was refused")
+
+
+def test_the_lease_is_the_one_that_the_operator_holds() -> None:
+    assert {field.name: field.default for field in fields(LeaseSettings)}["name"] == LEASE

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.manifest import GPUJOB
+from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster, jobs_path
 from kubectl_gpujob.errors import EXIT_DONE, EXIT_FAILED, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_selector, add_target
 
 _DONE: Mapping[str, str] = {
     "cancel": "is being deleted",
-    "suspend": "is being suspended: it saves a checkpoint and gives its GPUs back",
+    "suspend": "is being suspended and gives its GPUs back",
     "resume": "waits for its GPUs again",
 }
 _ALREADY: Mapping[str, str] = {"suspend": "is already suspended", "resume": "is not suspended"}
@@ -39,12 +40,16 @@ def run(options: argparse.Namespace, world: World) -> int:
     for name in names:
         try:
             is_new = change(cluster, verb, name)
+            # What a stop loses is told before anybody relies on it.
+            lost = text.unprotected(cluster.job(name)) if verb == "suspend" else ""
         except UserError as error:
             # The others are changed all the same.
             world.screen.note(f"error: {error}")
             failed += 1
         else:
             world.screen.line(f"gpujob/{name} {(_DONE if is_new else _ALREADY)[verb]}")
+            if lost:
+                world.screen.note(f"note: {name} loses work: {lost}")
     return EXIT_FAILED if failed else EXIT_DONE
 
 

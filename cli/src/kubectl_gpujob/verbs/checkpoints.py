@@ -4,19 +4,12 @@ import argparse
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_memory
-from gpujob_api.report import Protection
-from gpujob_operator.decide.model.conditions import UNPROTECTED, find
 from kubectl_gpujob import text
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_target
 
 Row = tuple[str, str]
-_WORDS = {
-    Protection.EXACT: "resumes exactly",
-    Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +46,7 @@ def rows(job: GPUJob) -> list[Row]:
     if status.resumed_from_step is not None:
         step = status.resumed_from_step
         found.append(("Resumed", f"after step {step}" if step else "not: from the beginning"))
-    found.append(("Protection", _protection(job)))
+    found.append(("Protection", text.protection(job) or "not known yet"))
     return found
 
 
@@ -65,15 +58,8 @@ def _behind(job: GPUJob, step: int) -> list[Row]:
     steps = measured.step - step
     seconds = steps * measured.current.step_seconds if measured.current is not None else None
     about = f", about {text.duration(seconds)}" if seconds is not None else ""
-    return [("Since then", f"{steps} steps{about}: lost by a crash, saved by a stop")]
-
-
-def _protection(job: GPUJob) -> str:
-    unprotected = find(job.status, UNPROTECTED)
-    if unprotected is not None and unprotected.status is ConditionStatus.TRUE:
-        return unprotected.message
-    known = job.status.protection
-    return _WORDS.get(known, "not known yet") if known is not None else "not known yet"
+    by_stop = "" if text.unprotected(job) else ", saved by a stop"
+    return [("Since then", f"{steps} steps{about}: lost by a crash{by_stop}")]
 
 
 def as_json(job: GPUJob) -> dict[str, object]:

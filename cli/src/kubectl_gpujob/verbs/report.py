@@ -12,7 +12,7 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_count, format_memory
-from gpujob_api.report import Protection, Speedup
+from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
 from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
@@ -198,12 +198,8 @@ def _protection(job: GPUJob) -> list[Row]:
     """Returns what an interruption loses, or nothing while that is not known."""
     if unprotected := _stated(job, UNPROTECTED):
         return unprotected
-    words = {
-        Protection.EXACT: "resumes exactly",
-        Protection.BEST_EFFORT: "resumes from its newest checkpoint, not exactly",
-    }
-    known = words.get(job.status.protection) if job.status.protection is not None else None
-    return [("Protected", known)] if known is not None else []
+    known = text.protection(job)
+    return [("Protected", known)] if known else []
 
 
 def _attempts(job: GPUJob) -> str:

@@ -1,3 +1,4 @@
-"""CPU cards: a processor core and a slice of memory each, read through NVML's functions. And the
-GPUs of this machine.
+"""The devices of process nodes: CPU cards and GPUs of this machine.
+
+A CPU card is a processor core and a slice of memory, read through NVML's functions.
 """

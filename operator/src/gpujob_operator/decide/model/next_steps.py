@@ -32,7 +32,7 @@ OF_PENDING: Mapping[PendingReason, str] = {
     "its quota raised",
     PendingReason.INSUFFICIENT_CAPACITY: "wait: kubectl gpujob simulate {name} -n {namespace} "
     "shows when it starts. A lower spec.gpu.memory may start it sooner",
-    PendingReason.PREEMPTING: "nothing to do: the stopped jobs save their checkpoints first",
+    PendingReason.PREEMPTING: "nothing to do: the job starts when the stopped ones have ended",
 }
 OF_FAILED: Mapping[FailureClass, str] = {
     FailureClass.OUT_OF_MEMORY: "run it again with a smaller batch, or on GPUs with more memory",
