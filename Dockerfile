@@ -20,6 +20,7 @@ COPY api api
 COPY operator operator
 COPY worker worker
 COPY cli cli
+COPY dashboard dashboard
 COPY local local
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 

@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 # Folders with Python of ours; shell globs, so that an absent one is no error.
-PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
+PYTHON_FOLDERS := $(wildcard api operator worker cli dashboard local bench examples tests)
 
 .PHONY: help
 help: ## List the targets

@@ -27,10 +27,10 @@ mapfile -t gpu_packages < <(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z
 skip=()
 for package in "${gpu_packages[@]}"; do skip+=(--no-emit-package "$package"); done
 "${compile[@]}" --constraint requirements/torch.txt "${skip[@]}" \
-  --extra operator --extra worker --extra cli --extra local --extra bench --extra dev pyproject.toml -o requirements/base.txt
+  --extra operator --extra worker --extra cli --extra dashboard --extra local --extra bench --extra dev pyproject.toml -o requirements/base.txt
 echo 'uv' | "${compile[@]}" - -o requirements/uv.txt
 echo 'hatchling' | "${compile[@]}" "${same[@]}" - -o requirements/build.txt
-"${compile[@]}" "${same[@]}" --extra operator pyproject.toml -o requirements/operator.txt
+"${compile[@]}" "${same[@]}" --extra operator --extra dashboard pyproject.toml -o requirements/operator.txt
 "${compile[@]}" "${same[@]}" --extra worker pyproject.toml -o requirements/worker.txt
 "${compile[@]}" "${same[@]}" "${skip[@]}" --extra worker pyproject.toml -o requirements/worker-cpu.txt
 

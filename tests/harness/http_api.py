@@ -65,6 +65,10 @@ class HttpApi:
         self.counts: Counter[tuple[str, str]] = Counter()  # by method and plural
         # The status of a TokenReview for a token.
         self.review: Callable[[str], Manifest] = lambda token: {"authenticated": False}
+        # Whether the subject of a SubjectAccessReview may do what it names.
+        self.may: Callable[[Manifest], bool] = lambda spec: False
+        # Paths that may not be read.
+        self.forbid: Callable[[str], bool] = lambda path: False
         self.page_objects_max = 1_000_000
         self._lock = threading.RLock()
         self._objects = Objects(self._tell)
@@ -194,6 +198,8 @@ class HttpApi:
         if place is None:
             found = discovery(request.path)
             return web.json_response(found or {}, status=404 if found is None else 200)
+        if self.forbid(request.path):
+            return web.json_response({"message": f"{request.path} is forbidden"}, status=403)
         watch = request.method == "GET" and request.query.get("watch") in ("true", "1")
         body = json.loads(await request.read() or b"{}")
         self.requests.append(Request(time.monotonic(), request.method, place, watch, body))
@@ -218,6 +224,8 @@ class HttpApi:
         method, objects = request.method, self._objects
         if place.plural == "tokenreviews":
             return 201, to_line({"status": self.review(body["spec"]["token"])})
+        if place.plural == "subjectaccessreviews":
+            return 201, to_line({"status": {"allowed": self.may(body["spec"])}})
         if method == "POST" and request.query.get("dryRun"):
             return 201, to_line(body)
         if method == "POST":

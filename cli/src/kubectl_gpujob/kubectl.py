@@ -64,6 +64,11 @@ class Kubectl:
             raise UserError(f"--namespace: {self._namespace!r} is no name of a namespace")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags that name the cluster, as another kubectl takes them."""
+        return tuple(self._flags)
+
+    @property
     def namespace(self) -> str:
         """The namespace of the flag, else of the context, else `default`. Raises `UserError`."""
         if self._namespace is None:

@@ -4,7 +4,7 @@ The time is the API server's own. With a local clock that is off by a minute, ev
 look stale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -67,8 +67,13 @@ def _configurations(cluster: Cluster) -> dict[str, str] | None:
         found = cluster.objects(what, path, labelSelector=CONFIGURATION)
     except UserError:
         return None
+    return texts_of(found)
+
+
+def texts_of(configurations: Iterable[Manifest]) -> dict[str, str]:
+    """Returns the texts of the operators' files by namespace and name of their ConfigMaps."""
     texts: dict[str, str] = {}
-    for item in found:
+    for item in configurations:
         metadata, data = item.get("metadata") or {}, item.get("data") or {}
         if CONFIGURATION_FILE in data:
             texts[f"{metadata.get('namespace')}/{metadata.get('name')}"] = data[CONFIGURATION_FILE]

@@ -16,7 +16,7 @@ from gpujob_operator.read.configuration import configuration_from_text
 from gpujob_operator.read.snapshot import snapshot_of
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.listing import read_all
+from kubectl_gpujob.listing import Listing, read_all
 from kubectl_gpujob.question import read_text
 
 
@@ -34,8 +34,12 @@ def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Ob
 
     Raises `UserError` naming a kind that may not be read.
     """
+    return observation_of(read_all(cluster), configuration)
+
+
+def observation_of(listing: Listing, configuration: Path | None) -> Observation:
+    """Returns what was listed as the start of a simulation. Raises `UserError`."""
     chosen = _configuration(configuration)
-    listing = read_all(cluster)
     source = "the cluster"
     if chosen is None:
         chosen, whose = _operators(listing.configurations)

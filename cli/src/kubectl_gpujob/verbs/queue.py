@@ -32,9 +32,7 @@ def run(options: argparse.Namespace, world: World) -> int:
         if options.output == "json":
             screen.json(list_of("QueueList", [_json(queue) for queue in queues]))
             return EXIT_DONE
-        rows, columns = [_row(queue) for queue in queues], _QUEUES
-        if all(queue.metadata.name != DEFAULT_QUEUE for queue in queues):
-            rows.append(_implicit(jobs))
+        rows, columns = queue_rows(queues, jobs), _QUEUES
     else:
         known = {DEFAULT_QUEUE, *(queue.metadata.name for queue in queues)}
         if options.name not in known:
@@ -61,6 +59,14 @@ def run(options: argparse.Namespace, world: World) -> int:
     else:
         screen.table(rows, columns)
     return EXIT_DONE
+
+
+def queue_rows(queues: Sequence[GPUQueue], jobs: Sequence[GPUJob]) -> list[dict[str, str]]:
+    """Returns a row for each queue, and for the default one, which may have no object."""
+    rows = [_row(queue) for queue in queues]
+    if all(queue.metadata.name != DEFAULT_QUEUE for queue in queues):
+        rows.append(_implicit(jobs))
+    return rows
 
 
 def _row(queue: GPUQueue) -> dict[str, str]:

@@ -117,8 +117,12 @@ def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
 
 def in_queue_order(jobs: Sequence[GPUJob], queue: str) -> list[GPUJob]:
     """Returns the pending jobs of the queue by priority, then age."""
-    waiting = [job for job in jobs if _waits(job) and job.spec.queue == queue]
-    return sorted(waiting, key=_priority_and_age)
+    return by_queue_order([job for job in jobs if _waits(job) and job.spec.queue == queue])
+
+
+def by_queue_order(jobs: Sequence[GPUJob]) -> list[GPUJob]:
+    """Returns the jobs by priority, then age."""
+    return sorted(jobs, key=_priority_and_age)
 
 
 def _priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:

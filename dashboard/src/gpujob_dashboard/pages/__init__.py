@@ -1,0 +1,1 @@
+"""The pages: pure functions from a view of the cluster to the contents of a template."""
