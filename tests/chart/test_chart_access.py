@@ -112,7 +112,7 @@ def test_workers_of_every_namespace_reach_the_report_port_alone() -> None:
 def test_agents_reach_the_report_port_and_the_port_lets_them_in() -> None:
     objects = render()
     agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    operator = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    operator = named(objects, "Deployment", "operator")["spec"]["template"]["metadata"]["labels"]
     (_, agents) = [
         rule
         for rule in named(objects, "NetworkPolicy", "operator")["spec"]["ingress"]
@@ -124,14 +124,17 @@ def test_agents_reach_the_report_port_and_the_port_lets_them_in() -> None:
     *_, readings = named(objects, "NetworkPolicy", "agent")["spec"]["egress"]
     (peer,) = readings["to"]
     assert peer["podSelector"]["matchLabels"].items() <= operator.items()
-    (container,) = pod_spec(one(objects, "Deployment"))["containers"]
+    (container,) = pod_spec(named(objects, "Deployment", "operator"))["containers"]
     listening = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports(readings) == {listening["reports"]}
 
 
 def test_agents_are_told_where_and_operators_of_whom_readings_come() -> None:
     objects = render()
-    agent, operator = pod_spec(one(objects, "DaemonSet")), pod_spec(one(objects, "Deployment"))
+    agent, operator = (
+        pod_spec(one(objects, "DaemonSet")),
+        pod_spec(named(objects, "Deployment", "operator")),
+    )
     service = named(objects, "Service", "reports")
     (url,) = _values(agent, "--readings-url")
     assert url == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:8080/readings"

@@ -190,7 +190,7 @@ def test_helm_test_asks_the_address_that_workers_are_told(
     objects = render(values)
     (argument,) = [
         text.removeprefix("--report-url=")
-        for text in pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+        for text in pod_spec(named(objects, "Deployment", "operator"))["containers"][0]["args"]
         if text.startswith("--report-url=")
     ]
     environment = pod_spec(named(objects, "Pod", "test"))["containers"][0]["env"]
@@ -213,7 +213,7 @@ def test_helm_test_gets_through_the_network_policy() -> None:
 
 def test_helm_test_runs_where_the_operator_may() -> None:
     objects = render(ALL_ON)
-    operator = pod_spec(one(objects, "Deployment"))
+    operator = pod_spec(named(objects, "Deployment", "operator"))
     for probe in of_kind(objects, "Pod"):
         assert pod_spec(probe)["nodeSelector"] == operator["nodeSelector"]
         assert pod_spec(probe)["tolerations"] == ALL_ON["operator"]["tolerations"]
@@ -223,7 +223,9 @@ def test_helm_test_runs_where_the_operator_may() -> None:
 def test_the_operator_leaves_a_lost_node_soon(given: Mapping[str, Any], seconds: int) -> None:
     """Kubernetes itself gives a pod 300 s. Tolerations of a user's own are added."""
     own = {"key": "infra", "operator": "Exists"}
-    found = pod_spec(one(render({"operator": {**given, "tolerations": [own]}}), "Deployment"))
+    found = pod_spec(
+        named(render({"operator": {**given, "tolerations": [own]}}), "Deployment", "operator")
+    )
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     assert found["tolerations"] == [
         {"key": "node.kubernetes.io/not-ready", **lost},

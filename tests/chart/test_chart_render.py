@@ -132,14 +132,14 @@ def test_what_is_the_operators_own_is_granted_in_its_namespace_alone(
 
 def test_reports_go_to_the_leader_alone(objects: list[Manifest]) -> None:
     """The operator is told the name of a Service without a selector, and writes its endpoints."""
-    arguments = pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+    arguments = pod_spec(named(objects, "Deployment", "operator"))["containers"][0]["args"]
     service = named(objects, "Service", "reports")
     assert f"--report-service={service['metadata']['name']}" in arguments
     assert "selector" not in service["spec"]
 
 
 def test_services_and_policies_select_the_operator_alone(objects: list[Manifest]) -> None:
-    operator = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    operator = named(objects, "Deployment", "operator")["spec"]["template"]["metadata"]["labels"]
     agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     selectors = [named(objects, "Service", "operator")["spec"]["selector"]]
     policy = named(objects, "NetworkPolicy", "operator")
@@ -200,7 +200,7 @@ def test_the_configuration_file_is_read_by_the_operator(
 
 def test_a_changed_configuration_restarts_the_operator() -> None:
     def checksum(configuration: Mapping[str, Any]) -> str:
-        deployment = one(render({"configuration": configuration}), "Deployment")
+        deployment = named(render({"configuration": configuration}), "Deployment", "operator")
         return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/configuration"]
 
     assert checksum({}) == checksum({})
@@ -220,14 +220,14 @@ def test_the_configuration_reference_names_every_field() -> None:
 
 def test_a_digest_wins_over_a_tag() -> None:
     digest = "sha256:" + "a" * 64
-    found = one(render({"image": {"tag": "9", "digest": digest}}), "Deployment")
+    found = named(render({"image": {"tag": "9", "digest": digest}}), "Deployment", "operator")
     assert pod_spec(found)["containers"][0]["image"] == f"gpujob-operator@{digest}"
 
 
 def test_the_test_pod_checks_the_address_that_workers_are_told(objects: list[Manifest]) -> None:
     (argument,) = [
         text.removeprefix("--report-url=")
-        for text in pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+        for text in pod_spec(named(objects, "Deployment", "operator"))["containers"][0]["args"]
         if text.startswith("--report-url=")
     ]
     environment = pod_spec(named(objects, "Pod", "test"))["containers"][0]["env"]

@@ -46,6 +46,14 @@ ALL_ON: Mapping[str, Any] = {
         "podAnnotations": {"example.org/team": "ml"},
         "podLabels": {"example.org/team": "ml"},
     },
+    "dashboard": {
+        "enabled": True,
+        "nodeSelector": {"example.org/infra": "yes"},
+        "tolerations": [{"key": "infra", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "podAnnotations": {"example.org/team": "ml"},
+        "podLabels": {"example.org/team": "ml"},
+    },
     "configuration": {
         "waitingStretchMax": 10,
         "deviceAccess": "DevicePlugin",
@@ -63,6 +71,7 @@ ALL_ON: Mapping[str, Any] = {
     "networkPolicy": {
         "enabled": True,
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "dashboardFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
         "apiServerPorts": [6443],
         "apiServerCIDRs": ["10.0.0.0/8", "fd00::/8"],
     },

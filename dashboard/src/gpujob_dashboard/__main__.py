@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import secrets
+import signal
 import sys
 import time
 import webbrowser
@@ -60,12 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: --port {options.port}: {error}", file=sys.stderr)
         return EXIT_FAILED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_DONE
     return EXIT_DONE
 
 
 async def _run(options: argparse.Namespace) -> None:
+    # Ended by a signal, it ends kubectl's proxy as well.
+    task = asyncio.current_task()
+    assert task is not None, "it runs in one"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with _connected(options) as (server, namespace):
         watched = Watched(server, namespace)
         local = not options.in_cluster

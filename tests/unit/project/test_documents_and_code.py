@@ -33,7 +33,7 @@ CHART_VALUE = re.compile(
 )
 # `kubectl gpujob rerun` has a --set of its own.
 SET_FLAG = re.compile(r"^(?:(?!rerun).)*?--set ([^\s`]+)", re.MULTILINE)
-SERIES = re.compile(r"\bgpujob_(?!api|operator|worker|local)[a-z_]+")
+SERIES = re.compile(r"\bgpujob_(?!api|operator|worker|dashboard|local)[a-z_]+")
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", re.MULTILINE)
 
 

@@ -65,6 +65,11 @@ class ApiClient:
         # No proxy, because these servers are on loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), handler)
 
+    @property
+    def token(self) -> str:
+        """The token of its user, or "" if it has a certificate."""
+        return self._identity.token or ""
+
     def request_bytes(
         self, method: str, path: str, body: bytes | None = None, content: str = "application/json"
     ) -> bytes:
