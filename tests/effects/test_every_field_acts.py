@@ -13,6 +13,7 @@ from tests.effects import plans, workers
 from tests.effects.effect import Effect, Json, job_of, leaves, queue_of
 from tests.harness.crds import Schema, schema_of
 
+SHORT: Json = {"template": None, "image": "trainer", "env": [{"name": "A", "value": "1"}]}
 SAVED = {"checkpoint.path": "saved/*.pt"}
 JOB: Mapping[str, Effect] = {
     "workload": Effect(plans.beside_a_profile, None, "resnet"),
@@ -22,6 +23,13 @@ JOB: Mapping[str, Effect] = {
     "ttlSecondsAfterFinished": Effect(plans.long_finished, None, 60),
     "workers": Effect(plans.placed, None, 2),
     "gpusPerWorker": Effect(plans.placed, None, 2),
+    "gpus": Effect(plans.placed, "1", 2),
+    "image": Effect(workers.pod, None, "other", SHORT),
+    "command": Effect(workers.pod, None, ["python", "train.py"], SHORT),
+    "args": Effect(workers.pod, None, ["--lr"], SHORT),
+    "env.0.name": Effect(workers.pod, None, "B", SHORT),
+    "env.0.value": Effect(workers.pod, None, "2", SHORT),
+    "env.0.valueFrom": Effect(workers.pod, None, {"configMapKeyRef": {}}, SHORT),
     "gpu.memory": Effect(plans.placed, None, "100Gi"),
     "gpu.models": Effect(plans.placed, None, ["NVIDIA H100"]),
     "sharing.mode": Effect(plans.placed, None, "Exclusive"),

@@ -38,3 +38,12 @@ def set_field(target: Any, path: str, value: Any) -> None:
     for step in ways:
         target = target[int(step)] if isinstance(target, list) else target.setdefault(step, {})
     target[int(last) if isinstance(target, list) else last] = value
+
+
+def short_manifest(**fields: Any) -> Json:
+    """A GPUJob in the short form; fields of `spec` as for `job_manifest`."""
+    manifest = job_manifest(**fields)
+    (container,) = manifest["spec"].pop("template")["spec"]["containers"]
+    given = {key: value for key, value in container.items() if key != "name"}
+    manifest["spec"] = {**given, **manifest["spec"]}
+    return manifest

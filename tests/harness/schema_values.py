@@ -28,6 +28,8 @@ _QUANTITIES = (
     "1048576",
     "16Ti",
     "17592186044417",
+    "H100:2",
+    "2:H100",
     "0",
     7,
     2**40,
@@ -71,6 +73,8 @@ def filled(schema: Schema) -> Any:
         return schema["minimum"]
     if schema.get("type") == "boolean":
         return False
+    if schema.get("type") == "object":
+        return {}
     pattern = re.compile(schema.get("pattern", ""))
     return next(text for text in _PATTERNED if pattern.fullmatch(text) or not pattern.pattern)
 

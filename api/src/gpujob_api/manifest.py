@@ -16,6 +16,7 @@ from gpujob_api.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec, GPUQueueStatus
 from gpujob_api.meta import API_VERSION, GROUP, Metadata
+from gpujob_api.short_form import expanded
 
 Noun = GPUJob | GPUNode | GPUQueue | GPUProfile
 NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUProfile)
@@ -57,8 +58,10 @@ _PARTS: Mapping[type, tuple[type, type]] = {
 
 
 def read_spec(data: object) -> GPUJobSpec:
-    """Reads a GPUJob's `spec`. Raises `FieldError` with a path below `spec`."""
-    return decode(GPUJobSpec, data, "spec")
+    """Reads a GPUJob's `spec`, in the short or the long form. Raises `FieldError` with a path below
+    `spec`.
+    """
+    return decode(GPUJobSpec, expanded(data), "spec")
 
 
 def gpujob_from_manifest(
@@ -97,9 +100,11 @@ def from_manifest(
     _expect(manifest, "kind", resource.kind)
     spec_kind, status_kind = cast("tuple[type[Any], type[Any]]", _PARTS[kind])
     spec = manifest.get("spec") or {}
+    if kind is GPUJob:
+        spec_reader = spec_reader or read_spec
     return kind(
         metadata=metadata_from_manifest(manifest.get("metadata") or {}),
-        spec=decode(spec_kind, spec, "spec") if spec_reader is None else spec_reader(spec),
+        spec=cast("Any", spec_reader(spec) if spec_reader else decode(spec_kind, spec, "spec")),
         status=decode(status_kind, manifest.get("status") or {}, "status"),
     )
 

@@ -47,7 +47,7 @@ def read_all(cluster: Cluster) -> Listing:
         pods=cluster.objects("pods of all namespaces", "/api/v1/pods"),
         volumes=_volumes(cluster),
     )
-    return Listing(objects, now, _configurations(cluster))
+    return Listing(objects, now, operator_configurations(cluster))
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
@@ -61,7 +61,8 @@ def _volumes(cluster: Cluster) -> list[Manifest]:
         return []
 
 
-def _configurations(cluster: Cluster) -> dict[str, str] | None:
+def operator_configurations(cluster: Cluster) -> dict[str, str] | None:
+    """Returns the operators' configuration files, or None if they may not be read."""
     what, path = "configmaps of all namespaces", "/api/v1/configmaps"
     try:
         found = cluster.objects(what, path, labelSelector=CONFIGURATION)

@@ -82,7 +82,8 @@ def _is_inside(folder: Path, path: str) -> bool:
 
 def config_map_of(spec: Mapping[str, Any]) -> str:
     """Returns the name of the ConfigMap that holds the folder of a GPUJob, or ""."""
-    volumes = (spec["template"].get("spec") or {}).get("volumes") or ()
+    template = spec.get("template") or {}
+    volumes = (template.get("spec") or {}).get("volumes") or ()
     named = [one for one in volumes if one.get("name") == _SOURCE]
     return str((named[0].get("configMap") or {}).get("name", "")) if named else ""
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobSpec
+from gpujob_api.short_form import expanded
 from gpujob_api.unknown_fields import unknown_paths
 
 _OBJECT = ("apiVersion", "kind", "metadata", "spec", "status")
@@ -22,6 +23,7 @@ def refuse_unknown_fields(spec_kind: type, manifest: Mapping[str, Any]) -> None:
     Fields below the template's spec are left to the API server.
     """
     spec = _object(manifest.get("spec"))
+    spec = _object(expanded(spec)) if spec_kind is GPUJobSpec else spec
     unknown = [name for name in manifest if name not in _OBJECT]
     unknown += unknown_paths(spec_kind, spec, "spec")
     template = _object(spec.get("template"))

@@ -22,6 +22,7 @@ from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.price_names import PriceNames
 from gpujob_operator.telemetry.gauges import Gauges
 from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
@@ -66,6 +67,7 @@ class SchedulingLoop:
         self._dirty = dirty
         self._metrics = metrics
         self._gauges = Gauges(metrics)
+        self._price_names = PriceNames()
         self._clock = clock
         self._may_act = may_act
         self._dumps = dumps
@@ -189,3 +191,4 @@ class SchedulingLoop:
         self._metrics.cycle_seconds.observe(self.cycle_seconds)
         self._metrics.last_cycle.set(time.time())
         self._gauges.update(snapshot, now)
+        self._price_names.check(snapshot)

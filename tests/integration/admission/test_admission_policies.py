@@ -10,7 +10,7 @@ from gpujob_local.control_plane.api_client import ApiError, Json
 from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
 from gpujob_operator.render.claim import default_claim
 from tests.harness.chart import NAMESPACE
-from tests.harness.jobs import job_manifest
+from tests.harness.jobs import job_manifest, short_manifest
 from tests.harness.tenants import (
     CLAIMS_RULE,
     JOBS_RULE,
@@ -110,6 +110,9 @@ def test_who_may_not_create_pods_may_not_create_a_gpujob(tenants: Tenants) -> No
     assert said.startswith("403 Forbidden"), said
     assert f"spec.template: system:serviceaccount:{ours}:editor may not create pods in " in said
     assert tenants.refusal(creator, ours, "gpujobs", job_manifest()) == ""
+    said = tenants.refusal(editor, ours, "gpujobs", short_manifest())
+    assert f"spec.image: system:serviceaccount:{ours}:editor may not create pods in " in said
+    assert tenants.refusal(creator, ours, "gpujobs", short_manifest(gpus="H100")) == ""
     # Rights in one namespace are none in another, whatever GPUJobs may be created there.
     tenants.user(theirs, "creator", JOBS_RULE, PODS_RULE)
     assert "403" in tenants.refusal(creator, theirs, "gpujobs", job_manifest())

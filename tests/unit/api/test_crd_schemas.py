@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any, get_args, get_origin
@@ -14,12 +15,13 @@ from gpujob_api import settings
 from gpujob_api.bounds import Bound, Items, Range, Text
 from gpujob_api.codec import encode
 from gpujob_api.field_types import bounded_fields, camel_case
-from gpujob_api.gpujob import JOB_NAME_CHARACTERS_MAX, GPUJob
+from gpujob_api.gpujob import GPUS_PER_WORKER_MAX, JOB_NAME_CHARACTERS_MAX, GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import RESOURCES
 from gpujob_api.optimize import PerStep
 from gpujob_api.quantities import QUANTITY_PATTERN, FleetMemory, Memory
 from gpujob_api.settings import Precision, TunedSettings
+from gpujob_api.short_form import GPUS_CHARACTERS_MAX, GPUS_PATTERN, SHORT_FIELDS, GPUs, ShortForm
 from tests.harness.crds import KINDS, Schema, crd_of, schema_of, version_of, walk
 from tests.harness.repository import ROOT
 
@@ -49,6 +51,14 @@ _SCALARS: dict[Any, Schema] = {
         "minimum": 1,
         "maximum": 2**31 - 1,
     },
+    GPUs: {
+        "x-kubernetes-int-or-string": True,
+        "maxLength": GPUS_CHARACTERS_MAX,
+        "pattern": GPUS_PATTERN,
+        "minimum": 1,
+        "maximum": GPUS_PER_WORKER_MAX,
+    },
+    Mapping[str, Any]: {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
 }
 
 
@@ -156,6 +166,8 @@ def test_schema_and_noun_are_equal(kind: type[Any], part: str) -> None:
     expected = _value_schema(hint, defaults=part == "spec")
     if part == "spec" and not expected.get("required") and kind is not GPUJob:
         expected["default"] = {}
+    if part == "spec" and kind is GPUJob:
+        expected["properties"] |= _value_schema(ShortForm, defaults=True)["properties"]
     if part == "status":
         # One program writes it: a record of who set which of its fields would double its size.
         expected["x-kubernetes-map-type"] = "atomic"
@@ -165,6 +177,17 @@ def test_schema_and_noun_are_equal(kind: type[Any], part: str) -> None:
             expected["properties"][name]["default"] = default
     actual = _without_prose(schema_of(kind)["properties"][part])
     assert dict(_flat(actual)) == dict(_flat(expected))
+
+
+def test_the_short_form_has_the_containers_own_fields() -> None:
+    """The words, the bounds and the rules of the one are those of the other."""
+    spec = schema_of(GPUJob)["properties"]["spec"]["properties"]
+    pod = spec["template"]["properties"]["spec"]["properties"]
+    container = pod["containers"]["items"]["properties"]
+    assert {"image", "command", "args", "env", "gpus"} == SHORT_FIELDS
+    for name in ("image", "command", "args", "env"):
+        own = {key: value for key, value in spec[name].items() if key not in _PROSE}
+        assert own == {key: value for key, value in container[name].items() if key not in _PROSE}
 
 
 def _flat(schema: Schema, path: str = "") -> list[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """kubectl gpujob cancel, suspend, resume, rerun and wait."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.kubectl import Kubectl, Target
 from kubectl_gpujob.names import new_name
-from tests.harness.cli_jobs import Clock, MemoryCluster, condition, job, run_command
+from tests.harness.cli_jobs import Clock, MemoryCluster, condition, job, manifest, run_command
 
 PATH = "/apis/gpujob.dev/v1alpha1/namespaces/vision/gpujobs"
 
@@ -131,6 +132,17 @@ def test_a_flag_is_set_in_its_own_spelling(command: list[str], expected: list[st
     ran = run_command(cluster, "rerun", "resnet50", "--set", "lr=2", "-o", "json")
     made = json.loads(ran.stdout)
     assert made["spec"]["template"]["spec"]["containers"][0]["command"] == expected
+
+
+def test_a_job_in_the_short_form_is_repeated_in_it() -> None:
+    class Stored(MemoryCluster):
+        def manifest(self, name: str) -> Mapping[str, Any]:
+            spec = {"image": "i", "command": ["train.py", "--lr", "1"], "gpus": "A10:2"}
+            return {**manifest(name), "spec": spec}
+
+    ran = run_command(Stored(), "rerun", "resnet50", "--set", "lr=2", "-o", "json")
+    spec = json.loads(ran.stdout)["spec"]
+    assert spec == {"image": "i", "command": ["train.py", "--lr", "2"], "gpus": "A10:2"}
 
 
 @pytest.mark.parametrize("text", ["lr", "=3", "--lr=3"])

@@ -66,6 +66,7 @@ def sound() -> Facts:
         queues=[],
         claims=[{"metadata": {"namespace": "vision", "name": "c"}, "status": {"phase": "Bound"}}],
         jobs=[job(spec={"queue": "default", "checkpoint": {"volumeClaimName": "c"}})],
+        configurations={"system/gpujob": "pricePerGpuHour: {a10: 1.5}"},
     )
 
 
@@ -188,6 +189,16 @@ FAULTS: dict[str, tuple[Change, str, Verdict]] = {
         ),
         "jobs",
         Verdict.NOTE,
+    ),
+    "a price has no model": (
+        _set(configurations={"system/gpujob": "pricePerGpuHour: {A10: 1, V100: 1}"}),
+        "prices",
+        Verdict.NOTE,
+    ),
+    "a configuration cannot be read": (
+        _set(configurations={"system/gpujob": "pricePerGpuHour: 3"}),
+        "prices",
+        Verdict.FAULT,
     ),
     "a clock is wrong": (_set(server_time=NOW - timedelta(minutes=5)), "clocks", Verdict.NOTE),
 }

@@ -4,24 +4,30 @@ A check that may not be made, for lack of a right, is reported as such and is no
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
+import yaml
+
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import STATUS_SECONDS_MAX, GPUNode
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
 from gpujob_api.manifest import RESOURCES
 from gpujob_api.meta import GROUP, LABEL_MANAGED, VERSION, ConditionStatus
 from gpujob_api.version import installed_version
+from gpujob_operator.decide.capacity.model_names import price_names_without_model
 from gpujob_operator.decide.model.conditions import ACCEPTED, UNPROTECTED, UNTUNED, find
+from gpujob_operator.read.configuration import configuration_from_text
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster, Manifest
 from kubectl_gpujob.errors import EXIT_DONE, EXIT_FAILED, UserError
 from kubectl_gpujob.fleet import read_nodes, read_queues
 from kubectl_gpujob.grammar import World, add_output, add_target
+from kubectl_gpujob.listing import operator_configurations
 from kubectl_gpujob.screen import list_of
 
 OPERATORS = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=operator"
@@ -70,6 +76,8 @@ class Facts:
     queues: Sequence[GPUQueue] | None = None
     claims: Sequence[Manifest] | None = None
     jobs: Sequence[GPUJob] | None = None
+    # Texts of the operators' configuration files.
+    configurations: Mapping[str, str] | None = None
     missing: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -120,10 +128,18 @@ def read_facts(cluster: Cluster, now: datetime) -> Facts:
     read("queues", lambda: read_queues(cluster))
     read("claims", listed("claims", "/api/v1/persistentvolumeclaims"))
     read("jobs", lambda: cluster.jobs(all_namespaces=True))
+    read("configurations", lambda: _configurations(cluster))
     if facts.server_time is None and len(facts.missing) == len(fields(Facts)) - _NOT_READ:
         # Every user may ask for the time, so nothing answers.
         raise UserError(next(iter(facts.missing.values())))
     return facts
+
+
+def _configurations(cluster: Cluster) -> Mapping[str, str]:
+    found = operator_configurations(cluster)
+    if found is None:
+        raise UserError("you may not read the operator's configuration")
+    return found
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -413,6 +429,24 @@ def _unprotected(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _prices(facts: Facts) -> Iterator[Finding]:
+    models = {gpu.model for node in facts.gpu_nodes or () for gpu in node.status.gpus}
+    for where, content in (facts.configurations or {}).items() if models else ():
+        try:
+            names = price_names_without_model(configuration_from_text(content), models)
+        except (FieldError, yaml.YAMLError) as error:
+            remedy = "Correct the chart's value configuration: the operator does not start with it"
+            yield Finding("prices", Verdict.FAULT, f"configmap {where}: {error}", remedy)
+            continue
+        if names:
+            yield Finding(
+                "prices",
+                Verdict.NOTE,
+                f"no GPU has the model of these prices: {_names(names)}",
+                f"Name one of the cluster's models, or some of its words: {_names(sorted(models))}",
+            )
+
+
 def _clock(facts: Facts) -> Iterator[Finding]:
     if facts.server_time is None:
         return
@@ -441,5 +475,6 @@ CHECKS: Sequence[tuple[str, Sequence[str], Callable[[Facts], Iterator[Finding]]]
     ("answers", ["jobs"], _unanswered),
     ("checkpoint claims", ["claims", "jobs"], _claims),
     ("jobs", ["jobs"], _unprotected),
+    ("prices", ["configurations", "gpu_nodes"], _prices),
     ("clocks", [], _clock),
 )

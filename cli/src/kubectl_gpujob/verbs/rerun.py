@@ -99,6 +99,9 @@ def copy_of(manifest: Manifest, name: str, settings: Sequence[str]) -> dict[str,
 
 
 def _worker(spec: dict[str, Any]) -> dict[str, Any]:
+    """Returns the object with the command: the worker's container, or a spec in the short form."""
+    if "template" not in spec:
+        return spec
     containers = spec["template"]["spec"]["containers"]
     named = [one for one in containers if one.get("name") == WORKER_CONTAINER]
     return (named or containers)[0]

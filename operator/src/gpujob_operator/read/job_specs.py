@@ -13,6 +13,7 @@ from typing import cast
 from gpujob_api.decoding import shared_text
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import read_spec
+from gpujob_api.short_form import expanded
 
 # Total JSON characters of what is kept, including jobs that are gone: about 3,000 specs. In memory
 # a spec takes about four times its JSON, and twenty times at worst.
@@ -69,7 +70,7 @@ class JobSpecs:
 
         It shares its fields with another spec that differs only in its template.
         """
-        fields = cast("Mapping[str, object]", data if isinstance(data, dict) else {})
+        fields = cast("Mapping[str, object]", expanded(data) if isinstance(data, dict) else {})
         if "template" not in fields:
             return read_spec(data)
         template = self._shared(fields["template"])

@@ -313,8 +313,7 @@ def test_no_gpus_at_all() -> None:
     assert "no node has an agent" in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
     message = why(make_job(models=("H100",)), make_snapshot()).message
     assert message == "no GPU of model H100; models in the cluster: NVIDIA A10"
-    meant = why(make_job(models=("a10",)), make_snapshot()).message
-    assert meant.endswith("NVIDIA A10; spec.gpu.models takes whole names: NVIDIA A10")
+    assert why(make_job(models=("a1", "10")), make_snapshot()).message.startswith("no GPU of model")
     assert re.search(r"\d", why(make_job(memory_bytes=40 * GIB), make_snapshot()).message)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
+from gpujob_operator.decide.capacity.model_names import accepted_models
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.held_gpus import is_whole_gpu
 from gpujob_operator.decide.model.notices import NodeNotice
@@ -160,8 +161,11 @@ class Capacity:
         return [gpu for node, uuid in named if (gpu := self.gpu(node, uuid)) is not None]
 
     def models(self, accepted: Collection[str]) -> list[str]:
-        """Returns the cluster's GPU models that the job accepts, or all if it names none."""
-        return sorted(model for model in self.largest if not accepted or model in accepted)
+        """Returns the cluster's GPU models that the job accepts, or all if it names none.
+
+        It may name them by some of their words.
+        """
+        return accepted_models(accepted, self.largest)
 
     def law(self, model: str) -> Law:
         return self.laws.get(model, PUBLISHED_SLOWDOWNS)

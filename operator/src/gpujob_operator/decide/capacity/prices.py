@@ -8,10 +8,10 @@ mean of a Poisson rate with a gamma prior:
     interruptions per hour = (prior interruptions + observed) / (prior hours + observed hours)
 """
 
-import re
 from collections.abc import Mapping
 
 from gpujob_api.gpunode import GPUNode
+from gpujob_operator.decide.capacity.model_names import means, words
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 
@@ -19,7 +19,6 @@ from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 # a day outweighs half of it.
 PRIOR_HOURS = 24.0
 _SECONDS_PER_HOUR = 3600
-_WORD = re.compile(r"[a-z0-9]+")
 
 
 def rates(snapshot: Snapshot) -> dict[str, float]:
@@ -68,17 +67,4 @@ def price_of_model(model: str, configuration: Configuration, *, spot: bool) -> f
     if model in table:
         return table[model]
     meant = [name for name in table if means(name, model)]
-    return table[max(meant, key=lambda name: (len(_words(name)), name))] if meant else None
-
-
-def means(name: str, model: str) -> bool:
-    """Returns whether people may mean the model by this name.
-
-    All words of the name occur in this order, possibly with others between them.
-    """
-    part, rest = _words(name), iter(_words(model))
-    return bool(part) and all(word in rest for word in part)
-
-
-def _words(name: str) -> tuple[str, ...]:
-    return tuple(_WORD.findall(name.lower()))
+    return table[max(meant, key=lambda name: (len(words(name)), name))] if meant else None

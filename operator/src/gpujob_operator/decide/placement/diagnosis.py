@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
-from gpujob_operator.decide.capacity.prices import means
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.packing.apart import take_apart
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -95,11 +94,8 @@ def no_model(requirements: JobRequirements, assumed: AssumedCapacity) -> Diagnos
     present = sorted(assumed.capacity.largest)
     asked = requirements.job.spec.gpu.models
     wanted = ", ".join(asked) or "any"
-    meant = [model for model in present if any(means(name, model) for name in asked)]
     have = ", ".join(present) or "none, because no node has an agent"
     message = f"no GPU of model {wanted}; models in the cluster: {have}"
-    if meant:
-        message += f"; spec.gpu.models takes whole names: {', '.join(meant)}"
     return Diagnosis(False, lambda: message)
 
 

@@ -90,10 +90,8 @@ def least_reservation_bytes(
 ) -> int:
     """Returns the job's smallest reservation on a GPU, over the models that it accepts."""
     capacity = assumed.capacity
-    wanted_models = requirements.job.spec.gpu.models
     held: list[int] = []
-    for model, largest in capacity.largest.items():
-        if not wanted_models or model in wanted_models:
-            wanted = resolve(requirements, model, capacity, configuration).wanted
-            held.append(largest if wanted is None else wanted.memory_bytes)
+    for model in capacity.models(requirements.job.spec.gpu.models):
+        wanted = resolve(requirements, model, capacity, configuration).wanted
+        held.append(capacity.largest[model] if wanted is None else wanted.memory_bytes)
     return min(held, default=0)

@@ -330,12 +330,13 @@ def demand_of(
     It comes from the requirements while the job is pending, and from the reservation once it is
     placed.
     """
-    wanted_models = requirements.job.spec.gpu.models
+    wanted = requirements.job.spec.gpu.models
+    models = capacity.models(wanted)
     placement, held = requirements.job.status.placement, requirements.job.status.reservation
     if placement is not None and held is not None:
         whole = held.source is ReservationSource.WHOLE_GPU
         demand = requirements.demand(placement.gpu_model, None if whole else held)
     else:
-        model = next(iter(capacity.models(wanted_models)), "")
-        demand = resolve(requirements, model, capacity, configuration).demand
-    return changed(demand, models=frozenset(wanted_models))
+        demand = resolve(requirements, next(iter(models), ""), capacity, configuration).demand
+    # A name that means no model restricts the job all the same.
+    return changed(demand, models=frozenset((models or wanted) if wanted else ()))
