@@ -17,6 +17,7 @@ PIPE_COLUMNS = 4096
 # The narrowest column of texts that are wrapped.
 TEXT_COLUMNS_MIN = 24
 _GAP = 3
+_CLEAR = "\x1b[H\x1b[2J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -43,6 +44,19 @@ class Screen:
 
     def json(self, value: object) -> None:
         print(json.dumps(value, indent=2, sort_keys=True), file=self.out)
+
+    def listing(self, value: object, *, again: bool) -> None:
+        """Writes JSON. A list that is written `again` and again is one line each (NDJSON)."""
+        if again:
+            text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+            print(text, file=self.out, flush=True)
+        else:
+            self.json(value)
+
+    def clear(self) -> None:
+        """Clears a terminal. Other outputs keep everything."""
+        if self.is_terminal:
+            self.out.write(_CLEAR)
 
     def yaml(self, value: object) -> None:
         import yaml

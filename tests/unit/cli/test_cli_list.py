@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kubectl_gpujob.errors import UserError
 from tests.harness.cli_jobs import Clock, MemoryCluster, condition, job, run_command
 
 RUNNING = job(
@@ -152,6 +153,23 @@ def test_watching_shows_changes_alone() -> None:
         run_watch(cluster, Counting(), shown)
     text = "".join(shown)
     assert (text.count("train-x7k2p"), text.count("vit-base")) == (1, 1)
+
+
+def test_watched_json_is_a_list_a_line() -> None:
+    class Twice(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if cluster.held == [FAILED]:
+                raise UserError("enough")
+            cluster.held = [FAILED]
+
+    cluster = MemoryCluster([RUNNING])
+    ran = run_command(cluster, "list", "-w", "-o", "json", clock=Twice(), is_terminal=True)
+    items = [json.loads(line)["items"] for line in ran.stdout.splitlines()]
+    assert [one["metadata"]["name"] for [one] in items] == ["train-x7k2p", "vit-base"]
+    cluster.held = [RUNNING]
+    ran = run_command(cluster, "list", "-w", "-o", "yaml", clock=Twice())
+    assert len(list(yaml.safe_load_all(ran.stdout))) == 2
 
 
 def run_watch(cluster: MemoryCluster, clock: Clock, shown: list[str]) -> None:

@@ -21,7 +21,6 @@ _LEAST = ("REASON", "MEMORY", "SPEED", "ATTEMPT", "QUEUE", "GPU", "COST", "AGE",
 WATCH_SECONDS = 2.0
 _POSITION = re.compile(r"; position (\d+) of the jobs waiting")
 _SORTS = ("name", "age", "eta", "gpu", "status")
-_CLEAR = "\x1b[H\x1b[2J"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     ):
         chosen.add_argument(f"--{phase}", action="store_true", help=f"only {meaning}")
     parser.add_argument("--sort", choices=_SORTS, default="name", help="order (default: name)")
-    parser.add_argument("-w", "--watch", action="store_true", help="again whenever jobs change")
+    parser.add_argument(
+        "-w", "--watch", action="store_true", help="again whenever jobs change; JSON: a list a line"
+    )
     add_selector(parser)
     add_target(parser, all_namespaces=True)
     add_output(parser, "table", "wide", "json", "yaml", "name", "csv")
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace, world: World) -> int:
         # Ages change by themselves.
         now = [{**cells(job, world.now()), "AGE": ""} for job in jobs]
         if now != before:
-            if world.screen.is_terminal:
-                world.screen.out.write(_CLEAR)
+            if options.output in ("table", "wide"):
+                world.screen.clear()
             _show(jobs, options, world, cluster)
             world.screen.out.flush()
             before = now
@@ -100,8 +101,10 @@ def _show(
     rows = [cells(job, world.now()) for job in jobs]
     match options.output:
         case "json":
-            screen.json(whole)
+            screen.listing(whole, again=options.watch)
         case "yaml":
+            if options.watch:
+                screen.line("---")
             screen.yaml(whole)
         case "csv":
             screen.csv(rows, columns)
