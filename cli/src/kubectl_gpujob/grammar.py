@@ -72,6 +72,7 @@ VERBS: Sequence[Verb] = (
     Verb("timeline", _RUN, "Show a job's events in order.", "timeline"),
     Verb("checkpoints", _RUN, "Show what an interruption would preserve.", "checkpoints"),
     Verb("simulate", _CLUSTER, "Simulate extra jobs, nodes or quota. Read-only.", "simulate"),
+    Verb("what-if", _CLUSTER, "Show the effect of a change, by simulation. Read-only.", "what_if"),
     Verb("top", _CLUSTER, "Show running jobs or GPUs by their measured use.", "top"),
     Verb("gpus", _CLUSTER, "Show GPU models: how many, how many free, prices.", "gpus"),
     Verb("nodes", _CLUSTER, "Show GPU nodes and the use of their GPUs.", "nodes"),

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 from gpujob_api.visible import visible
 from kubectl_gpujob.table import table_lines
 
+# The version of the command line's own JSON.
+VERSION = "cli.gpujob.dev/v1"
 # Wide enough for every column when the output is a pipe, because programs want whole lines.
 PIPE_COLUMNS = 4096
 # The narrowest column of texts that are wrapped.
@@ -102,4 +104,4 @@ def standard_screen() -> Screen:
 
 def list_of(kind: str, items: Sequence[Any]) -> Mapping[str, Any]:
     """Returns the JSON of a list of the command line's own, with the version of its form."""
-    return {"apiVersion": "cli.gpujob.dev/v1", "kind": kind, "items": list(items)}
+    return {"apiVersion": VERSION, "kind": kind, "items": list(items)}

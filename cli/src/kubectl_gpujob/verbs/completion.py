@@ -15,7 +15,7 @@ from kubectl_gpujob.kubectl import Target
 # Commands whose arguments are names of jobs.
 OF_JOBS = (
     *("cancel", "checkpoints", "get", "logs", "report", "rerun", "resume", "simulate", "suspend"),
-    *("timeline", "wait", "why"),
+    *("timeline", "wait", "what-if", "why"),
 )
 # The last line for kubectl: no names of files.
 NO_FILES = ":4"

@@ -41,6 +41,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-f", "--filename", type=Path, action="append", default=[], metavar="FILE",
         help="GPUJobs to add, GPUQueues to set; - is standard input",
     )  # fmt: skip
+    add_cluster_edits(parser)
+    add_source(parser)
+    add_horizon(parser)
+    add_target(parser)
+    add_output(parser, "table", "json")
+
+
+def add_cluster_edits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--add-nodes", action="append", default=[], metavar="NODE=COUNT",
         help="add COUNT idle nodes like NODE",
@@ -53,37 +61,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="set a quota; FIELD is gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
         "borrowingLimit.gpuMemory or weight",
     )  # fmt: skip
-    add_source(parser)
+
+
+def add_horizon(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--horizon", default="24h", help="how far to simulate: 90s, 30m, 24h (default), 7d"
     )
-    add_target(parser)
-    add_output(parser, "table", "json")
 
 
 def run(options: argparse.Namespace, world: World) -> int:
     limits = Limits(text.seconds_of(options.horizon, "--horizon"))
-    if options.source is None:
-        cluster = world.cluster(options)
-        here = cluster.namespace
-        observation = observation_from_cluster(cluster, options.configuration)
-        refusal = cluster.refusal
-    else:
-        here = options.namespace or "default"
-        observation = observation_from_dump(options.source, options.configuration)
-        refusal = None
-    changes = question.changes_of(
-        options.filename,
-        namespace=here,
-        queues=observation.snapshot.queues,
-        add_nodes=options.add_nodes,
-        without_nodes=options.without_node,
-        quotas=options.quota,
-        refusal=refusal,
-    )
-    before = observation.snapshot
-    question.refuse_unused_queues(options.quota, before.queues, (*before.jobs, *changes.jobs))
-    found = answer(observation, changes, options.jobs, here, limits)
+    start = start_of(options, world)
+    changes = edits_of(options, start, options.filename)
+    found = answer(start.observation, changes, options.jobs, start.namespace, limits)
     screen = world.screen
     if options.output == "json":
         screen.json(as_json(found))
@@ -100,6 +90,41 @@ def run(options: argparse.Namespace, world: World) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a simulation, and the namespace of the jobs that options name."""
+
+    observation: Observation
+    namespace: str
+    refusal: question.Refusal | None
+
+
+def start_of(options: argparse.Namespace, world: World) -> Start:
+    """Reads the cluster, or the dump of `--from`. Raises `UserError`."""
+    if options.source is None:
+        cluster = world.cluster(options)
+        observation = observation_from_cluster(cluster, options.configuration)
+        return Start(observation, cluster.namespace, cluster.refusal)
+    observation = observation_from_dump(options.source, options.configuration)
+    return Start(observation, options.namespace or "default", None)
+
+
+def edits_of(options: argparse.Namespace, start: Start, files: Sequence[Path] = ()) -> Edits:
+    """Returns the edits of files and of the options of `add_cluster_edits`. Raises `UserError`."""
+    before = start.observation.snapshot
+    changes = question.changes_of(
+        files,
+        namespace=start.namespace,
+        queues=before.queues,
+        add_nodes=options.add_nodes,
+        without_nodes=options.without_node,
+        quotas=options.quota,
+        refusal=start.refusal,
+    )
+    question.refuse_unused_queues(options.quota, before.queues, (*before.jobs, *changes.jobs))
+    return changes
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The timeline with the edits, and the jobs for which it differs from the one without."""
 
@@ -109,28 +134,38 @@ class Answer:
     timeline: Timeline
     asked: tuple[JobTimeline, ...]
     others: tuple[Difference, ...]
+    # The timeline without the edits, if there are any.
+    before: Timeline | None = None
 
 
 def answer(
-    observation: Observation, changes: Edits, names: Sequence[str], namespace: str, limits: Limits
+    observation: Observation,
+    changes: Edits,
+    names: Sequence[str],
+    namespace: str,
+    limits: Limits,
+    *,
+    only_named: bool = False,
 ) -> Answer:
     """Runs `plan` with the edits and, if there are any, without. Raises `UserError`.
 
-    `names` are jobs of the namespace to show. Without any: the added jobs, else all pending ones.
+    `names` are jobs of the namespace to show. Without any: the added jobs, else all pending ones,
+    or none with `only_named`.
     """
     before, now = observation.snapshot, observation.now
     try:
         after = edited(before, changes, now)
     except FieldError as error:
         raise UserError(_option(error)) from None
-    asked = _asked(after.jobs, names, namespace)
+    asked = _asked(after.jobs, names, namespace) if names or not only_named else []
     timeline = simulate(after, now, limits)
     others: tuple[Difference, ...] = ()
-    if changes.any:
-        found = differences(simulate(before, now, limits), timeline)
+    without = simulate(before, now, limits) if changes.any else None
+    if without is not None:
+        found = differences(without, timeline)
         others = tuple(one for one in found if one.after.job.metadata.uid not in asked)
     shown = tuple(timeline.jobs[uid] for uid in asked if uid in timeline.jobs)
-    return Answer(observation.source, now, limits.horizon_seconds, timeline, shown, others)
+    return Answer(observation.source, now, limits.horizon_seconds, timeline, shown, others, without)
 
 
 def _option(error: FieldError) -> str:
@@ -275,15 +310,16 @@ def as_json(found: Answer) -> dict[str, Any]:
         "cycles": found.timeline.cycles,
         "ended": found.timeline.ended,
         "jobs": [_job_json(job) for job in found.asked],
-        "others": [
-            {
-                "namespace": one.after.job.metadata.namespace,
-                "name": one.after.job.metadata.name,
-                "without": _outcome_json(one.before),
-                "with": _outcome_json(one.after),
-            }
-            for one in found.others
-        ],
+        "others": [difference_json(one.before, one.after) for one in found.others],
+    }
+
+
+def difference_json(before: JobTimeline, after: JobTimeline) -> dict[str, Any]:
+    return {
+        "namespace": after.job.metadata.namespace,
+        "name": after.job.metadata.name,
+        "without": _outcome_json(before),
+        "with": _outcome_json(after),
     }
 
 

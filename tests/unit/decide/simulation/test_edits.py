@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import SharingMode
+from gpujob_api.gpujob import GPUJobStatus, SharingMode
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, Snapshot, Taint
@@ -145,3 +145,21 @@ def test_a_more_important_job_interrupts_and_that_is_a_difference() -> None:
     assert [one.after.name for one in found] == ["team/low"]
     assert found[0].stops_otherwise
     assert [stop.reason for stop in found[0].after.stopped] == ["Preempted"]
+
+
+def test_a_changed_job_has_another_spec_and_its_own_status() -> None:
+    before = picture()
+    job = before.jobs[0]
+    other = replace(job, spec=replace(job.spec, priority=7), status=GPUJobStatus())
+    found = edited(before, Edits(changed_jobs=(other,)), NOW).jobs
+    assert found[0].spec.priority == 7
+    assert found[0].status == job.status
+    assert found[0].metadata.generation == job.metadata.generation + 1
+    assert found[1:] == before.jobs[1:]
+    assert edited(before, Edits(changed_jobs=(job,)), NOW) == before, "an edit that changes nothing"
+
+
+def test_a_changed_job_must_exist() -> None:
+    with pytest.raises(FieldError, match="job team/nix does not exist"):
+        edited(picture(), Edits(changed_jobs=(make_job("nix"),)), NOW)
+    assert Edits(changed_jobs=(make_job("nix"),)).any

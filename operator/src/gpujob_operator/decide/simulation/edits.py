@@ -27,9 +27,11 @@ class MoreNodes:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Added jobs and queues as objects, and removed nodes by name."""
+    """Added jobs and queues as objects, jobs with another spec, and removed nodes by name."""
 
     jobs: tuple[GPUJob, ...] = ()
+    # Existing jobs as after an edit of their spec.
+    changed_jobs: tuple[GPUJob, ...] = ()
     # A queue replaces the queue of the same name, or is added.
     queues: tuple[GPUQueue, ...] = ()
     more_nodes: tuple[MoreNodes, ...] = ()
@@ -37,19 +39,45 @@ class Edits:
 
     @property
     def any(self) -> bool:
-        return bool(self.jobs or self.queues or self.more_nodes or self.without_nodes)
+        jobs = self.jobs or self.changed_jobs
+        return bool(jobs or self.queues or self.more_nodes or self.without_nodes)
 
 
 def edited(snapshot: Snapshot, edits: Edits, now: datetime) -> Snapshot:
     """Returns the snapshot with the edits.
 
-    Raises `FieldError` for an unknown node, for too many nodes or jobs, and for a job that already
-    exists.
+    Raises `FieldError` for an unknown node, for too many nodes or jobs, for a job that already
+    exists, and for a changed one that does not.
     """
     after = _with_nodes(snapshot, edits.more_nodes)
     after = _without_nodes(after, edits.without_nodes)
     after = _with_queues(after, edits.queues)
+    after = _with_changed_jobs(after, edits.changed_jobs)
     return _with_jobs(after, edits.jobs, now)
+
+
+def _with_changed_jobs(snapshot: Snapshot, jobs: tuple[GPUJob, ...]) -> Snapshot:
+    """Replaces specs as the API server does: the job keeps its identity and its status."""
+    if not jobs:
+        return snapshot
+    changed = {job.metadata.key: job for job in jobs}
+    missing = sorted(changed.keys() - {job.metadata.key for job in snapshot.jobs})
+    if missing:
+        raise FieldError("metadata.name", f"job {missing[0]} does not exist")
+    return replace(
+        snapshot,
+        jobs=tuple(
+            _with_spec(job, changed[job.metadata.key]) if job.metadata.key in changed else job
+            for job in snapshot.jobs
+        ),
+    )
+
+
+def _with_spec(job: GPUJob, edited: GPUJob) -> GPUJob:
+    if edited.spec == job.spec:
+        return job
+    metadata = replace(job.metadata, generation=job.metadata.generation + 1)
+    return replace(job, metadata=metadata, spec=edited.spec)
 
 
 def _with_jobs(snapshot: Snapshot, jobs: tuple[GPUJob, ...], now: datetime) -> Snapshot:
