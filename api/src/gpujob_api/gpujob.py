@@ -41,6 +41,7 @@ from gpujob_api.report import (
     WaitPercent,
 )
 from gpujob_api.settings import ResumeMode, TunedSettings
+from gpujob_api.start_range import StartRange
 from gpujob_api.start_refusal import START_REFUSALS_MAX, OthersStopped, StartRefusal
 from gpujob_api.summary import Summary
 
@@ -361,6 +362,8 @@ class GPUJobStatus:
     # The queue that admitted the attempt. The attempt uses its quota.
     queue: Label | None = None
     next_attempt_at: datetime | None = None
+    # When the pending job is expected to start.
+    start: StartRange | None = None
     # The newest refusals.
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
     # The time from which a job waits that was preempted, or that could not start for a while.

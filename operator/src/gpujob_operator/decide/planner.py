@@ -41,6 +41,7 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.starts import with_forecast
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
@@ -87,6 +88,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
+    items = _with_ranges(items, cycle)
     # 7. Delete pods without a job, expired jobs and unused profiles.
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
@@ -111,6 +113,42 @@ class Planner:
         decided = plan(snapshot, now, cache)
         self._cache = cache
         return decided
+
+
+def _with_ranges(items: list[PlanItem], cycle: "_Cycle") -> list[PlanItem]:
+    """Returns the items with the new start ranges: in the status that is written, or in another.
+
+    A job with a write in flight gets its range after that write.
+    """
+    snapshot, cache = cycle.snapshot, cycle.cache
+    forecast = snapshot.forecast
+    if forecast is None or forecast is cache.ranges_written:
+        return items
+    written = {
+        item.job.metadata.uid: (place, item)
+        for place, item in enumerate(items)
+        if isinstance(item, WriteStatus)
+    }
+    found, is_left = list(items), False
+    blocked = cycle.writing | frozenset(snapshot.backing_off)
+    for uid in sorted(cache.waiting.entries):
+        job = cache.entries[uid].job
+        if job.status.start is None and uid not in forecast.intervals:
+            continue
+        status = written[uid][1].status if uid in written else job.status
+        start = with_forecast(changed(job, status=status), forecast, cycle.now)
+        if start == status.start:
+            continue
+        is_left = True
+        status = changed(status, start=start)
+        if uid in written:
+            place, item = written[uid]
+            found[place] = replace(item, status=status)
+        elif uid not in blocked:
+            found.append(WriteStatus(job, status))
+    if not is_left:
+        cache.ranges_written = forecast
+    return found
 
 
 def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> dict[str, int]:

@@ -58,7 +58,9 @@ def rejection(reject: RejectJob, stored: Mapping[str, Any], now: datetime) -> di
     # The phase that an earlier, readable generation reached is kept.
     written = ("observedGeneration", "summary", "conditions", "observedAt")
     changed = {name: wanted[name] for name in written}
-    return replacement(GPUJOB, metadata, {**stored, **changed})
+    # It does not start.
+    kept = {name: value for name, value in stored.items() if name != "start"}
+    return replacement(GPUJOB, metadata, {**kept, **changed})
 
 
 def queue_status(write: WriteQueueStatus, unknown: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from gpujob_operator.decide.measurement.profile import unused_until, with_own_me
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import queue_of
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
+from gpujob_operator.decide.model.starts import Forecast
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
@@ -57,6 +58,8 @@ class SchedulerCache:
     configuration: Configuration = field(default_factory=Configuration)
     listening_since: datetime | None = None
     groups: SharingGroups = field(default_factory=SharingGroups)
+    # The calculation whose start ranges all statuses have.
+    ranges_written: Forecast | None = None
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(init=False)
     # Finished jobs by UID, with the time to delete them.

@@ -22,6 +22,7 @@ from gpujob_operator.decide.model.protection import (
     unprotected_message,
     why_unprotected,
 )
+from gpujob_operator.decide.model.starts import without_range
 
 # Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
@@ -70,13 +71,14 @@ def finish_status(
     _set_protection(job, status, writer, inputs, configuration)
     if status.placement is None or status.finished:
         writer.remove(conditions.EDIT_REJECTED)
+    start = without_range(job, writer.status())
     generation, summary = (
         job.metadata.generation,
         summarize(job, status, writer, sites, inputs.report),
     )
-    if (generation, summary) == (status.observed_generation, status.summary):
+    if (generation, summary, start) == (status.observed_generation, status.summary, status.start):
         return writer.status()
-    return writer.status(observed_generation=generation, summary=summary)
+    return writer.status(observed_generation=generation, summary=summary, start=start)
 
 
 def _set_slowdown(

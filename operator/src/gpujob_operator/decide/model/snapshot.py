@@ -21,6 +21,7 @@ from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.lanes import Lanes
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.placement_record import PlacementRecord
+from gpujob_operator.decide.model.starts import Forecast
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -302,6 +303,8 @@ class Snapshot:
     perhaps_placed: tuple[str, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
+    # The newest calculation of when pending jobs start. None: statuses stay as they are.
+    forecast: Forecast | None = None
     # Measured use by (job UID, attempt).
     usage: Mapping[tuple[str, int], GPUUsage] = field(
         default_factory=dict[tuple[str, int], GPUUsage]

@@ -35,7 +35,7 @@ def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgr
     measured = job.status.measurement
     at = job.status.observed_at or now
     step = measured.step if measured is not None else 0
-    ends_at = _in(now, releases.seconds(job.metadata.uid))
+    ends_at = in_seconds(now, releases.seconds(job.metadata.uid))
     return AttemptProgress(job.status.attempt, min(at, now), step, _step_seconds(job), ends_at)
 
 
@@ -51,7 +51,9 @@ def pace_from_start(
     restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
     seconds = releases.expected_run_seconds(_from_step(job, step)) + restart
     since = now + timedelta(seconds=restart)
-    return AttemptProgress(job.status.attempt, since, step, _step_seconds(job), _in(now, seconds))
+    return AttemptProgress(
+        job.status.attempt, since, step, _step_seconds(job), in_seconds(now, seconds)
+    )
 
 
 def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedReport:
@@ -114,7 +116,9 @@ def _step_seconds(job: GPUJob) -> float | None:
     return timing.step_seconds if timing is not None and timing.step_seconds > 0 else None
 
 
-def _in(now: datetime, seconds: float) -> datetime | None:
+def in_seconds(now: datetime, seconds: float | None) -> datetime | None:
     """Returns the time, or None if it is more than a thousand years away."""
+    if seconds is None:
+        return None
     within = seconds < inf and isfinite(seconds) and seconds < 3e10
     return now + timedelta(seconds=max(seconds, 0.0)) if within else None

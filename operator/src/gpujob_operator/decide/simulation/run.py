@@ -3,13 +3,14 @@ is reached.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.simulation.simulated_cluster import SimulatedCluster
+from gpujob_operator.decide.simulation.simulated_cluster import Lengths, SimulatedCluster
 from gpujob_operator.decide.simulation.timeline import Timeline, TimelineRecorder
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
@@ -30,14 +31,38 @@ STEP_FRACTION = 0.01
 class Limits:
     horizon_seconds: float = HORIZON_SECONDS
     cycles: int = CYCLES_MAX
+    step_seconds: float = STEP_SECONDS
+    step_fraction: float = STEP_FRACTION
+
+
+@dataclass(frozen=True, slots=True)
+class Future:
+    """One of the possible futures: run times, and jobs that are created later.
+
+    The simulation ends once all `watched` jobs have started.
+    """
+
+    lengths: Lengths
+    arrivals: tuple[GPUJob, ...] = ()
+    watched: frozenset[str] = field(default_factory=frozenset[str])
 
 
 def simulate(
-    snapshot: Snapshot, now: datetime, limits: Limits, plan: PlanFunction | None = None
+    snapshot: Snapshot,
+    now: datetime,
+    limits: Limits,
+    plan: PlanFunction | None = None,
+    future: Future | None = None,
 ) -> Timeline:
-    """Runs `plan` on the snapshot from now on, and records what follows."""
+    """Runs `plan` on the snapshot from now on, and records what follows.
+
+    Without `future`, attempts run as long as the planner expects, and no job is created.
+    """
     plan = plan if plan is not None else Planner()
-    cluster = SimulatedCluster.of(snapshot, now)
+    if future is None:
+        cluster = SimulatedCluster.of(snapshot, now)
+    else:
+        cluster = SimulatedCluster.of(snapshot, now, future.lengths, future.arrivals)
     recorder = TimelineRecorder(now, cluster.jobs, cluster.configuration)
     end = now + timedelta(seconds=limits.horizon_seconds)
     calm, cycles, ended = 0, 0, "cycles"
@@ -50,10 +75,13 @@ def simulate(
         if not changed and not _acts(decided) and _nobody_waits(cluster):
             ended = "no pending jobs"
             break
+        if future is not None and _all_started(recorder, future.watched):
+            ended = "watched jobs started"
+            break
         if cluster.now >= end:
             ended = "horizon"
             break
-        cluster.pass_until(min(_next_moment(cluster, decided, now, calm), end))
+        cluster.pass_until(min(_next_moment(cluster, decided, now, calm, limits), end))
     return Timeline(recorder.jobs, (cluster.now - now).total_seconds(), cycles, ended)
 
 
@@ -73,7 +101,13 @@ def _nobody_waits(cluster: SimulatedCluster) -> bool:
     return not waits and not cluster.starts and not cluster.ends
 
 
-def _next_moment(cluster: SimulatedCluster, decided: Plan, start: datetime, calm: int) -> datetime:
+def _all_started(recorder: TimelineRecorder, watched: frozenset[str]) -> bool:
+    return all(recorder.jobs[uid].starts_seconds is not None for uid in watched)
+
+
+def _next_moment(
+    cluster: SimulatedCluster, decided: Plan, start: datetime, calm: int, limits: Limits
+) -> datetime:
     """Returns the time of the next cycle: an event, the plan's deadline, or the longest
     interval.
     """
@@ -83,7 +117,7 @@ def _next_moment(cluster: SimulatedCluster, decided: Plan, start: datetime, calm
     look = min(look, LOOK_SECONDS_MAX)
     if decided.next_seconds is not None:
         look = min(look, max(decided.next_seconds, 0.0))
-    step = max(STEP_SECONDS, passed * STEP_FRACTION)
+    step = max(limits.step_seconds, passed * limits.step_fraction)
     moment = cluster.now + timedelta(seconds=max(look, step))
     event = cluster.next_event()
     if event is None or event >= moment:

@@ -1,12 +1,15 @@
 """A simulated cluster: it applies plans and advances time."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob, JobPhase, WorkerPlacement
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.report import Report, WorkerPhase
 from gpujob_api.settings import EXIT_DONE
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.configuration import Configuration
@@ -34,6 +37,7 @@ from gpujob_operator.decide.model.workers import joined, worker_name
 from gpujob_operator.decide.simulation.progress_model import (
     AttemptProgress,
     final_report,
+    in_seconds,
     pace_from_start,
     pace_now,
     report_of,
@@ -46,6 +50,14 @@ START_SECONDS = 1.0
 REPORTS_PER_HANG_TIMEOUT = 4
 # Readings that are fresh at the start stay fresh, because their time is moved this far ahead.
 FRESH = timedelta(days=3650)
+
+
+class Lengths(Protocol):
+    """How long attempts run, if the planner's own estimate is not to decide it."""
+
+    def seconds(self, job: GPUJob, now: datetime) -> float | None:
+        """Returns how long the running attempt of the job still runs. None: it does not end."""
+        ...
 
 
 @dataclass(slots=True)
@@ -68,9 +80,19 @@ class SimulatedCluster:
     # When created pods start to run, and when stopped pods are gone.
     starts: dict[str, datetime] = field(default_factory=dict[str, datetime])
     ends: dict[str, datetime] = field(default_factory=dict[str, datetime])
+    # None: attempts run as long as the planner expects.
+    lengths: Lengths | None = None
+    # Jobs that are still to be created, the latest first.
+    arrivals: list[GPUJob] = field(default_factory=list[GPUJob])
 
     @classmethod
-    def of(cls, snapshot: Snapshot, now: datetime) -> "SimulatedCluster":
+    def of(
+        cls,
+        snapshot: Snapshot,
+        now: datetime,
+        lengths: Lengths | None = None,
+        arrivals: Iterable[GPUJob] = (),
+    ) -> "SimulatedCluster":
         """Returns the cluster of the snapshot.
 
         Unreadable jobs, deleted jobs (whose pods are stopping) and unmanaged pods take no part.
@@ -91,6 +113,8 @@ class SimulatedCluster:
             },
             queues={queue.metadata.name: queue for queue in snapshot.queues},
             profiles={(p.metadata.namespace, p.metadata.name): p for p in snapshot.profiles},
+            lengths=lengths,
+            arrivals=sorted(arrivals, key=_creation, reverse=True),
         )
         cluster._begin()
         return cluster
@@ -120,7 +144,7 @@ class SimulatedCluster:
         releases = ReleaseTimes.of(self.jobs.values(), self.now, self.configuration)
         for uid, job in self.jobs.items():
             if job.status.phase is JobPhase.RUNNING:
-                self.paces[uid] = pace_now(job, releases, self.now)
+                self._set_pace(uid, pace_now(job, releases, self.now), job)
         for uid, pod in self.pods.items():
             if pod.finished:
                 continue
@@ -128,6 +152,11 @@ class SimulatedCluster:
                 self.ends[uid] = max(pod.deletion_at, self.now)
             elif pod.phase is PodPhase.PENDING:
                 self.starts[uid] = self.now
+
+    def _set_pace(self, uid: str, pace: AttemptProgress, job: GPUJob) -> None:
+        if self.lengths is not None:
+            pace = replace(pace, ends_at=in_seconds(self.now, self.lengths.seconds(job, self.now)))
+        self.paces[uid] = pace
 
     # -- what a plan does
 
@@ -155,8 +184,10 @@ class SimulatedCluster:
         before = self.jobs[uid]
         self.jobs[uid] = job
         if job.status.phase is JobPhase.RUNNING and before.status.phase is not JobPhase.RUNNING:
-            releases = ReleaseTimes.of(self.jobs.values(), self.now, self.configuration)
-            self.paces[uid] = pace_from_start(job, releases, self.configuration, self.now)
+            # Expected times need every job, and given lengths none.
+            known = self.jobs.values() if self.lengths is None else ()
+            releases = ReleaseTimes.of(known, self.now, self.configuration)
+            self._set_pace(uid, pace_from_start(job, releases, self.configuration, self.now), job)
         elif job.status.placement is None or job.finished:
             self.paces.pop(uid, None)
             self.reports.pop(uid, None)
@@ -193,12 +224,16 @@ class SimulatedCluster:
     def next_event(self) -> datetime | None:
         """Returns the time of the next event without a plan, which is never before now."""
         own = (pace.ends_at for pace in self.paces.values() if pace.ends_at is not None)
-        first = min((*self.starts.values(), *self.ends.values(), *own), default=None)
+        new = (_creation(job) for job in self.arrivals[-1:])
+        first = min((*self.starts.values(), *self.ends.values(), *own, *new), default=None)
         return None if first is None else max(first, self.now)
 
     def pass_until(self, moment: datetime) -> None:
         """Applies every event that is due by then."""
         self.now = moment
+        while self.arrivals and _creation(self.arrivals[-1]) <= moment:
+            job = self.arrivals.pop()
+            self.jobs[job.metadata.uid] = job
         for uid in _due(self.starts, moment):
             self._start(uid)
         for uid in _due(self.ends, moment):
@@ -231,14 +266,19 @@ class SimulatedCluster:
 
     def _complete(self, job_uid: str) -> None:
         """Completes the job after its last step, if all its workers still exist."""
-        del self.paces[job_uid]
+        pace = self.paces.pop(job_uid)
         job = self.jobs[job_uid]
         if job.status.phase is not JobPhase.RUNNING:
             return
+        words = None
+        if self.lengths is not None:
+            # A run that is shorter than its announced steps would count as broken off.
+            words = Report(pace.attempt, WorkerPhase.FINISHED, step=pace.step)
         for pod in list(self.pods.values()):
             current = pod.job_uid == job_uid and pod.attempt == job.status.attempt
             if current and not pod.finished:
-                self._finish(replace(pod, exit_code=EXIT_DONE, phase=PodPhase.SUCCEEDED))
+                done = replace(pod, exit_code=EXIT_DONE, phase=PodPhase.SUCCEEDED)
+                self._finish(done if words is None else replace(done, termination=words))
 
     def _finish(self, pod: PodView) -> None:
         self.ends.pop(pod.uid, None)
@@ -277,6 +317,12 @@ class SimulatedCluster:
 def _workers(job: GPUJob) -> tuple[WorkerPlacement, ...]:
     placement = job.status.placement
     return placement.workers if placement is not None else ()
+
+
+def _creation(job: GPUJob) -> datetime:
+    created = job.metadata.creation_timestamp
+    assert created is not None, "an arrival has a time"
+    return created
 
 
 def _due(moments: dict[str, datetime], moment: datetime) -> list[str]:

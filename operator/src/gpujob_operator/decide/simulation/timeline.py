@@ -113,6 +113,9 @@ class TimelineRecorder:
         for item in plan.items:
             if isinstance(item, WriteStatus):
                 uid = item.job.metadata.uid
+                if uid not in self.jobs:
+                    # A job that arrived meanwhile.
+                    self.jobs[uid] = JobTimeline(jobs[uid], None)
                 changed |= self._note(self.jobs[uid], jobs[uid], item, now)
         return changed
 
