@@ -35,6 +35,7 @@ from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.forecast.forecaster import Forecaster
 from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
 from gpujob_operator.handlers.kopf_thread import KopfThread
 from gpujob_operator.handlers.memo import Memo
@@ -121,6 +122,8 @@ class Operator:
         self._sync = CacheSync(self._cache, self._dirty)
         self._configuration: Configuration = options.configuration
         self._listening_since = self._clock.now()
+        # Of the last cycle.
+        self._snapshot: Snapshot | None = None
         clock_moved.connect(self._cache.clock_moved)
         self._leads_changed.connect(
             self._clock.hold,
@@ -171,7 +174,8 @@ class Operator:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, mandate, poster)
-            loop = self._scheduling_loop(executor, mandate, receiver)
+            forecaster = self._forecaster(mandate)
+            loop = self._scheduling_loop(executor, mandate, receiver, forecaster)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in FOLLOWED]
             self._restored.connect(*(one.restart for one in watches), kopf.restart)
             health = self._health(loop, watches, memo, mandate)
@@ -189,6 +193,7 @@ class Operator:
                     keep("relist", relist.run),
                     keep("event poster", poster.run),
                     keep("garbage", collect_regularly),
+                    keep("forecaster", forecaster.run),
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
@@ -279,14 +284,30 @@ class Operator:
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 
+    def _forecaster(self, mandate: Mandate) -> Forecaster:
+        return Forecaster(
+            snapshot=lambda: self._snapshot,
+            clock=self._clock.now,
+            may_act=mandate.may_act,
+            changed=self._dirty.mark,
+            metrics=self._metrics,
+        )
+
     def _scheduling_loop(
-        self, executor: Executor, mandate: Mandate, receiver: ReportReceiver
+        self,
+        executor: Executor,
+        mandate: Mandate,
+        receiver: ReportReceiver,
+        forecaster: Forecaster,
     ) -> SchedulingLoop:
         directory = self._options.dump_directory
 
         def snapshot() -> Snapshot:
             snapshot = self._cache.snapshot(receiver.newest(), self._configuration)
-            return replace(snapshot, listening_since=self._listening_since)
+            self._snapshot = replace(
+                snapshot, listening_since=self._listening_since, forecast=forecaster.newest
+            )
+            return self._snapshot
 
         return SchedulingLoop(
             snapshot=snapshot,

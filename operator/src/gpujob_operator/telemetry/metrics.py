@@ -121,6 +121,17 @@ class Metrics:
             "Attempts that found that their checkpoint did not bring the run back exactly.",
             registry=registry,
         )
+        self.start_ranges = Counter(
+            "gpujob_start_ranges",
+            "Jobs that started, by whether the first range of their expected start held.",
+            ["held"],
+            registry=registry,
+        )
+        self.start_range_draws = Gauge(
+            "gpujob_start_range_draws",
+            "Simulated futures of the last calculation of start ranges.",
+            registry=registry,
+        )
         self.overtaken_writes = Counter(
             "gpujob_overtaken_writes",
             "Statuses that were not sent, because a newer one was there before their turn.",
