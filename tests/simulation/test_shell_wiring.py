@@ -15,6 +15,7 @@ MODELLED = {"KopfThread", "Kube", "Memo"}
 ABSENT = {
     "CrashAfterWrites",
     "CycleDumps",
+    "Forecaster",
     "HealthServer",
     "Legacy",
     "LifeSigns",

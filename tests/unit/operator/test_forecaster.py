@@ -202,7 +202,7 @@ def test_deleted_jobs_still_count() -> None:
 
 
 def test_the_number_of_outcomes_is_bounded() -> None:
-    score = Score(Metrics())
+    score, found = Score(Metrics()), Outcomes()
     for number in range(0, 3 * OUTCOMES_MAX, 10):
         found = score.look(started(number + one) for one in range(10))
     assert found == Outcomes(OUTCOMES_MAX, OUTCOMES_MAX)

@@ -13,6 +13,7 @@ from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_selector, add_target
 from kubectl_gpujob.screen import Screen
+from kubectl_gpujob.starts import brief_start
 
 COLUMNS = ("NAMESPACE", "NAME", "STATUS", "PROGRESS", "ETA", "GPU", "COST", "AGE")
 WIDE = (*COLUMNS, "QUEUE", "SPEED", "MEMORY", "ATTEMPT", "REASON")
@@ -126,7 +127,7 @@ def cells(job: GPUJob, now: datetime) -> dict[str, str]:
         "NAME": job.metadata.name,
         "STATUS": status(job),
         "PROGRESS": progress(job),
-        "ETA": "-" if left is None else format_duration(left),
+        "ETA": brief_start(job, now) or "-" if left is None else format_duration(left),
         "GPU": gpus(job),
         "COST": summary.cost or "-",
         "AGE": _age(job, now),

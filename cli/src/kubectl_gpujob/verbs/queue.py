@@ -12,11 +12,12 @@ from kubectl_gpujob.errors import EXIT_DONE, UserError
 from kubectl_gpujob.fleet import read_queues
 from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.screen import list_of
+from kubectl_gpujob.starts import brief_start
 from kubectl_gpujob.verbs.list import cells
 from kubectl_gpujob.verbs.why import in_queue_order
 
 _QUEUES = ("QUEUE", "PARENT", "GPUS", "MEMORY", "RUNNING", "PENDING", "STATE")
-_JOBS = ("#", "NAMESPACE", "NAME", "STATUS", "PRIORITY", "GPUS", "AGE", "REASON")
+_JOBS = ("#", "NAMESPACE", "NAME", "STATUS", "START", "PRIORITY", "GPUS", "AGE", "REASON")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace, world: World) -> int:
             {
                 **cells(job, world.now()),
                 "#": str(number),
+                "START": brief_start(job, world.now()) or "-",
                 "PRIORITY": str(job.spec.priority),
                 "GPUS": str(job.spec.gpus),
             }

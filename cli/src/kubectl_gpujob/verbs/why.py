@@ -12,10 +12,12 @@ from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionSt
 from gpujob_operator.decide.model.conditions import FAILED, RUNNING, SCHEDULED, SUCCEEDED
 from gpujob_operator.decide.model.next_steps import next_step
 from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.starts import shown_range
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_source, add_target
+from kubectl_gpujob.starts import start_text
 
 Row = tuple[str, str]
 NOT_PROCESSED = "has not processed this job yet; is the operator running?"
@@ -46,45 +48,61 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the placement score, runners-up, and why other nodes were rejected",
     )
+    parser.add_argument(
+        "--sooner",
+        action="store_true",
+        help="show changes of the job that make it start sooner, each tried by simulation",
+    )
     add_source(parser)
     add_target(parser)
     add_output(parser, "table", "json")
 
 
 def run(options: argparse.Namespace, world: World) -> int:
-    if options.places or options.source is not None:
-        return _places(options, world)
+    if options.places and options.sooner:
+        raise UsageError("--places and --sooner exclude each other")
+    if options.places or options.sooner or options.source is not None:
+        return _explained(options, world)
     if options.configuration is not None:
-        raise UsageError("--configuration is only valid with --places or --from")
+        raise UsageError("--configuration is only valid with --places, --sooner or --from")
     cluster, screen = world.cluster(options), world.screen
     job = cluster.job(options.name)
-    place = position(job, _queue(cluster))
+    now, others = world.now(), _queue(cluster)
+    place = position(job, others)
+    start = start_text(job, others, now)
     if options.output == "json":
-        screen.json(as_json(job, place))
+        screen.json(as_json(job, place, now))
     else:
-        screen.rows(headline(job, world.now()), rows(job, place, world.now()))
+        screen.rows(headline(job, now), rows(job, place, now, start))
     return EXIT_DONE
 
 
-def _places(options: argparse.Namespace, world: World) -> int:
-    """Shows the job's placement next to others: its score, the runners-up, and what other nodes
-    lack.
-    """
-    from kubectl_gpujob import places
+def _explained(options: argparse.Namespace, world: World) -> int:
+    """Shows the job's placement next to others, or the changes that make it start sooner."""
+    # Before anything is read, because they need NumPy, which may be missing.
+    from kubectl_gpujob import places, sooner
     from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
 
     if options.source is None:
         cluster = world.cluster(options)
         observation = observation_from_cluster(cluster, options.configuration)
-        found = places.found(observation, f"{cluster.namespace}/{options.name}")
+        name = f"{cluster.namespace}/{options.name}"
     else:
         observation = observation_from_dump(options.source, options.configuration)
         within = f"{options.namespace}/" if options.namespace else ""
-        found = places.found(observation, f"{within}{options.name}")
-    if options.output == "json":
-        world.screen.json(places.as_json(found))
+        name = f"{within}{options.name}"
+    if options.sooner:
+        tried = sooner.found(observation, name)
+        title, lines = sooner.headline(tried, observation), sooner.rows(tried)
+        data = sooner.as_json(tried)
     else:
-        world.screen.rows(places.headline(found, observation), places.rows(found))
+        found = places.found(observation, name)
+        title, lines = places.headline(found, observation), places.rows(found)
+        data = places.as_json(found)
+    if options.output == "json":
+        world.screen.json(data)
+    else:
+        world.screen.rows(title, lines)
     return EXIT_DONE
 
 
@@ -138,8 +156,8 @@ def headline(job: GPUJob, now: datetime) -> str:
     return f"{name} is {job.status.phase.value}{lasting}{attempt}"
 
 
-def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
-    """Returns all facts, the most important first."""
+def rows(job: GPUJob, place: Position | None, now: datetime, start: str = "") -> list[Row]:
+    """Returns all facts, the most important first. `start` is the expected start, if known."""
     status = job.status
     found, said = _conditions(job, now)
     failure = status.failure
@@ -158,6 +176,7 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
     if place is not None and _waits_in_order(job):
         order = f"{text.ordinal(place.place)} of {place.waiting} pending, by priority and age"
         found.append(("Queue", f"{job.spec.queue}: {order}"))
+    found += [("Start", start)] * bool(start)
     if status.placement is not None:
         found += [("Placement", line) for line in text.placement(status.placement)]
     if place is not None and not status.conditions:
@@ -200,16 +219,19 @@ def log_command(job: GPUJob) -> str:
     return f"kubectl logs -n {namespace} -l {chosen} -c {WORKER_CONTAINER} --prefix --tail 20"
 
 
-def as_json(job: GPUJob, place: Position | None) -> dict[str, Any]:
+def as_json(job: GPUJob, place: Position | None, now: datetime | None = None) -> dict[str, Any]:
+    """Returns the same for programs. Without `now`, the expected start is left out."""
     status = encode(job.status)
     kept = ("phase", "attempt", "conditions", "failure", "stop", "nextAttemptAt", "placement")
     queue: dict[str, Any] = {"name": job.spec.queue}
     if place is not None:
         queue |= {"position": place.place, "waiting": place.waiting}
+    interval = shown_range(job, now) if now is not None else None
     return {
         "namespace": job.metadata.namespace,
         "name": job.metadata.name,
         "queue": queue,
+        "start": None if interval is None else encode(interval),
         "next": next_step(job),
         **{name: status[name] for name in kept if name in status},
     }
