@@ -39,12 +39,14 @@ REST_SECONDS = 15.0
 RENDERED_MAX = 256
 STREAMS_MAX = 2000
 HISTORY_SECONDS = 60.0
+_SIGNED_OUT = b"event: signed-out\ndata: {}\n\n"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
     "base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Not "no-referrer", with which browsers send forms with the origin "null".
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -78,7 +80,8 @@ class Dashboard:
     sessions: Sessions = field(init=False)
     _rendered: dict[tuple[Rights, str], Rendered] = field(default_factory=dict)
     _simulating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    _streams: int = 0
+    # The number of open streams.
+    streams: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.seconds)
@@ -134,11 +137,14 @@ class Dashboard:
 
     async def _rights(self, request: web.Request) -> Rights:
         """Returns the rights of the viewer. Raises the redirection to the form to sign in."""
-        token = self.sessions.token(request.cookies.get(COOKIE))
+        session = request.cookies.get(COOKIE)
+        token = self.sessions.token(session)
         if token is not None:
             found = await self._reviewed(token)
             if found is not None:
                 return found
+            # Or the form to sign in would send its viewer back here.
+            self.sessions.end(session)
         raise web.HTTPSeeOther("/login")
 
     async def _reviewed(self, token: str) -> Rights | None:
@@ -288,13 +294,17 @@ class Dashboard:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Sends the sections of a page that change, at most once a second."""
-        rights = await self._rights(request)
+        try:
+            rights = await self._rights(request)
+        except web.HTTPSeeOther:
+            # A stream cannot follow to the form to sign in. The page does.
+            return web.Response(body=_SIGNED_OUT, content_type="text/event-stream")
         address = request.query.get("page", "/")
-        if self._streams >= STREAMS_MAX:
+        if self.streams >= STREAMS_MAX:
             return web.Response(status=503, text=f"{STREAMS_MAX} pages are open\n")
         answer = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        self._streams += 1
+        self.streams += 1
         try:
             # A reader may go at any time.
             with suppress(ConnectionError):
@@ -302,7 +312,7 @@ class Dashboard:
         except NoSuchPage:
             await answer.write(b"event: gone\ndata: {}\n\n")
         finally:
-            self._streams -= 1
+            self.streams -= 1
         return answer
 
     async def _follow(
@@ -316,7 +326,7 @@ class Dashboard:
                 token = self.sessions.token(session)
                 found = await self._reviewed(token) if token is not None else None
                 if found is None:
-                    await answer.write(b"event: signed-out\ndata: {}\n\n")
+                    await answer.write(_SIGNED_OUT)
                     return
                 rights, reviewed = found, self.seconds()
             rendered = self._render(rights, address)

@@ -132,6 +132,23 @@ async def test_a_revoked_token_closes_the_stream() -> None:
                 await event_of(stream, "signed-out")
                 assert await stream.content.read() == b""
         await desk.get("/", 303)
+        await desk.get("/login")
+
+
+async def test_a_stream_without_a_session_says_so() -> None:
+    async with (
+        running_dashboard() as desk,
+        desk.client.get("/stream", params={"page": "/"}) as stream,
+    ):
+        assert stream.content_type == "text/event-stream"
+        await event_of(stream, "signed-out")
+
+
+async def test_a_browser_names_the_origin_of_a_form() -> None:
+    """With another policy it sends the origin "null", which is refused."""
+    users = {"token": ["*"]}
+    async with running_dashboard(users=users) as desk, desk.client.get("/login") as answer:
+        assert answer.headers["Referrer-Policy"] == "same-origin"
 
 
 async def test_rights_that_are_lost_hide_jobs_on_an_open_page() -> None:
