@@ -1,7 +1,8 @@
-// Replaces the sections of the page that change, and says how old its times are. Without this
-// script, the page is complete; reloading shows the newest state.
+// Brings the sections of the page that change up to date, and shows how old its times are. Without
+// this script, the page is complete; reloading shows the newest state.
 "use strict";
 (() => {
+  const RETRY_MILLISECONDS = 5000;
   const state = document.getElementById("stream");
   const page = state && state.dataset.page;
   let source = null;
@@ -20,21 +21,49 @@
     }
   };
 
-  // A section is replaced as a whole, so its focused element is found again by its address or name.
+  // Makes an element like another one. Equal parts stay, and with them focus, selection, scrolling
+  // and entered text.
+  const update = (old, fresh) => {
+    if (old.isEqualNode(fresh)) return;
+    if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+    if (old.nodeType !== Node.ELEMENT_NODE) { old.nodeValue = fresh.nodeValue; return; }
+    for (const name of old.getAttributeNames()) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    for (const name of fresh.getAttributeNames()) old.setAttribute(name, fresh.getAttribute(name));
+    updateChildren(old, fresh);
+  };
+
+  const updateChildren = (old, fresh) => {
+    const wanted = [...fresh.childNodes];
+    while (old.childNodes.length > wanted.length) old.lastChild.remove();
+    wanted.forEach((child, number) => {
+      if (number < old.childNodes.length) update(old.childNodes[number], child);
+      else old.append(child);
+    });
+  };
+
+  // Rows move, so a focused link is found again by its address.
   const replace = (id, html) => {
     const section = document.getElementById(id);
     if (!section) return;
     const focused = section.contains(document.activeElement) ? document.activeElement : null;
-    if (focused && focused.matches("input, select, textarea")) return;
     const href = focused && focused.getAttribute("href");
-    section.innerHTML = html;
-    if (href) section.querySelector(`a[href="${CSS.escape(href)}"]`)?.focus();
+    const fresh = document.createElement("template");
+    fresh.innerHTML = html;
+    updateChildren(section, fresh.content);
+    if (href && document.activeElement.getAttribute("href") !== href) {
+      section.querySelector(`a[href="${CSS.escape(href)}"]`)?.focus();
+    }
   };
 
   const open = () => {
+    if (document.hidden) return;
     source = new EventSource(`/stream?page=${encodeURIComponent(page)}`);
     source.addEventListener("open", () => { state.textContent = "live"; });
-    source.addEventListener("error", () => { state.textContent = "not connected; trying again"; });
+    source.addEventListener("error", () => {
+      state.textContent = "not connected; trying again";
+      // The browser itself tries again after a cut, but not after a refusal, such as a proxy's.
+      if (source.readyState === EventSource.CLOSED) setTimeout(reopen, RETRY_MILLISECONDS);
+    });
     source.addEventListener("sections", (event) => {
       const sections = JSON.parse(event.data);
       for (const id of Object.keys(sections)) replace(id, sections[id]);
@@ -50,13 +79,15 @@
     }
   };
 
+  const reopen = () => { if (source?.readyState !== EventSource.OPEN) { source?.close(); open(); } };
+
   showAges();
   setInterval(showAges, 5000);
   if (!page) return;
-  open();
   // A hidden page needs no stream.
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) source.close();
-    else if (source.readyState === EventSource.CLOSED) open();
+    if (!document.hidden) reopen();
+    else source?.close();
   });
+  open();
 })();
