@@ -27,8 +27,10 @@ def test_why_prints_the_headline_the_reason_and_the_place() -> None:
     held = [job(status={"conditions": conditions}), job(name="old", created="2026-11-20T09:00:00Z")]
     result = invoke(MemoryCluster(held), "why", "resnet50")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "vision/resnet50 is Pending for 10m 00s"
-    assert "InsufficientCapacity: needs 20 GiB, 11.2 GiB are free" in result.stdout
+    assert result.stdout.splitlines()[0] == (
+        "vision/resnet50 waits for 10m 00s: InsufficientCapacity"
+    )
+    assert "Reason   needs 20 GiB, 11.2 GiB are free" in result.stdout
     assert "2nd of 2 pending" in result.stdout
 
 

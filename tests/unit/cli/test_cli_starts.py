@@ -103,7 +103,7 @@ def test_a_suspended_job_shows_no_range() -> None:
 def test_a_job_without_a_range_shows_its_reason_alone() -> None:
     rows = rows_of(why(job(status={"conditions": WAITS}), scored(3, 20)))
     assert "Start" not in rows
-    assert "all GPUs are taken" in rows["Scheduled"]
+    assert "all GPUs are taken" in rows["Reason"]
 
 
 def test_json_has_the_range() -> None:

@@ -9,43 +9,95 @@ from tests.harness.cli_jobs import NOW, condition, job, succeeded_status
 INSUFFICIENT_CAPACITY = "needs 20 GiB on one GPU; the most free is 11.2 GiB on node-b GPU-2c"
 
 
-def test_what_hinders_stands_before_what_holds() -> None:
-    conditions = [condition("Accepted", "True", "Valid")]
+def test_what_hinders_stands_on_top_without_what_holds() -> None:
+    conditions = [condition("Accepted", "True", "Valid", "the spec is valid")]
     conditions += [condition("Scheduled", "False", "InsufficientCapacity", INSUFFICIENT_CAPACITY)]
+    conditions += [condition("Succeeded", "Unknown", "InProgress", "not finished yet")]
     found = why.rows(job(status={"conditions": conditions}), None, NOW)
-    assert found[0] == (
-        "Scheduled",
-        f"False for 2m 00s, InsufficientCapacity: {INSUFFICIENT_CAPACITY}",
-    )
-    assert found[1] == ("Accepted", "True for 2m 00s, Valid")
+    assert found[0] == ("Reason", INSUFFICIENT_CAPACITY)
+    assert {label for label, _ in found} == {"Reason", "Next"}
 
 
 @pytest.mark.parametrize(
-    ("phase", "decisive"),
+    ("phase", "decisive", "label"),
     [
-        ("Pending", "Scheduled"),
-        ("Running", "Running"),
-        ("Stopping", "Running"),
-        ("Failed", "Failed"),
-        ("Succeeded", "Succeeded"),
+        ("Pending", "Scheduled", "Reason"),
+        ("Running", "Running", "Running"),
+        ("Stopping", "Running", "Stopping"),
+        ("Failed", "Failed", "Reason"),
+        ("Succeeded", "Succeeded", "Succeeded"),
     ],
 )
-def test_what_the_phase_rests_on_stands_on_top(phase: str, decisive: str) -> None:
+def test_what_the_phase_rests_on_stands_on_top(phase: str, decisive: str, label: str) -> None:
     types = ("Accepted", "Scheduled", "Running", "Succeeded", "Failed", "Untuned")
     for value in ("True", "False"):
         conditions = [condition(one, value, "R", f"of {one}") for one in types]
         found = why.rows(job(status={"phase": phase, "conditions": conditions}), None, NOW)
-        assert found[0][0] == decisive
+        assert found[0] == (label, f"of {decisive}")
 
 
-def test_that_a_job_is_not_finished_comes_last() -> None:
-    conditions = [condition("Succeeded", "Unknown", "InProgress", "not finished yet")]
-    conditions += [
-        condition("Running", "True", "WorkersRunning"),
-        condition("Accepted", "True", "V"),
-    ]
+@pytest.mark.parametrize(
+    ("kind", "value", "label"),
+    [
+        ("Untuned", "True", "Untuned"),
+        ("Untuned", "False", None),
+        ("Unprotected", "True", "Unprotected"),
+        ("GPUPressure", "True", "GPUPressure"),
+        ("Accepted", "False", "Accepted"),
+        ("Accepted", "True", None),
+        ("Finished", "True", None),
+        ("Suspended", "False", None),
+        ("Succeeded", "Unknown", None),
+        ("Scheduled", "True", "Placed"),
+        ("FromAnotherVersion", "True", "FromAnotherVersion"),
+    ],
+)
+def test_a_condition_is_shown_if_it_adds_to_the_phase(
+    kind: str, value: str, label: str | None
+) -> None:
+    conditions = [condition("Running", "True", "WorkersRunning", "1 worker on n0")]
+    conditions += [condition(kind, value, "R", "the message")]
+    status = {"phase": "Running", "conditions": conditions}
+    found = {text: label for label, text in why.rows(job(status=status), None, NOW)}
+    assert found.get("the message") == label
+
+
+def test_a_pending_job_shows_how_its_last_attempt_ended() -> None:
+    conditions = [condition("Scheduled", "False", "BackingOff", "again in 40 s")]
+    conditions += [condition("Running", "False", "NodeLost", "attempt 1: node n0 was lost")]
+    found = why.rows(job(status={"attempt": 1, "conditions": conditions}), None, NOW)
+    assert found[:2] == [
+        ("Reason", "again in 40 s"), ("Last attempt", "attempt 1: node n0 was lost"),
+    ]  # fmt: skip
+
+
+def test_a_condition_without_a_message_shows_its_reason() -> None:
+    conditions = [condition("Running", "True", "WorkersRunning")]
     found = why.rows(job(status={"phase": "Running", "conditions": conditions}), None, NOW)
-    assert [row[0] for row in found] == ["Running", "Accepted", "Succeeded"]
+    assert found == [("Running", "WorkersRunning")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "said"),
+    [
+        ({}, {}, "waits for 10m 00s"),
+        ({}, {"conditions": [condition("Scheduled", "False", "OverQuota")]},
+         "waits for 10m 00s: OverQuota"),
+        ({"suspend": True}, {"attempt": 2}, "is suspended, attempt 2"),
+        ({}, {"phase": "Starting", "attempt": 1, "attemptStartedAt": "2026-11-20T11:59:50Z"},
+         "is starting for 10 s, attempt 1"),
+        ({}, {"phase": "Running", "attempt": 1, "attemptStartedAt": "2026-11-20T11:00:00Z"},
+         "has run for 1h 00m, attempt 1"),
+        ({}, {"phase": "Failed", "attempt": 4,
+              "conditions": [condition("Failed", "True", "UserError")]},
+         "failed: UserError, attempt 4"),
+        ({}, succeeded_status(), "succeeded, attempt 2"),
+    ],
+)  # fmt: skip
+def test_the_headline_is_a_sentence(
+    spec: dict[str, object], status: dict[str, object], said: str
+) -> None:
+    assert why.headline(job(spec=spec, status=status), NOW) == f"vision/resnet50 {said}"
 
 
 def test_a_message_is_told_once() -> None:
@@ -84,15 +136,6 @@ def test_there_is_one_position_and_none_for_who_waits_for_something_else(
 def test_of_a_pending_job_that_nobody_looked_at_it_is_asked_whether_the_operator_runs() -> None:
     found = why.rows(job(status={"observedGeneration": 0}), Position(1, 1), NOW)
     assert dict(found)["Operator"].endswith("is the operator running?")
-
-
-def test_the_headline_says_for_how_long() -> None:
-    assert why.headline(job(), NOW) == "vision/resnet50 is Pending for 10m 00s"
-
-
-def test_a_finished_job_has_no_lasting_time() -> None:
-    finished = job(status=succeeded_status())
-    assert why.headline(finished, NOW) == "vision/resnet50 is Succeeded, attempt 2"
 
 
 def test_a_job_that_nobody_looked_at_says_so() -> None:

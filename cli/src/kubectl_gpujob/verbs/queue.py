@@ -37,7 +37,8 @@ def run(options: argparse.Namespace, world: World) -> int:
     else:
         known = {DEFAULT_QUEUE, *(queue.metadata.name for queue in queues)}
         if options.name not in known:
-            raise UserError(f"not found: gpuqueue {options.name}; there are {', '.join(known)}")
+            existing = ", ".join(sorted(known))
+            raise UserError(f"not found: gpuqueue {options.name}; existing queues: {existing}")
         waiting = in_queue_order(jobs, options.name)
         if options.output == "json":
             screen.json(list_of("PendingJobList", [_job_json(job) for job in waiting]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpujob import GPUJob, Placement
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.model.stop_reasons import rule_for
 from gpujob_operator.decide.simulation.comparison import Difference, differences
 from gpujob_operator.decide.simulation.edits import ADDED_UID, Edits, edited
@@ -201,7 +201,7 @@ def headline(found: Answer) -> str:
         "cycles": "the limit; give a shorter --horizon",
     }[found.timeline.ended]
     when = f"{found.now:%Y-%m-%d %H:%M:%S} UTC"
-    how_far = f"{found.timeline.cycles} cycles, {ahead} ahead, {why}"
+    how_far = f"{format_count(found.timeline.cycles, 'cycle')}, {ahead} ahead, {why}"
     return f"Simulated from {found.source} of {when}: {how_far}. Nothing was written."
 
 

@@ -12,6 +12,8 @@ from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.screen import list_of
 
 _COLUMNS = ("TIME", "AFTER", "WHAT", "MESSAGE")
+# The order of what happened within one second.
+_FIRST, _LAST = ("Created", "Placed", "Started"), ("Succeeded", "Failed")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,8 @@ def run(options: argparse.Namespace, world: World) -> int:
     cluster, screen = world.cluster(options), world.screen
     job = cluster.job(options.name)
     events = [_event(one) for one in cluster.events(job)]
-    found = sorted([*_of_status(job), *(one for one in events if one is not None)])
+    whole = [*_of_status(job), *(one for one in events if one is not None)]
+    found = sorted(whole, key=_order)
     if options.output == "json":
         items = [
             {"at": at.isoformat().replace("+00:00", "Z"), "what": what, "message": message}
@@ -47,6 +50,13 @@ def run(options: argparse.Namespace, world: World) -> int:
     if not events:
         screen.note("its events are gone: an API server keeps them for an hour by default")
     return EXIT_DONE
+
+
+def _order(moment: tuple[datetime, str, str]) -> tuple[datetime, int, datetime, str]:
+    """Most moments have whole seconds, in which a job may be placed, start and end."""
+    at, what, message = moment
+    rank = _FIRST.index(what) if what in _FIRST else len(_FIRST) + (what in _LAST)
+    return at.replace(microsecond=0), rank, at, message
 
 
 def _of_status(job: GPUJob) -> list[tuple[datetime, str, str]]:

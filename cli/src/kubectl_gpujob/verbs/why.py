@@ -9,7 +9,16 @@ from typing import Any
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, JobPhase
 from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionStatus
-from gpujob_operator.decide.model.conditions import FAILED, RUNNING, SCHEDULED, SUCCEEDED
+from gpujob_operator.decide.model.conditions import (
+    ACCEPTED,
+    FAILED,
+    FINISHED,
+    RUNNING,
+    SCHEDULED,
+    SUCCEEDED,
+    SUSPENDED,
+    find,
+)
 from gpujob_operator.decide.model.next_steps import next_step
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.starts import shown_range
@@ -26,6 +35,9 @@ _DECISIVE = {
     JobPhase.SUCCEEDED: SUCCEEDED,
     JobPhase.FAILED: FAILED,
 }
+_ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
+# Conditions that say no more than the phase.
+_REPEATING = frozenset({SUCCEEDED, FAILED, FINISHED, SUSPENDED})
 # Reasons of a job that waits for something other than its turn.
 _OUT_OF_ORDER = frozenset(
     {
@@ -149,18 +161,36 @@ def _priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:
 
 
 def headline(job: GPUJob, now: datetime) -> str:
-    since = _since(job)
-    lasting = f" for {text.age(since, now)}" if since is not None and not job.finished else ""
+    return f"{job.metadata.key} {state(job, now)}"
+
+
+def state(job: GPUJob, now: datetime) -> str:
+    """Returns what the job does, for how long, and the reason in one word."""
+    phase, since = job.status.phase, _since(job)
+    lasting = f" for {text.age(since, now)}" if since is not None else ""
     attempt = f", attempt {job.status.attempt}" if job.status.attempt else ""
-    name = job.metadata.key
-    return f"{name} is {job.status.phase.value}{lasting}{attempt}"
+    decisive = find(job.status, _DECISIVE.get(phase, RUNNING))
+    reason = decisive.reason if decisive is not None else ""
+    match phase:
+        case JobPhase.PENDING if job.spec.suspend:
+            return f"is suspended{attempt}"
+        case JobPhase.PENDING:
+            return f"waits{lasting}{f': {reason}' if reason else ''}{attempt}"
+        case JobPhase.RUNNING:
+            return f"has run{lasting}{attempt}"
+        case JobPhase.FAILED:
+            return f"failed{f': {reason}' if reason else ''}{attempt}"
+        case JobPhase.SUCCEEDED:
+            return f"succeeded{attempt}"
+        case _:
+            return f"is {phase.value.lower()}{lasting}{attempt}"
 
 
 def rows(job: GPUJob, place: Position | None, now: datetime, start: str = "") -> list[Row]:
-    """Returns all facts, the most important first. `start` is the expected start, if known."""
+    """Returns all facts once, the most important first. `start` is the expected start, if known."""
     status = job.status
-    found, said = _conditions(job, now)
-    failure = status.failure
+    found = _reasons(job)
+    failure, said = status.failure, [message for _, message in found]
     if failure is not None and not any(failure.message in message for message in said):
         found.append(("Failure", f"{failure.failure_class.value}: {failure.message}"))
     if status.phase is JobPhase.FAILED and status.attempt:
@@ -177,8 +207,8 @@ def rows(job: GPUJob, place: Position | None, now: datetime, start: str = "") ->
         order = f"{text.ordinal(place.place)} of {place.waiting} pending, by priority and age"
         found.append(("Queue", f"{job.spec.queue}: {order}"))
     found += [("Start", start)] * bool(start)
-    if status.placement is not None:
-        found += [("Placement", line) for line in text.placement(status.placement)]
+    if status.placement is not None and len(status.placement.workers) > 1:
+        found += [("Worker", line) for line in text.placement(status.placement)]
     if place is not None and not status.conditions:
         found.append(("Operator", NOT_PROCESSED))
     elif status.observed_generation < job.metadata.generation:
@@ -188,15 +218,37 @@ def rows(job: GPUJob, place: Position | None, now: datetime, start: str = "") ->
     return found or [("Operator", NOT_PROCESSED)]
 
 
-def _conditions(job: GPUJob, now: datetime) -> tuple[list[Row], set[str]]:
-    """Returns a row for each condition, and the messages in them. Each message is shown once."""
-    found: list[Row] = []
-    said: set[str] = set()
+def _reasons(job: GPUJob) -> list[Row]:
+    """Returns the message of the condition that decides the phase, then those of the others.
+
+    A condition that only repeats the phase, or that only confirms that nothing is wrong, is left
+    out, and each message is shown once.
+    """
+    phase = job.status.phase
+    decisive = _DECISIVE.get(phase, RUNNING)
+    found: dict[str, Row] = {}
     for condition in _by_interest(job):
-        message = "" if condition.message in said else condition.message
-        found.append((condition.type, _condition(condition, message, now)))
-        said.add(condition.message)
-    return found, said - {""}
+        label = _label(condition, decisive, phase)
+        message = condition.message or condition.reason
+        if label and message not in found:
+            found[message] = (label, message)
+    return list(found.values())
+
+
+def _label(condition: Condition, decisive: str, phase: JobPhase) -> str:
+    """Returns the label of the condition's row, or "" if it has none."""
+    value, kind = condition.status, condition.type
+    if kind == decisive:
+        return "Reason" if phase in (JobPhase.PENDING, JobPhase.FAILED) else phase.value
+    if kind == SCHEDULED:
+        return "Placed" if value is ConditionStatus.TRUE else ""
+    if kind == RUNNING:
+        return "" if value is ConditionStatus.TRUE or phase in _ENDED else "Last attempt"
+    if kind in _REPEATING:
+        return ""
+    # An object that another version wrote may have further conditions.
+    bad = ConditionStatus.FALSE if kind == ACCEPTED else ConditionStatus.TRUE
+    return kind if value is bad else ""
 
 
 def _waits_in_order(job: GPUJob) -> bool:
@@ -266,9 +318,3 @@ def _by_interest(job: GPUJob) -> list[Condition]:
         return one.type != decisive, unfinished, order[one.status], at, one.type
 
     return sorted(job.status.conditions, key=key)
-
-
-def _condition(condition: Condition, message: str, now: datetime) -> str:
-    since = text.age(condition.last_transition_time, now)
-    message = f": {message}" if message else ""
-    return f"{condition.status.value} for {since}, {condition.reason}{message}"

@@ -37,8 +37,9 @@ def job_page(state: State, rights: Rights, namespace: str, name: str) -> Page:
 
 
 def _headline(job: GPUJob, now: datetime) -> Mapping[str, Any]:
+    state = why.state(job, now)
     return {
-        "text": why.headline(job, now).partition(" is ")[2],
+        "text": state[:1].upper() + state[1:],
         "cells": {name.lower(): cell for name, cell in cells(job, now).items()},
         "percent": percent(job),
         "observed": job.status.observed_at,
