@@ -27,15 +27,16 @@ _PATTERNED = (
 )
 _TEXTS = st.characters(exclude_categories=("Cs",))
 _CONTAINERS = st.fixed_dictionaries(
-    {"name": st.just("worker")},
+    {"name": st.just("worker"), "image": st.just("trainer")},
     optional={
-        "image": st.just("trainer"),
         "args": st.lists(st.text(_TEXTS, max_size=9), max_size=2),
         "env": st.just([{"name": "EPOCHS", "value": "3"}]),
         "resources": st.just({"limits": {"cpu": 0.5, "memory": "1Gi"}}),
     },
 )
-TEMPLATES = _CONTAINERS.map(lambda worker: {"spec": {"containers": [{"name": "log"}, worker]}})
+TEMPLATES = _CONTAINERS.map(
+    lambda worker: {"spec": {"containers": [{"name": "log", "image": "log"}, worker]}}
+)
 _FIXED: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     datetime: TIMES,

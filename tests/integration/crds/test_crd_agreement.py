@@ -30,7 +30,7 @@ from tests.harness.schema_values import filled, mutable_paths, put, sweep_for, v
 pytestmark = pytest.mark.cluster
 
 Json = dict[str, Any]
-TEMPLATE = {"spec": {"containers": [{"name": "worker"}]}}
+TEMPLATE = {"spec": {"containers": [{"name": "worker", "image": "trainer"}]}}
 LEAST: dict[type[Any], Json] = {
     GPUJob: {"template": TEMPLATE},
     GPUNode: {},

@@ -64,6 +64,16 @@ REFUSED: list[tuple[Json, str, str]] = [
         "spec.template.spec.containers",
         "named worker",
     ),
+    (
+        {"template.spec.containers": [{"name": "worker"}]},
+        "spec.template.spec.containers",
+        "needs an image in every container",
+    ),
+    (
+        {"template.spec.initContainers": [{"name": "fetch"}]},
+        "spec.template.spec.containers",
+        "needs an image in every container",
+    ),
     ({"template.spec.containers": []}, "spec.template.spec.containers", "at least 1 items"),
     (
         {"template.spec.automountServiceAccountToken": True},
@@ -121,7 +131,9 @@ def test_a_bad_field_is_refused_by_name(
 def test_names_that_would_not_fit_into_pod_names_are_refused(
     control_plane: RunningControlPlane, name: str
 ) -> None:
-    assert "metadata.name" in _refusal(control_plane, "gpujobs", job_manifest(name))
+    said = _refusal(control_plane, "gpujobs", job_manifest(name))
+    assert "metadata.name" in said
+    assert "because pod names append the attempt and the rank" in said or len(name) > 253
 
 
 @pytest.mark.parametrize(("change", "field"), [({"spec": {}}, "spec.template"), ({}, "spec")])
