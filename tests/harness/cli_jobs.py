@@ -131,6 +131,9 @@ class MemoryCluster:
     # What the API server says to a dry run, or why it is not asked.
     refuses: str = ""
     not_checked: str = ""
+    # Names of claims and Secrets of the namespace; None: they may not be read.
+    claim_names: Sequence[str] | None = None
+    secret_names: Sequence[str] | None = None
     logs: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_list: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     event_list: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -177,7 +180,7 @@ class MemoryCluster:
 
     def objects(self, what: str, path: str, **query: str) -> list[Mapping[str, Any]]:
         self.asked.append(path)
-        del what, query
+        del what
         held = self.objects_held
         kinds: Mapping[str, Any] = {
             "gpujobs": held.jobs,
@@ -193,7 +196,16 @@ class MemoryCluster:
             return [made for made in self.created if made["kind"] == "ConfigMap"]
         if kind == "configmaps":
             return self._configuration_maps()
+        if path == f"/api/v1/namespaces/{self.namespace}/{kind}":
+            return self._named(kind, query)
         return list(kinds.get(kind, ()))
+
+    def _named(self, kind: str, query: Mapping[str, str]) -> list[Mapping[str, Any]]:
+        names = self.claim_names if kind == "persistentvolumeclaims" else self.secret_names
+        if names is None:
+            raise UserError(f"you may not use {kind} (403 Forbidden)")
+        wanted = query["fieldSelector"].removeprefix("metadata.name=")
+        return [{"metadata": {"name": name}} for name in names if name == wanted]
 
     def _configuration_maps(self) -> list[Mapping[str, Any]]:
         if self.configurations is None:

@@ -160,6 +160,8 @@ class KubectlCluster:
         try:
             return self._kubectl.create(path, manifest)
         except KubectlError as failure:
+            if failure.reason == "AlreadyExists":
+                raise UserError(f"{what} exists already: choose another name") from None
             raise UserError(f"{what} was not created: {failure.message}") from None
 
     def patch(self, kind: str, name: str, patch: Manifest) -> Manifest:

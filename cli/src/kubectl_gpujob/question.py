@@ -15,6 +15,7 @@ from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import GROUP, Metadata
 from gpujob_operator.decide.simulation.edits import Edits, MoreNodes
 from kubectl_gpujob.errors import NotCheckedError, UserError
+from kubectl_gpujob.hints import with_hints
 from kubectl_gpujob.strictness import refuse_missing_images, refuse_unknown_fields
 
 # Returns why the API server rejects a GPUJob in a namespace: `Cluster.refusal`.
@@ -95,7 +96,7 @@ def nouns_of(
         try:
             noun = _noun(document, where, namespace, refusal)
         except FieldError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {with_hints(str(error))}") from None
         if noun is not None:
             found.append(noun)
     if not found:
@@ -148,7 +149,7 @@ def _ask(manifest: Mapping[str, Any], where: str, namespace: str, refusal: Refus
         sys.stderr.write(f"note: {where}: not checked by the API server: {error}\n")
         return
     if words:
-        raise UserError(f"{where}: {words}")
+        raise UserError(f"{where}: {with_hints(words)}")
 
 
 def more_nodes(text: str) -> MoreNodes:

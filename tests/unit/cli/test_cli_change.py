@@ -134,6 +134,15 @@ def test_a_flag_is_set_in_its_own_spelling(command: list[str], expected: list[st
     assert made["spec"]["template"]["spec"]["containers"][0]["command"] == expected
 
 
+def test_a_rerun_under_a_bad_name_reads_and_makes_nothing() -> None:
+    cluster = MemoryCluster([job(spec=template("x"))])
+    ran = run_command(cluster, "rerun", "resnet50", "--name", "Again_2")
+    assert ran.exit_code == 2
+    assert str(ran.exception).startswith("--name: must have at most 52 lower case letters")
+    assert str(ran.exception).endswith("got 'Again_2', try again-2")
+    assert (cluster.created, cluster.asked) == ([], [])
+
+
 def test_a_job_in_the_short_form_is_repeated_in_it() -> None:
     class Stored(MemoryCluster):
         def manifest(self, name: str) -> Mapping[str, Any]:

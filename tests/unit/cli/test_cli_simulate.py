@@ -402,7 +402,9 @@ def test_a_cluster_is_asked_and_its_words_are_shown(tmp_path: Path) -> None:
     said = 'strict decoding error: unknown field "spec.template.spec.hostPID"'
     cluster = MemoryCluster(namespace="team", refuses=said)
     result = invoke("-f", str(path), cluster=cluster)
-    assert str(result.exception) == f"{path}, document 2: {said}"
+    assert (
+        str(result.exception) == f"{path}, document 2: {said}; hostPID is not available in a GPUJob"
+    )
     assert "dry run of new in team" in cluster.asked
 
 

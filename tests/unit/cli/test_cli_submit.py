@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from kubectl_gpujob import source
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.errors import UsageError, UserError
+from kubectl_gpujob.names import check_name
 from tests.harness.cli_jobs import Clock, MemoryCluster, Ran, job, run_command
 
 COMMAND = ("--", "python", "train.py", "--lr", "3e-4")
@@ -93,6 +96,8 @@ def test_both_spellings_of_gpus(given: str, gpus: int, models: list[str] | None)
         (("--data", "claim:data", *COMMAND), "--data"),
         (("--env", "A", *COMMAND), "--env"),
         (("--env", "1A=x", *COMMAND), "--env"),
+        (("--env", "A=1", "--env", "A=2", *COMMAND), "--env: A is given twice"),
+        (("My_Job", *COMMAND), "NAME: must have at most 52 lower case"),
         (("a", "b", *COMMAND), "NAME"),
         ((), "command"),
         (("--",), "command"),
@@ -107,6 +112,76 @@ def test_a_wrong_option_is_named_and_nothing_is_made(
     assert ran.exit_code == 2
     assert option in str(ran.exception)
     assert cluster.created == []
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("My_Job", "my-job"),
+        ("a.b", "a-b"),
+        ("x" * 53, "x" * 52),
+        ("-a-", "a"),
+        ("_", ""),
+    ],
+)
+def test_a_bad_name_is_answered_with_a_good_one(name: str, like: str) -> None:
+    with pytest.raises(UsageError, match="because pod names append the attempt") as caught:
+        check_name(name, "NAME")
+    assert str(caught.value).endswith(f", try {like}") == bool(like)
+
+
+@given(st.text("aB9-_. é", max_size=60))
+def test_the_other_name_can_always_be_given(name: str) -> None:
+    try:
+        check_name(name, "NAME")
+    except UsageError as error:
+        _, found, like = str(error).rpartition(", try ")
+        if found:
+            check_name(like, "NAME")
+    else:
+        job(name=name)
+
+
+CLAIMS = ("--claim", "checkpoints", "--data", "datasets:/data")
+
+
+def test_claims_and_secrets_that_do_not_exist_are_warned_of() -> None:
+    cluster = MemoryCluster(claim_names=["datasets"], secret_names=["other"])
+    words = ("mine", "--image", "i", *CLAIMS, "--secret", "wandb", *COMMAND)
+    ran = submit(*words, cluster=cluster)
+    assert ran.exit_code == 0
+    assert ran.stderr.splitlines() == [
+        'warning: persistentvolumeclaim "checkpoints" does not exist in the namespace vision: '
+        "create it, or create the job again with another one (kubectl get pvc -n vision lists the "
+        "existing ones)",
+        'warning: secret "wandb" does not exist in the namespace vision (kubectl get secrets '
+        "-n vision lists the existing ones)",
+    ]
+    assert len(cluster.created) == 1
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"claim_names": ["checkpoints", "datasets"], "secret_names": ["wandb"]},
+        {"claim_names": None, "secret_names": None},
+    ],
+)
+def test_what_exists_or_may_not_be_read_is_no_warning(there: dict[str, Any]) -> None:
+    ran = submit(
+        "--image", "i", *CLAIMS, "--secret", "wandb", *COMMAND, cluster=MemoryCluster(**there)
+    )
+    assert "warning" not in ran.stderr
+
+
+def test_the_decision_about_a_job_without_its_claim_is_the_operators() -> None:
+    cluster = MemoryCluster(claim_names=[], now=Clock().at)
+    ran = submit("--image", "i", "--dry-run", *CLAIMS, *COMMAND, cluster=cluster)
+    said = 'Pending: ClaimNotFound: persistentvolumeclaim "checkpoints" does not exist in the '
+    assert ran.stderr.splitlines()[-1].startswith(said)
+    cluster.claim_names = ["checkpoints", "datasets"]
+    ran = submit("--image", "i", "--dry-run", *CLAIMS, *COMMAND, cluster=cluster)
+    assert "Unsatisfiable" in ran.stderr
 
 
 def test_the_image_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from kubectl_gpujob import source
 from kubectl_gpujob.cluster import Cluster, Manifest, jobs_path
 from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_target
-from kubectl_gpujob.names import new_name
+from kubectl_gpujob.names import check_name, new_name
 
 # Keys that belong to the first object alone.
 _OWN_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
@@ -31,6 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, world: World) -> int:
+    if options.new_name is not None:
+        check_name(options.new_name, "--name")
     cluster = world.cluster(options)
     before = cluster.manifest(options.name)
     after = copy_of(before, options.new_name or new_name(options.name), options.set)

@@ -14,7 +14,8 @@ from kubectl_gpujob import source, text
 from kubectl_gpujob.cluster import Cluster, jobs_path
 from kubectl_gpujob.errors import EXIT_DONE, NotCheckedError, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_target
-from kubectl_gpujob.names import new_name
+from kubectl_gpujob.mounted import missing_objects
+from kubectl_gpujob.names import check_name, new_name
 from kubectl_gpujob.verbs.list import status
 
 IMAGE_VARIABLE = "GPUJOB_IMAGE"
@@ -66,9 +67,10 @@ def run(options: argparse.Namespace, world: World) -> int:
     manifest = manifest_of(options, cluster.namespace, folder)
     name = str(manifest["metadata"]["name"])
     check(cluster, manifest, world)
+    missing = look_for_mounted(cluster, manifest, world)
     if options.dry_run:
         print_object(manifest, options.output, world)
-        world.screen.note(_decision(cluster, manifest))
+        world.screen.note(missing or _decision(cluster, manifest))
         return EXIT_DONE
     if folder is not None:
         _note_left_behind(folder, world)
@@ -89,6 +91,16 @@ def check(cluster: Cluster, manifest: Mapping[str, Any], world: World) -> None:
             raise UserError(_in_options(words))
     except NotCheckedError as error:
         world.screen.note(f"note: not checked by the API server: {error}")
+
+
+def look_for_mounted(cluster: Cluster, manifest: Mapping[str, Any], world: World) -> str:
+    """Warns of claims and Secrets that do not exist. Returns the decision about the job if it
+    waits for a claim, else "".
+    """
+    missing = missing_objects(cluster, manifest)
+    for warning in missing.warnings:
+        world.screen.note(f"warning: {warning}")
+    return missing.decision
 
 
 def _note_left_behind(folder: source.Source, world: World) -> None:
@@ -119,6 +131,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Returns the GPUJob. Raises `UsageError` naming the option."""
     given, command = _name_and_command(options)
+    if given is not None:
+        check_name(given, "NAME")
     name = given or new_name(_base_name(command))
     image = options.image or os.environ.get(IMAGE_VARIABLE)
     if not image:
@@ -195,6 +209,8 @@ def _add_environment(container: dict[str, Any], options: argparse.Namespace) -> 
         name, equals, value = given.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise UsageError(f"--env: must be NAME=VALUE; got {given!r}")
+        if any(entry["name"] == name for entry in entries):
+            raise UsageError(f"--env: {name} is given twice")
         entries.append({"name": name, "value": _literal(value)})
     if entries:
         container["env"] = entries

@@ -60,6 +60,7 @@ def run(options: argparse.Namespace, world: World) -> int:
         for number, point in enumerate(points, 1)
     ]
     submit.check(cluster, manifests[0], world)
+    submit.look_for_mounted(cluster, manifests[0], world)
     if options.dry_run:
         for manifest in manifests:
             if options.output in ("table", "yaml"):

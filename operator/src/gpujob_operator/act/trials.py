@@ -29,7 +29,7 @@ from gpujob_operator.decide.model.claim_template import AccessMode
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod
-from gpujob_operator.decide.model.pod_template import claims
+from gpujob_operator.decide.model.pod_template import claims, missing_claim_text
 from gpujob_operator.decide.model.snapshot import RefusedPod, RefusedTemplate, Snapshot
 from gpujob_operator.read.shapes import mapping, mappings
 from gpujob_operator.telemetry.logs import Log
@@ -76,10 +76,7 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
             log.info("claims are not looked for", job=job.metadata.key, error=str(error))
             return
         except NotFound:
-            text = (
-                f'persistentvolumeclaim "{name}" does not exist in the namespace {namespace}:'
-                " create it, or create the job again with another one"
-            )
+            text = missing_claim_text(name, namespace)
             raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text) from None
         if job.spec.workers > 1 and _is_for_one_pod(claim):
             text = (

@@ -18,6 +18,7 @@ from gpujob_operator.decide.lifecycle.done import (
     outside_reason,
 )
 from gpujob_operator.decide.lifecycle.own_limits import exceeded
+from gpujob_operator.decide.lifecycle.start_advice import with_command_advice
 from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
     Refusal,
@@ -169,6 +170,7 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
     """Returns the failure by Kubernetes' reasons and the log's last lines, or None."""
     if pod.reason in START_ERRORS:
         message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
+        message = with_command_advice(message)
         return _Cause(JobFailure(FailureClass.USER_ERROR, message))
     if pod.reason == OOM_KILLED:
         return _Cause(JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod)))

@@ -1,5 +1,9 @@
 """Advice for users whose pods Kubernetes does not let start, found by Kubernetes' messages."""
 
+import re
+
+# The first word of a command, which has blanks in it.
+_BLANKS = re.compile(r'exec: "[^"]*\s[^"]*"')
 _RIGHT = (
     "the operator's own account lacks this right: compare its roles with those of the chart "
     "(files/operator-rules.yaml, operator.watchNamespaces)"
@@ -95,3 +99,12 @@ def with_advice(text: str, reason: str = "") -> str:
         if all(word in words for word in wanted):
             return f"{text}; {advice}"
     return text
+
+
+def with_command_advice(text: str) -> str:
+    """Returns the text of a command that could not be started, with advice if the whole command
+    was written as one word.
+    """
+    if _BLANKS.search(text) is None:
+        return text
+    return f"{text}; write the command as a list of words, such as [python, train.py]"

@@ -55,6 +55,14 @@ def claims(job: GPUJob, template: ClaimTemplate | None = None) -> tuple[str, ...
     return tuple(dict.fromkeys(filter(None, (own, *found))))
 
 
+def missing_claim_text(name: str, namespace: str) -> str:
+    """Returns the message about a claim of a job that does not exist."""
+    return (
+        f'persistentvolumeclaim "{name}" does not exist in the namespace {namespace}:'
+        " create it, or create the job again with another one"
+    )
+
+
 def host_requests(job: GPUJob) -> PodRequests:
     """Returns what one worker pod requests of its node."""
     return pod_requests(pod_spec(job))
