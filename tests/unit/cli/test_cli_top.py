@@ -203,6 +203,18 @@ def test_a_reading_from_before_the_pods_is_not_the_jobs() -> None:
     assert line.split() == ["new", "-", "-/20", "GiB", "-", "-", "never"]
 
 
+def test_a_selector_chooses_jobs_and_the_gpus_that_they_hold(cluster: MemoryCluster) -> None:
+    bert = cluster.held[2]
+    mine = replace(bert, metadata=replace(bert.metadata, labels={"team": "a"}))
+    cluster.held = [*cluster.held[:2], mine]
+    found = run_command(cluster, "top", "-l", "team=a", "-o", "csv").stdout.splitlines()
+    assert [line.split(",")[0] for line in found[1:]] == ["bert"]
+    found = run_command(cluster, "top", "--gpus", "-l", "team=a", "-o", "csv").stdout.splitlines()
+    assert [line.split(",")[0] for line in found[1:]] == ["n4/0"]
+    none = run_command(cluster, "top", "--gpus", "-l", "team=b")
+    assert none.stderr == "no job with team=b holds a GPU\n"
+
+
 def test_notes_of_a_gpu(cluster: MemoryCluster) -> None:
     sick = make_gpu("GPU-s", healthy=False, unmanaged=GIB, model=H100)
     manifest = gpu_node_manifest("n9", sick, observed_at=FRESH)

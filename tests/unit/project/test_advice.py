@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpujob_api.short_form import SHORT_FIELDS
 from tests.harness.repository import ROOT
 
 SOURCES = ("api", "cli", "operator", "worker")
@@ -41,6 +42,7 @@ def test_the_rules_of_the_crd_are_read() -> None:
         "spec.optimize.batchSize.total",
         "spec.checkpoint.volumeClaimName",
         "spec.template",
+        *(f"spec.{name}" for name in SHORT_FIELDS),
     }
 
 

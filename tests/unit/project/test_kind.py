@@ -82,4 +82,5 @@ def test_the_images_that_are_loaded_are_those_of_the_jobs() -> None:
     loaded = set(re.findall(r"gpujob-[a-z]+:[\w.]+", line))
     for name in JOBS:
         for found in jobs(name):
-            assert found["spec"]["template"]["spec"]["containers"][0]["image"] in loaded
+            job = gpujob_from_manifest(found)
+            assert job.spec.worker_container()["image"] in loaded

@@ -85,8 +85,11 @@ def _show_jobs(options: argparse.Namespace, world: World, cluster: Cluster) -> N
 
 
 def _show_gpus(options: argparse.Namespace, world: World, cluster: Cluster) -> None:
-    jobs = cluster.jobs(all_namespaces=True, selector=options.selector)
-    gpus = held_gpus(read_nodes(cluster), jobs)
+    gpus = held_gpus(read_nodes(cluster), cluster.jobs(all_namespaces=True))
+    if options.selector:
+        chosen = cluster.jobs(all_namespaces=True, selector=options.selector)
+        uids = {job.metadata.uid for job in chosen}
+        gpus = [held for held in gpus if any(job.metadata.uid in uids for job in held.jobs)]
     gpus.sort(key=_order_of_gpus(options.sort))
     now = world.now()
     if options.output == "json":
@@ -95,6 +98,8 @@ def _show_gpus(options: argparse.Namespace, world: World, cluster: Cluster) -> N
         return
     rows = [_card(held, now) for held in gpus]
     empty = "no GPU is reported: kubectl gpujob nodes shows the nodes with an agent"
+    if options.selector:
+        empty = f"no job with {options.selector} holds a GPU"
     _table(options, world, rows, CARDS, _LEAST_OF_CARDS, empty)
 
 

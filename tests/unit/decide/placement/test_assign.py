@@ -309,6 +309,25 @@ def test_messages_carry_the_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("names", [("a10",), ("NVIDIA A10",), ("H100", "nvidia a10"), ()])
+def test_a_model_is_accepted_by_some_words_of_its_name(names: tuple[str, ...]) -> None:
+    job = make_job(models=names, sharing=SharingMode.EXCLUSIVE)
+    assert gpus_of(job, make_snapshot()) == ["GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("names", "models"),
+    [((), set()), (("a10",), {"NVIDIA A10"}), (("H100",), {"H100"})],
+)
+def test_a_request_in_the_mix_is_of_the_models_of_the_cluster(
+    names: tuple[str, ...], models: set[str]
+) -> None:
+    """A name that means none restricts the request all the same."""
+    capacity = build_capacity(make_snapshot(), T0, {})
+    found = demand_of(requirements_of(make_job(models=names), None), capacity, CONFIGURATION)
+    assert found.models == models
+
+
 def test_no_gpus_at_all() -> None:
     assert "no node has an agent" in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
     message = why(make_job(models=("H100",)), make_snapshot()).message
