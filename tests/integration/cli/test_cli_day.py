@@ -117,6 +117,31 @@ def test_suspend_resume_and_rerun(desk: Desk) -> None:
     assert "is being deleted" in desk.types("cancel", "long")
 
 
+def test_a_job_in_the_short_form_runs_and_is_seen_at_work(desk: Desk) -> None:
+    program = "import time; [print('step', n, flush=True) or time.sleep(0.1) for n in range(600)]"
+    spec = {
+        "image": IMAGE,
+        "command": ["python", "-c", program],
+        "env": [{"name": "A", "value": "1"}],
+        "gpus": "cpu CARD:1",
+    }
+    head = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUJob", "metadata": {"name": "brief"}}
+    desk.scene.create_job({**head, "spec": spec})
+    desk.types("wait", "brief", "--for", "running", "--timeout", "60s")
+    assert json.loads(desk.types("get", "brief", "-o", "json"))["spec"]["command"][0] == "python"
+    [use] = json.loads(desk.types("top", "-o", "json"))["items"]
+    assert (use["name"], use["gpus"]) == ("brief", 1)
+    cards = json.loads(desk.types("top", "--gpus", "-o", "json"))["items"]
+    assert sorted(card["jobs"] for card in cards) == [[], ["default/brief"]]
+    shown = desk.types("what-if", "brief", "--priority", "3")
+    assert "spec.priority: 0 -> 3" in shown
+    assert "the same" in shown
+    assert "is interrupted" in desk.types("what-if", "brief", "--without-node", "node-1")
+    desk.types("rerun", "brief", "--name", "brief-again", "--set", "lr=1")
+    assert "--lr=1" in desk.types("get", "brief-again", "-o", "yaml")
+    desk.types("cancel", "-y", "brief", "brief-again")
+
+
 def test_a_sweep_runs_each_point(desk: Desk) -> None:
     words = ("--dir", ".", "--", "python", "train.py", "--steps", "{n}")
     assert "2 jobs created" in desk.types("sweep", "lengths", "--grid", "n=1,2", *words)
