@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,6 +38,8 @@ RENDER_SECONDS = 1.0
 # Without a change it is rendered again after this time, because readings become stale.
 REST_SECONDS = 15.0
 RENDERED_MAX = 256
+# Events of a rendered page that are kept.
+EVENTS_MAX = 8
 STREAMS_MAX = 2000
 HISTORY_SECONDS = 60.0
 _SIGNED_OUT = b"event: signed-out\ndata: {}\n\n"
@@ -61,6 +64,24 @@ class Rendered:
     sections: Mapping[str, str]
     revision: int
     at: float
+    number: int = field(default_factory=itertools.count(1).__next__)
+    # By the number of the sections that a viewer has.
+    _events: dict[int, bytes] = field(default_factory=dict[int, bytes])
+
+    def event(self, sent: "Rendered | None") -> bytes:
+        """Returns the event for viewers who have the sections of `sent`; b"" if none changed.
+
+        Most of them have the same, so it is made once.
+        """
+        before = sent.number if sent is not None else 0
+        if before not in self._events:
+            known = sent.sections if sent is not None else {}
+            changed = {key: text for key, text in self.sections.items() if known.get(key) != text}
+            lines = f"event: sections\nid: {self.revision}\ndata: {json.dumps(changed)}\n\n"
+            while len(self._events) >= EVENTS_MAX:
+                del self._events[next(iter(self._events))]
+            self._events[before] = lines.encode() if changed else b""
+        return self._events[before]
 
 
 @dataclass(slots=True)
@@ -319,7 +340,7 @@ class Dashboard:
         self, request: web.Request, answer: web.StreamResponse, rights: Rights, address: str
     ) -> None:
         session = request.cookies.get(COOKIE)
-        sent: dict[str, str] = {}
+        sent: Rendered | None = None
         reviewed = self.seconds()
         while True:
             if self.seconds() - reviewed >= REST_SECONDS:
@@ -330,19 +351,14 @@ class Dashboard:
                     return
                 rights, reviewed = found, self.seconds()
             rendered = self._render(rights, address)
-            changed = {
-                name: text for name, text in rendered.sections.items() if sent.get(name) != text
-            }
-            sent |= changed
+            event = rendered.event(sent)
+            sent = rendered
             current = self.watched.current_at
             text = current.isoformat(timespec="seconds") if current is not None else ""
-            lines = [f"event: current\ndata: {text}\n\n"]
-            if changed:
-                data = json.dumps(changed)
-                lines.append(f"event: sections\nid: {rendered.revision}\ndata: {data}\n\n")
-            await answer.write("".join(lines).encode())
+            await answer.write(f"event: current\ndata: {text}\n\n".encode() + event)
             await self.watched.next_revision(rendered.revision, REST_SECONDS)
-            await asyncio.sleep(RENDER_SECONDS)
+            # All viewers of a page continue when it may be rendered again, so none gets an old one.
+            await asyncio.sleep(max(rendered.at + RENDER_SECONDS - self.seconds(), 0.0))
 
 
 def _is_own(request: web.Request) -> bool:

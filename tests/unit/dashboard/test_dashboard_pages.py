@@ -13,7 +13,7 @@ from gpujob_dashboard.pages.contents import ROWS_MAX, NoSuchPage, cut, link
 from gpujob_dashboard.pages.gpus import TILES_MAX, gpus_page, node_page
 from gpujob_dashboard.pages.health import health_page
 from gpujob_dashboard.pages.job import job_page
-from gpujob_dashboard.pages.now import STALE, attention, now_page
+from gpujob_dashboard.pages.now import STALE, attention, grouped, now_page
 from gpujob_dashboard.pages.queues import queue_page, queues_page
 from gpujob_dashboard.rendering import sections_of
 from gpujob_dashboard.rights import ALL, Rights
@@ -109,7 +109,7 @@ def test_what_needs_a_person_comes_with_the_next_step() -> None:
     ended = failed(make_job("ended", uid="e"), 30)
     old = failed(make_job("old", uid="o"), -timedelta(days=2).total_seconds())
     state = make_state(blocked, patient, ended, old, nodes=(sick, silent))
-    found = {item.name: item for item in attention(state.jobs, state, ALL)}
+    found = {item.name: item for item in attention(grouped(state.jobs), state, ALL)}
     assert set(found) == {"n1", "n2", "team/blocked", "team/ended"}
     assert "XID 79" in found["n1"].text
     assert "no readings since" in found["n2"].text
@@ -130,7 +130,7 @@ def test_a_job_that_would_lose_everything_on_a_spot_node_needs_a_person() -> Non
     )
     for one, names in ((job, []), (on_spot, ["team/risky"])):
         state = make_state(one)
-        assert [item.name for item in attention(state.jobs, state, ALL)] == names
+        assert [item.name for item in attention(grouped(state.jobs), state, ALL)] == names
 
 
 def test_an_operator_that_does_not_answer_is_seen() -> None:

@@ -18,11 +18,6 @@ def waits(job: GPUJob) -> bool:
     return not job.finished and not holds(job) and not job.spec.suspend
 
 
-def rests(job: GPUJob) -> bool:
-    """Returns whether the job is suspended and has no GPUs."""
-    return not job.finished and not holds(job) and job.spec.suspend
-
-
 def is_true(status: HasConditions, kind: str) -> bool:
     found = find(status, kind)
     return found is not None and found.status is ConditionStatus.TRUE

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import STATUS_SECONDS_MAX, GPUNode
 from gpujob_api.quantities import format_memory
 from gpujob_dashboard.pages.contents import Page, Query, Section, cut, link, text_of
-from gpujob_dashboard.pages.job_facts import holds, is_true, job_link, percent, rests, waits
+from gpujob_dashboard.pages.job_facts import is_true, job_link, percent
 from gpujob_dashboard.rights import Rights
 from gpujob_dashboard.watched import State
 from gpujob_operator.decide.model.conditions import SCHEDULED, UNPROTECTED, UNTUNED, find
@@ -37,18 +38,21 @@ _BLOCKING = frozenset(
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
+# Jobs by the name of their group.
+Grouped = Mapping[str, Sequence[GPUJob]]
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Jobs that are shown together, under this name in the address."""
 
     name: str
     title: str
-    has: Callable[[GPUJob], bool]
     order: Callable[[Sequence[GPUJob]], Sequence[GPUJob]]
 
 
 def _by_name(jobs: Sequence[GPUJob]) -> Sequence[GPUJob]:
-    return sorted(jobs, key=lambda job: (job.metadata.namespace, job.metadata.name))
+    return sorted(jobs, key=attrgetter("metadata.namespace", "metadata.name"))
 
 
 def _newest_end_first(jobs: Sequence[GPUJob]) -> Sequence[GPUJob]:
@@ -56,20 +60,39 @@ def _newest_end_first(jobs: Sequence[GPUJob]) -> Sequence[GPUJob]:
 
 
 GROUPS = (
-    Group("running", "Running", holds, _by_name),
-    Group("waiting", "Waiting", waits, by_queue_order),
-    Group("suspended", "Suspended", rests, _by_name),
-    Group("failed", "Failed", lambda job: job.status.phase is JobPhase.FAILED, _newest_end_first),
-    Group(
-        "succeeded", "Succeeded", lambda job: job.status.phase is JobPhase.SUCCEEDED,
-        _newest_end_first,
-    ),
-)  # fmt: skip
+    Group("running", "Running", _by_name),
+    Group("waiting", "Waiting", by_queue_order),
+    Group("suspended", "Suspended", _by_name),
+    Group("failed", "Failed", _newest_end_first),
+    Group("succeeded", "Succeeded", _newest_end_first),
+)
+
+
+def grouped(jobs: Iterable[GPUJob]) -> Grouped:
+    """Returns the jobs of each group. There may be many, so each is looked at once."""
+    found: dict[str, list[GPUJob]] = {group.name: [] for group in GROUPS}
+    for job in jobs:
+        found[_group_of(job)].append(job)
+    return found
+
+
+def _group_of(job: GPUJob) -> str:
+    phase = job.status.phase
+    if phase is JobPhase.FAILED:
+        return "failed"
+    if phase is JobPhase.SUCCEEDED:
+        return "succeeded"
+    if job.status.placement is not None:
+        return "running"
+    return "suspended" if job.spec.suspend else "waiting"
 
 
 def now_page(state: State, rights: Rights, query: Query) -> Page:
-    jobs = [job for job in state.jobs if rights.may_see(job)]
-    gpus = held_gpus(state.nodes, state.jobs) if rights.nodes else []
+    everyone = grouped(state.jobs)
+    jobs = everyone
+    if not rights.all_jobs:
+        jobs = {name: [one for one in of if rights.may_see(one)] for name, of in everyone.items()}
+    gpus = held_gpus(state.nodes, everyone["running"]) if rights.nodes else []
     return Page(
         "Now",
         {
@@ -81,8 +104,8 @@ def now_page(state: State, rights: Rights, query: Query) -> Page:
     )
 
 
-def _figures(jobs: Sequence[GPUJob], gpus: Sequence[HeldGPU], now: datetime) -> Mapping[str, Any]:
-    waiting = [job for job in jobs if waits(job)]
+def _figures(jobs: Grouped, gpus: Sequence[HeldGPU], now: datetime) -> Mapping[str, Any]:
+    waiting = jobs["waiting"]
     created = [job.metadata.creation_timestamp or now for job in waiting]
     longest = waiting[created.index(min(created))] if waiting else None
     total = sum(held.gpu.memory_total_bytes for held in gpus)
@@ -94,11 +117,11 @@ def _figures(jobs: Sequence[GPUJob], gpus: Sequence[HeldGPU], now: datetime) -> 
         "memory_used": format_memory(used),
         "memory_total": format_memory(total),
         "memory_percent": 100 * used / total if total else 0.0,
-        "running": sum(map(holds, jobs)),
+        "running": len(jobs["running"]),
         "waiting": len(waiting),
         "longest": longest,
         "longest_reason": cells(longest, now)["STATUS"] if longest is not None else "",
-        "failed": sum(_failed_lately(job, now) for job in jobs),
+        "failed": sum(_failed_lately(job, now) for job in jobs["failed"]),
     }
 
 
@@ -121,16 +144,18 @@ class Concern:
     next: str = ""
 
 
-def attention(jobs: Iterable[GPUJob], state: State, rights: Rights) -> Sequence[Concern]:
+def attention(jobs: Grouped, state: State, rights: Rights) -> Sequence[Concern]:
     """Returns the concerns, those about GPUs first, at most `ATTENTION_MAX`."""
     found: list[Concern] = []
     if rights.nodes:
         for node in state.nodes:
             found += _of_node(node, state.now)
-    for job in jobs:
-        if len(found) >= ATTENTION_MAX:
-            break
-        found += _of_job(job, state.now)
+    for name, concern_of in _CONCERNS:
+        for job in jobs[name]:
+            if len(found) >= ATTENTION_MAX:
+                return found[:ATTENTION_MAX]
+            if (concern := concern_of(job, state.now)) is not None:
+                found.append(concern)
     return found[:ATTENTION_MAX]
 
 
@@ -149,26 +174,39 @@ def _of_node(node: GPUNode, now: datetime) -> Iterable[Concern]:
             yield Concern(name, where, text, f"kubectl gpujob nodes {name}")
 
 
-def _of_job(job: GPUJob, now: datetime) -> Iterable[Concern]:
-    key, where = job.metadata.key, job_link(job)
-    if _failed_lately(job, now):
-        failure = job.status.failure
-        text = failure.message if failure is not None else "failed"
-        yield Concern(key, where, f"failed: {text}", next_step(job))
-    elif holds(job):
-        placement = job.status.placement
-        on_spot = placement is not None and placement.spot
-        if on_spot and is_true(job.status, UNPROTECTED):
-            text = "runs on a spot node and starts from the beginning after an interruption"
-            yield Concern(key, where, text, next_step(job))
-        elif is_true(job.status, UNTUNED):
-            yield Concern(key, where, "runs without tuning", next_step(job))
-    elif waits(job) and (reason := _blocking(job)):
-        yield Concern(key, where, f"waits: {job.status.summary.reason or reason}", next_step(job))
-    elif waits(job) and job.status.observed_generation < job.metadata.generation:
-        since = job.metadata.creation_timestamp or now
-        if now - since > timedelta(minutes=1):
-            yield Concern(key, where, "the operator has not answered", "kubectl gpujob doctor")
+def _of_failed(job: GPUJob, now: datetime) -> Concern | None:
+    if not _failed_lately(job, now):
+        return None
+    failure = job.status.failure
+    return _concern(job, f"failed: {failure.message if failure is not None else 'failed'}")
+
+
+def _of_running(job: GPUJob, now: datetime) -> Concern | None:
+    del now
+    placement = job.status.placement
+    if placement is not None and placement.spot and is_true(job.status, UNPROTECTED):
+        return _concern(
+            job, "runs on a spot node and starts from the beginning after an interruption"
+        )
+    return _concern(job, "runs without tuning") if is_true(job.status, UNTUNED) else None
+
+
+def _of_waiting(job: GPUJob, now: datetime) -> Concern | None:
+    if reason := _blocking(job):
+        return _concern(job, f"waits: {job.status.summary.reason or reason}")
+    created = job.metadata.creation_timestamp or now
+    behind = job.status.observed_generation < job.metadata.generation
+    if behind and now - created > timedelta(minutes=1):
+        text = "the operator has not answered"
+        return Concern(job.metadata.key, job_link(job), text, "kubectl gpujob doctor")
+    return None
+
+
+def _concern(job: GPUJob, text: str) -> Concern:
+    return Concern(job.metadata.key, job_link(job), text, next_step(job))
+
+
+_CONCERNS = (("failed", _of_failed), ("running", _of_running), ("waiting", _of_waiting))
 
 
 def _blocking(job: GPUJob) -> str:
@@ -178,9 +216,8 @@ def _blocking(job: GPUJob) -> str:
     return reason if reason in _BLOCKING else ""
 
 
-def _jobs(jobs: Sequence[GPUJob], query: Query, now: datetime) -> Mapping[str, Any]:
-    chosen = _filtered(jobs, query)
-    found = {group.name: [job for job in chosen if group.has(job)] for group in GROUPS}
+def _jobs(jobs: Grouped, query: Query, now: datetime) -> Mapping[str, Any]:
+    found = {name: _filtered(of, query) for name, of in jobs.items()}
     asked = text_of(query, "status")
     first = next((group for group in GROUPS if group.name == asked), None) or GROUPS[0]
     kept = {name: text_of(query, name) for name in ("namespace", "queue", "name")}
@@ -199,7 +236,7 @@ def _jobs(jobs: Sequence[GPUJob], query: Query, now: datetime) -> Mapping[str, A
         "filters": kept,
         "cut": rows,
         "rows": [_row(job, now) for job in rows.rows],
-        "of": len(jobs),
+        "of": sum(map(len, jobs.values())),
     }
 
 
@@ -210,6 +247,8 @@ def _paging(query: Query, group: Group) -> Mapping[str, str]:
 def _filtered(jobs: Sequence[GPUJob], query: Query) -> Sequence[GPUJob]:
     namespace, queue = text_of(query, "namespace"), text_of(query, "queue")
     part = text_of(query, "name").lower()
+    if not (namespace or queue or part):
+        return jobs
     return [
         job
         for job in jobs
