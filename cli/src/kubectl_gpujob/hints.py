@@ -1,6 +1,6 @@
-"""Next steps for a GPUJob that is refused: the field that was meant, the form of a command.
+"""Next steps for a refused GPUJob: the nearest field, the form of a command.
 
-The API server names the field that it refuses, and knows no other one.
+The API server names only the field that it refuses.
 """
 
 import difflib
@@ -50,7 +50,7 @@ def with_hints(words: str) -> str:
 
 
 def hint_of(path: str) -> str:
-    """Returns what a person may do about a field that does not exist, or ""."""
+    """Returns the next step for a field that does not exist, or ""."""
     parent, _, name = path.rpartition(".")
     if parent == _POD and name in NOT_AVAILABLE:
         return f"{name} is not available in a GPUJob"
@@ -93,12 +93,12 @@ def _paths(kind: type, path: str) -> Iterator[str]:
 
 
 def _nearest(path: str, known: Iterable[str]) -> str:
-    """Returns the known path that is nearest, whatever its dots and case, or ""."""
+    """Returns the known path that is nearest, without regard to dots and case, or ""."""
     by_letters = {_letters(one): one for one in known}
     near = difflib.get_close_matches(_letters(path), by_letters, 1, cutoff=0.75)
     return by_letters[near[0]] if near else ""
 
 
 def _letters(path: str) -> str:
-    """Returns what people remember of a path: its letters."""
+    """Returns the letters of a path, in lower case."""
     return re.sub(r"[^a-z]", "", path.removeprefix("spec.").lower())

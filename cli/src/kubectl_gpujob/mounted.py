@@ -25,7 +25,7 @@ class Missing:
 
 
 def missing_objects(cluster: Cluster, manifest: Mapping[str, Any]) -> Missing:
-    """Looks for the objects that the job names. What may not be read is passed over."""
+    """Looks for the objects that the job names. Objects that may not be read are skipped."""
     namespace, job = cluster.namespace, from_manifest(GPUJob, manifest)
     warnings: list[str] = []
     decision = ""

@@ -47,7 +47,7 @@ CONTAINER = "spec.template.spec.containers[0]"
         ("spec.template.spec.initContainers[3].imge", "spec.template.spec.initContainers[3].image"),
     ],
 )
-def test_the_field_that_was_meant(path: str, meant: str) -> None:
+def test_the_nearest_field_is_named(path: str, meant: str) -> None:
     assert hint_of(path) == f"did you mean {meant}?"
 
 
@@ -87,7 +87,7 @@ def test_hints_are_few_and_each_is_given_once() -> None:
     assert HINTS_MAX == 5
 
 
-def test_a_command_in_one_text_is_told_how_to_write_it() -> None:
+def test_a_command_in_one_text_gets_advice() -> None:
     words = (
         f'{CONTAINER}.command: Invalid value: "string": {CONTAINER}.command in body must be of '
         'type array: "string"'

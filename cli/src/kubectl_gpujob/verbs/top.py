@@ -177,7 +177,7 @@ def _is_alone(gpu: GPU, pods: Iterable[str]) -> bool:
 
 
 def _utilization_percent(gpu: GPU, pods: Iterable[str]) -> float | None:
-    """Returns the utilization of the GPU by these pods, or None if the driver does not tell."""
+    """Returns the utilization of the GPU by these pods, or None if it is not reported."""
     own = set(pods)
     if _is_alone(gpu, own):
         return gpu.utilization_percent
@@ -295,7 +295,7 @@ def _card(held: HeldGPU, now: datetime) -> dict[str, str]:
 
 
 def _notes(held: HeldGPU, now: datetime) -> list[str]:
-    """Returns what the figures do not show, the most important first."""
+    """Returns remarks on the GPU, the most important first."""
     notes: list[str] = []
     read_at = held.node.status.observed_at
     if is_stale(read_at, now):

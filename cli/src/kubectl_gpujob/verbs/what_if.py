@@ -23,7 +23,7 @@ from kubectl_gpujob.verbs import simulate
 HELP = """
 examples:
   kubectl gpujob what-if big --memory 10Gi       # would it start sooner?
-  kubectl gpujob what-if big --priority 5        # and whom would it preempt?
+  kubectl gpujob what-if big --priority 5        # which jobs would it preempt?
   kubectl gpujob what-if --without-node gpu-1    # which jobs would wait?
 
 An edit of a running job counts as it would in the cluster: gpu.memory from its next attempt on.

@@ -376,8 +376,8 @@ def test_a_command_that_is_not_in_the_image_is_not_repeated(reason: str) -> None
     assert not retry_decision(job, outcome, CONFIGURATION, T0).retry
 
 
-def test_a_command_in_one_word_is_told_how_to_write_it() -> None:
+def test_a_command_in_one_word_gets_advice() -> None:
     words = 'exec: "python train.py": executable file not found in $PATH'
     outcome = ended(128, job=running(make_job()), reason="StartError", termination_text=words)
-    told = "; write the command as a list of words, such as [python, train.py]"
-    assert outcome.failure.message == f"worker 0 could not be started: {words}{told}"
+    advice = "; write the command as a list of words, such as [python, train.py]"
+    assert outcome.failure.message == f"worker 0 could not be started: {words}{advice}"
