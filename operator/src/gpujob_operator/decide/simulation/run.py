@@ -33,6 +33,8 @@ class Limits:
     cycles: int = CYCLES_MAX
     step_seconds: float = STEP_SECONDS
     step_fraction: float = STEP_FRACTION
+    # Writes of all plans together. None: no limit.
+    writes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,11 @@ def simulate(
         cluster = SimulatedCluster.of(snapshot, now, future.lengths, future.arrivals)
     recorder = TimelineRecorder(now, cluster.jobs, cluster.configuration)
     end = now + timedelta(seconds=limits.horizon_seconds)
-    calm, cycles, ended = 0, 0, "cycles"
-    while cycles < limits.cycles:
+    calm, cycles, writes, ended = 0, 0, 0, "cycles"
+    while cycles < limits.cycles and (limits.writes is None or writes < limits.writes):
         cycles += 1
         decided = plan(cluster.snapshot(), cluster.now)
+        writes += len(decided.items)
         changed = recorder.note(decided, cluster.jobs, cluster.now)
         cluster.carry_out(decided)
         calm = 0 if changed else calm + 1

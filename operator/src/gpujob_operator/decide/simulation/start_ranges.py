@@ -20,6 +20,9 @@ DRAWS = 20
 LOW, HIGH = 0.1, 0.9
 HORIZON_SECONDS = 86_400.0
 CYCLES_MAX = 1000
+# A draw ends after so many writes, which take about half a second. Jobs that are not placed by then
+# have an open end, and those that are far from their turn no range.
+WRITES_MAX = 300
 STEP_SECONDS = 5.0
 STEP_FRACTION = 0.015
 # Jobs in a simulation at most: finished ones, whose lengths are known, and pending ones.
@@ -108,7 +111,7 @@ class _Draws:
             arrivals = later_jobs(self.snapshot.jobs, self.now, horizon_seconds, draw)
         lengths = DrawnLengths(self._lengths, draw, self.method.draws)
         future = Future(lengths, arrivals, frozenset(self.watched))
-        limits = Limits(horizon_seconds, CYCLES_MAX, STEP_SECONDS, STEP_FRACTION)
+        limits = Limits(horizon_seconds, CYCLES_MAX, STEP_SECONDS, STEP_FRACTION, WRITES_MAX)
         jobs = simulate(self._start, self.now, limits, future=future).jobs
         starts = {uid: jobs[uid].starts_seconds for uid in self.watched}
         return {uid: inf if at is None else at for uid, at in starts.items()}
