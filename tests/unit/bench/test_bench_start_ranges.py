@@ -66,7 +66,10 @@ def test_a_range_counts_if_the_job_started_within_it() -> None:
 def test_the_last_line_is_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(start_ranges, "play", lambda week, method: Score())
+    def played(week: Week, method: Method) -> Score:
+        return Score()
+
+    monkeypatch.setattr(start_ranges, "play", played)
     assert start_ranges.main(["--seeds", "4,5"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["seed"] for one in found["results"]] == [4, 5]
