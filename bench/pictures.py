@@ -1,10 +1,10 @@
 """The pictures in docs/images: terminals with what real commands printed (`make pictures`).
 
-    python -m bench.pictures [--folder docs/images] [--no-cluster]
+    python -m bench.pictures [--folder docs/images] [--no-cluster | --dashboard]
 
 Jobs run on a local cluster of CPU cards, and one waits; a script trains without a cluster, is
 stopped and goes on. Each command runs in a terminal of its own, and nothing of what it
-prints is changed. About three minutes.
+prints is changed. The dashboard of the same cluster is shown by Chromium. About three minutes.
 """
 
 import argparse
@@ -20,7 +20,8 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import StringIO
@@ -28,6 +29,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from bench.screenshots import screenshots
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(sys.executable).parent
@@ -124,8 +127,9 @@ def run(*command: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def cluster_pictures(environment: dict[str, str], day: str) -> dict[str, Recording]:
-    """Jobs on a local cluster: what is in the list, why one waits, what one reports."""
+@contextmanager
+def local_cluster(environment: dict[str, str]) -> Generator[tuple[dict[str, str], str]]:
+    """Yields the environment of a cluster with jobs, and the name of one that waits."""
     run("gpujob-local", "up", "--name", CLUSTER, environment=environment)
     try:
         exports = run("gpujob-local", "env", "--name", CLUSTER, environment=environment)
@@ -142,6 +146,14 @@ def cluster_pictures(environment: dict[str, str], day: str) -> dict[str, Recordi
             _wait("jsonpath={.status.phase}=Running", name, inside)
         _apply([whole_gpu(waiting)], inside)
         _wait("condition=Scheduled=false", waiting, inside)
+        yield inside, waiting
+    finally:
+        run("gpujob-local", "down", "--name", CLUSTER, environment=environment)
+
+
+def cluster_pictures(environment: dict[str, str], day: str, folder: Path) -> dict[str, Recording]:
+    """Jobs on a local cluster: what is in the list, why one waits, what one reports."""
+    with local_cluster(environment) as (inside, waiting):
         jobs = Recording(f"Local cluster, 3 nodes with 2 CPU cards each, {day}")
         report = Recording(f"Local cluster, an unmodified script on a CPU card, {day}")
         for recording, command in (
@@ -150,9 +162,13 @@ def cluster_pictures(environment: dict[str, str], day: str) -> dict[str, Recordi
             (report, "kubectl gpujob report recommender"),
         ):
             recording.add(command, in_terminal(command, inside, ROOT))
-    finally:
-        run("gpujob-local", "down", "--name", CLUSTER, environment=environment)
+        _show(screenshots(inside, folder))
     return {"jobs": jobs, "report": report}
+
+
+def _show(paths: Iterable[Path]) -> None:
+    for path in paths:
+        print(path)
 
 
 def whole_gpu(name: str) -> str:
@@ -195,15 +211,21 @@ def laptop_picture(environment: dict[str, str], day: str) -> Recording:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.pictures", description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--no-cluster", action="store_true", help="the script alone")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--no-cluster", action="store_true", help="the script alone")
+    chosen.add_argument("--dashboard", action="store_true", help="the dashboard alone")
     given = parser.parse_args(arguments)
     folder: Path = given.folder
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GPUJOB_")}
     environment = kept | {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
     day = datetime.now(UTC).date().isoformat()
-    recordings = {} if given.no_cluster else cluster_pictures(environment, day)
-    recordings["laptop"] = laptop_picture(environment, day)
     folder.mkdir(parents=True, exist_ok=True)
+    if given.dashboard:
+        with local_cluster(environment) as (inside, _):
+            _show(screenshots(inside, folder))
+        return 0
+    recordings = {} if given.no_cluster else cluster_pictures(environment, day, folder)
+    recordings["laptop"] = laptop_picture(environment, day)
     for name, recording in recordings.items():
         (folder / f"{name}.svg").write_text(recording.svg(), encoding="utf-8")
         print(folder / f"{name}.svg")

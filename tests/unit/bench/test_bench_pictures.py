@@ -8,9 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.pictures import Ended, Recording, in_terminal
+from bench.screenshots import PAGES, PICTURE_BYTES_MAX, WIDTH
 from tests.harness.repository import ROOT
 
 PICTURES = sorted((ROOT / "docs" / "images").glob("*.svg"))
+SCREENSHOTS = sorted((ROOT / "docs" / "images").glob("*.png"))
 NAMESPACE = "http://www.w3.org/2000/svg"
 
 
@@ -33,6 +35,16 @@ def test_every_picture_is_shown_and_was_taken_of_a_run_that_worked() -> None:
     texts = "".join(text_of(path.read_text(encoding="utf-8")) for path in PICTURES)
     assert "Traceback" not in texts
     assert "the worker failed" not in texts
+
+
+def test_screenshots_are_small_and_shown() -> None:
+    guide = (ROOT / "docs" / "guides" / "dashboard.md").read_text(encoding="utf-8")
+    assert {path.stem for path in SCREENSHOTS} == {name for name, _ in PAGES}
+    for path in SCREENSHOTS:
+        content = path.read_bytes()
+        assert len(content) <= PICTURE_BYTES_MAX
+        assert int.from_bytes(content[16:20], "big") == WIDTH
+        assert f"images/{path.name})" in guide
 
 
 def test_a_recording_shows_what_was_printed_and_how_it_ended() -> None:
