@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob, JobFailure, JobPhase, Reservation, Reserva
 from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
+from gpujob_api.start_range import StartRange
 from gpujob_dashboard.history import History
 from gpujob_dashboard.pages.contents import ROWS_MAX, NoSuchPage, cut, link
 from gpujob_dashboard.pages.gpus import TILES_MAX, gpus_page, node_page
@@ -248,6 +249,20 @@ def test_a_queue_shows_its_order_and_of_others_only_the_size() -> None:
     assert "team-zebra/zebra-waits" in html
     assert "a job of another namespace" in html
     assert "quokka" not in html
+
+
+def test_a_pending_job_shows_when_it_is_expected_to_start() -> None:
+    expected = StartRange(earliest=after(600), latest=after(1200), computed_at=after(30))
+    job = waiting(make_job("patient"), "InsufficientCapacity", "no room")
+    state = make_state(with_status(job, start=expected))
+    for page in (
+        now_page(state, ALL, {"status": "waiting"}),
+        queue_page(state, ALL, "default", {}),
+        job_page(state, ALL, "team", "patient"),
+    ):
+        assert "00:10 - 00:20" in html_of(page)
+    later = make_state(with_status(job, start=expected), at=1500)
+    assert "00:10" not in html_of(queue_page(later, ALL, "default", {}))
 
 
 def test_pages_that_may_not_be_read_name_the_right_that_is_missing() -> None:

@@ -9,6 +9,7 @@ from gpujob_dashboard.pages.contents import NoSuchPage, Page, Section
 from gpujob_dashboard.pages.job_facts import percent
 from gpujob_dashboard.rights import Rights
 from gpujob_dashboard.watched import State
+from kubectl_gpujob.starts import start_text
 from kubectl_gpujob.text import duration
 from kubectl_gpujob.verbs import report, why
 from kubectl_gpujob.verbs.list import cells
@@ -48,8 +49,8 @@ def _headline(job: GPUJob, now: datetime) -> Mapping[str, Any]:
 
 def _why(job: GPUJob, state: State) -> Mapping[str, Any]:
     place = why.position(job, state.jobs)
-    rows = [(label, text) for label, text in why.rows(job, place, state.now)]
-    return {"title": "Why", "rows": _once(rows)}
+    start = start_text(job, state.jobs, state.now)
+    return {"title": "Why", "rows": _once(why.rows(job, place, state.now, start))}
 
 
 def _report(job: GPUJob, now: datetime) -> Mapping[str, Any]:

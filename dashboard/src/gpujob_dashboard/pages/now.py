@@ -17,6 +17,7 @@ from gpujob_operator.decide.model.conditions import SCHEDULED, UNPROTECTED, UNTU
 from gpujob_operator.decide.model.next_steps import next_step
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from kubectl_gpujob.fleet import HeldGPU, held_gpus
+from kubectl_gpujob.starts import start_text
 from kubectl_gpujob.verbs.list import cells
 from kubectl_gpujob.verbs.why import by_queue_order
 
@@ -266,6 +267,7 @@ def _row(job: GPUJob, now: datetime) -> Mapping[str, Any]:
         "percent": percent(job),
         "priority": job.spec.priority,
         "count": job.spec.gpus,
+        "start": start_text(job, (), now),
         "next": next_step(job),
         "message": _message(job),
         **{name.lower(): cell for name, cell in cells(job, now).items()},

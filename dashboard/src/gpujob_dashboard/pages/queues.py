@@ -12,6 +12,7 @@ from gpujob_dashboard.rights import Rights
 from gpujob_dashboard.watched import State
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.next_steps import next_step
+from kubectl_gpujob.starts import start_text
 from kubectl_gpujob.verbs.list import cells
 from kubectl_gpujob.verbs.queue import queue_rows
 from kubectl_gpujob.verbs.why import in_queue_order
@@ -65,6 +66,7 @@ def _row(place: int, job: GPUJob, rights: Rights, state: State) -> Mapping[str, 
             "name": job.metadata.key,
             "link": job_link(job),
             "status": cells(job, state.now)["STATUS"],
+            "start": start_text(job, (), state.now),
             "reason": job.status.summary.reason,
             "next": next_step(job),
         }
