@@ -24,7 +24,7 @@ import gpujob_dashboard
 from bench.dashboard import pages, streams
 from bench.dashboard.cluster import Size, fill, state
 from bench.dashboard.server import CODE
-from bench.machine import print_result
+from bench.machine import print_result, yardstick_milliseconds
 from bench.table import format_table
 from tests.harness.http_api import HttpApi
 
@@ -46,12 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = streams.Load(options.viewers, options.changes, options.seconds)
     empty, _ = asyncio.run(_measure(EMPTY, options.rounds, None))
     full, viewed = asyncio.run(_measure(size, options.rounds, load))
+    yardstick = yardstick_milliseconds()
     print(format_table([*empty, *full], pages.COLUMNS))
     print()
     print(format_table(viewed, streams.COLUMNS))
     code = code_size()
     print(f"\n{code['lines']} lines with templates, {code['script_gzipped_bytes']} bytes of script")
-    print_result([*empty, *full], streams=viewed, code=code)
+    print_result([*empty, *full], streams=viewed, code=code, yardstick_ms=round(yardstick, 1))
     return 0
 
 
