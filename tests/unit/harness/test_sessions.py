@@ -27,7 +27,10 @@ def test_a_transcript_is_played_as_it_is_written(tmp_path: Path) -> None:
     text = "About jobs.\n\n$ kubectl gpujob list -o name\nnone\n$ kubectl gpujob lst\nerror\n[2]\n"
     path.write_text(text)
     session = read_session(path)
-    ends = {("list", "-o", "name"): ("none\n", 0), ("lst",): ("error\n", 2)}
+    ends: dict[tuple[str, ...], tuple[str, int]] = {
+        ("list", "-o", "name"): ("none\n", 0),
+        ("lst",): ("error\n", 2),
+    }
     assert session.commands == ("kubectl gpujob list -o name", "kubectl gpujob lst")
     assert session.played(lambda words: ends[tuple(words)]) == text
     assert session.played(lambda _: ("other", 0)) != text
