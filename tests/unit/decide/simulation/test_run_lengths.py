@@ -1,5 +1,6 @@
 """Drawn run lengths: from the job's own pace, or from ended runs."""
 
+import math
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -157,3 +158,54 @@ def test_a_draw_has_the_length_of_its_quantile() -> None:
     job = make_job("new")
     expected = found.seconds(job, NOW, stratified("uid-new", 3, 20))
     assert DrawnLengths(found, 3, 20).seconds(job, NOW) == expected
+
+
+def test_a_run_that_has_not_ended_leaves_its_weight_to_longer_ones() -> None:
+    sample = RunSample.of([100.0, 300.0], so_far=[200.0])
+    assert sample.weights == (1.0, 2.0)
+    assert [round(math.exp(one)) for one in sample.logs] == [100, 300]
+
+
+def test_the_longest_run_counts_even_if_it_has_not_ended() -> None:
+    sample = RunSample.of([100.0], so_far=[50.0, 900.0])
+    assert [round(math.exp(one)) for one in sample.logs] == [100, 900]
+    assert sample.weights == (1.5, 1.5)
+
+
+@given(
+    st.lists(st.floats(1, 1e6), min_size=1, max_size=20),
+    st.lists(st.floats(1, 1e6), max_size=20),
+    st.floats(0.01, 0.99),
+)
+def test_running_jobs_never_make_runs_shorter(
+    ended_seconds: list[float], so_far: list[float], quantile: float
+) -> None:
+    sample = RunSample.of(ended_seconds, so_far)
+    assert sum(sample.weights) == pytest.approx(len(ended_seconds) + len(so_far))
+    alone = replace(RunSample.of(ended_seconds), spread=1e-6)
+    with_running = replace(sample, spread=1e-6)
+    before, after_them = alone.draw(quantile, 0.0, 1), with_running.draw(quantile, 0.0, 1)
+    assert after_them >= before * (1 - 1e-4)
+
+
+def test_long_runs_that_still_run_are_not_missing_from_the_sample() -> None:
+    short = [ended(f"short-{n}", 60, template=program("one", str(n))) for n in range(4)]
+    long = [running(make_job(f"long-{n}", template=program("one", f"l{n}"))) for n in range(4)]
+    waiting = make_job("waiting", template=program("one", "w"))
+    alone, beside = drawn(lengths(*short), waiting), drawn(lengths(*short, *long), waiting)
+    assert max(alone) < 10_000 / 10
+    # The running ones have taken 10,000 s.
+    assert sum(one > 5_000 for one in beside) > 30
+
+
+def test_a_running_job_with_its_own_pace_counts_with_its_whole_run() -> None:
+    known = replace(measured(4 * GIB, step=500), steps_total=1500)
+    pace = with_status(
+        running(make_job("pace", template=program("one", "p")), measurement=known),
+        observed_at=NOW,
+    )
+    left = known.remaining_seconds
+    assert left is not None
+    found = lengths(ended("short", 60, template=program("one", "s")), pace)
+    values = drawn(found, make_job("waiting", template=program("one", "w")))
+    assert max(values) > 10_000 + left / 2

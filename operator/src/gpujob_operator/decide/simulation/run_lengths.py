@@ -11,7 +11,7 @@ from hashlib import blake2b
 from math import exp, log, sqrt
 from statistics import NormalDist, fmean
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import workload_keys
 from gpujob_operator.decide.measurement.runtime import remaining_of
@@ -39,27 +39,38 @@ def uniform(*key: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """GPU-seconds of ended runs, as logarithms in ascending order."""
+    """GPU-seconds of runs, as logarithms in ascending order, each with its weight."""
 
     logs: tuple[float, ...]
+    # Their sum is the number of runs.
+    weights: tuple[float, ...]
     # Standard deviation with which a run is repeated.
     spread: float
 
     @classmethod
-    def of(cls, gpu_seconds: Iterable[float]) -> "RunSample":
-        logs = tuple(sorted(log(max(one, 1.0)) for one in gpu_seconds))
+    def of(cls, gpu_seconds: Iterable[float], so_far: Iterable[float] = ()) -> "RunSample":
+        """Returns the sample of ended runs, and of running ones that have taken `so_far`.
+
+        Without the running ones, long runs would be missing from the sample until they end.
+        """
+        runs = [(log(max(one, 1.0)), True) for one in gpu_seconds]
+        runs += [(log(max(one, 1.0)), False) for one in so_far]
+        logs, weights = _redistributed(sorted(runs))
         mean = fmean(logs)
         squares = sum((one - mean) ** 2 for one in logs) + PRIOR_RUNS * PRIOR_SPREAD**2
         deviation = sqrt(squares / (PRIOR_RUNS + len(logs) - 1))
         # The rule of Silverman, without which a few runs would count as all that can happen.
-        return cls(logs, deviation * len(logs) ** -0.2)
+        return cls(logs, weights, deviation * len(logs) ** -0.2)
 
     def draw(self, quantile: float, seconds: float, gpus: int) -> float:
         """Returns the seconds that a run on so many GPUs still takes after `seconds`."""
         if seconds <= 0:
-            return self._value(quantile * len(self.logs), [1.0] * len(self.logs)) / gpus
+            return self._value(quantile * sum(self.weights), list(self.weights)) / gpus
         before = log(seconds * gpus)
-        tails = [1.0 - self._cdf(before, one) for one in self.logs]
+        tails = [
+            weight * (1.0 - self._cdf(before, one))
+            for one, weight in zip(self.logs, self.weights, strict=True)
+        ]
         left = sum(tails)
         if left < TAIL_MIN:
             # Longer than every run. As long again, in the median.
@@ -75,11 +86,33 @@ class RunSample:
             number += 1
         tail = tails[number]
         part = min(max(target / tail, EDGE), 1.0 - EDGE) if tail > 0 else 0.5
-        reached = min(max(1.0 - tail * (1.0 - part), EDGE), 1.0 - EDGE)
+        left = tail / self.weights[number]
+        reached = min(max(1.0 - left * (1.0 - part), EDGE), 1.0 - EDGE)
         return exp(self.logs[number] + self.spread * _NORMAL.inv_cdf(reached))
 
     def _cdf(self, value: float, center: float) -> float:
         return _NORMAL.cdf((value - center) / self.spread)
+
+
+def _redistributed(
+    runs: list[tuple[float, bool]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the runs that count, and their weights (Efron's form of the estimate of Kaplan and
+    Meier: each run that has not ended leaves its weight to all longer ones).
+
+    The longest run counts even if it has not ended.
+    """
+    logs: list[float] = []
+    weights: list[float] = []
+    weight = 1.0
+    for number, (value, ended) in enumerate(runs):
+        longer = len(runs) - number - 1
+        if ended or not longer:
+            logs.append(value)
+            weights.append(weight)
+        else:
+            weight += weight / longer
+    return tuple(logs), tuple(weights)
 
 
 @dataclass(slots=True)
@@ -90,6 +123,8 @@ class RunLengths:
     now: datetime
     pace_spread: float = PACE_SPREAD
     _runs: dict[Hashable, list[float]] = field(default_factory=dict[Hashable, list[float]])
+    # GPU-seconds so far of running jobs whose end is unknown.
+    _so_far: dict[Hashable, list[float]] = field(default_factory=dict[Hashable, list[float]])
     _samples: dict[Hashable, RunSample] = field(default_factory=dict[Hashable, RunSample])
     _keys: dict[str, tuple[Hashable, ...]] = field(default_factory=dict[str, tuple[Hashable, ...]])
 
@@ -101,7 +136,7 @@ class RunLengths:
         configuration: Configuration,
         pace_spread: float = PACE_SPREAD,
     ) -> "RunLengths":
-        found = cls(configuration, now, pace_spread)
+        found, jobs = cls(configuration, now, pace_spread), tuple(jobs)
         ended = [(job, seconds) for job in jobs if (seconds := _ended_seconds(job)) is not None]
         ended.sort(key=lambda one: (one[0].status.finished_at, one[0].metadata.uid), reverse=True)
         for job, seconds in ended:
@@ -109,7 +144,25 @@ class RunLengths:
                 runs = found._runs.setdefault(key, [])
                 if len(runs) < RUNS_MAX:
                     runs.append(seconds * job.spec.gpus)
+        for job in jobs:
+            found._add_running(job)
         return found
+
+    def _add_running(self, job: GPUJob) -> None:
+        """Adds a running job: its whole run if its own pace shows the end, else the run so far."""
+        status = job.status
+        started = status.attempt_started_at
+        if status.phase is not JobPhase.RUNNING or started is None:
+            return
+        passed = max((self.now - started).total_seconds(), 0.0)
+        left = remaining_of(job, self.configuration)
+        for key in _classes(job):
+            # Runs of a class without any that ended say nothing of its lengths yet.
+            if key not in self._runs:
+                continue
+            known = self._runs[key] if left is not None else self._so_far.setdefault(key, [])
+            if len(known) < 2 * RUNS_MAX:
+                known.append((passed + (left or 0.0)) * job.spec.gpus)
 
     def is_known(self, job: GPUJob) -> bool:
         return remaining_of(job, self.configuration) is not None or self._sample(job) is not None
@@ -139,7 +192,7 @@ class RunLengths:
         if key is None:
             return None
         if key not in self._samples:
-            self._samples[key] = RunSample.of(self._runs[key])
+            self._samples[key] = RunSample.of(self._runs[key], self._so_far.get(key, ()))
         return self._samples[key]
 
 
