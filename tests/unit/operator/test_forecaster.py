@@ -185,6 +185,27 @@ async def test_it_runs_until_cancelled() -> None:
     assert pauses == [INTERVAL_SECONDS] * 3
 
 
+async def test_the_first_calculation_waits_until_the_process_has_begun() -> None:
+    stage, order = Stage(), list[str]()
+
+    async def sleep(seconds: float) -> None:
+        order.append(f"slept {seconds:.0f} s")
+        if len(order) > 2:
+            raise asyncio.CancelledError
+
+    forecaster = Forecaster(
+        snapshot=lambda: order.append("looked"),
+        clock=lambda: NOW,
+        may_act=lambda: True,
+        changed=lambda: None,
+        metrics=stage.metrics,
+        sleep=sleep,
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await forecaster.run()
+    assert order == ["slept 60 s", "looked", "slept 60 s"]
+
+
 def test_the_first_look_restores_and_later_ones_count() -> None:
     metrics = Metrics()
     score = Score(metrics)

@@ -56,9 +56,11 @@ class Forecaster:
         self.newest: Forecast | None = None
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled. A process that has just begun has more urgent work."""
+        pause_seconds = INTERVAL_SECONDS
         while True:
-            await self._sleep(await self.look())
+            await self._sleep(pause_seconds)
+            pause_seconds = await self.look()
 
     async def look(self) -> float:
         """Calculates once. Returns the seconds until the next calculation."""
