@@ -24,7 +24,7 @@ NAMESPACES = 20
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A cluster of so many GPUs and jobs."""
+    """A cluster with these numbers of GPUs and jobs."""
 
     gpus: int
     jobs: int

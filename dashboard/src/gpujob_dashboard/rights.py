@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import GROUP
-from gpujob_dashboard.api_server import APIServer, APIServerError
+from gpujob_dashboard.api_server import APIServer
 
-# An answer of the API server is believed for this long.
-REVIEW_SECONDS = 10.0
+# An answer is believed for this long. With the ten seconds for which the API server remembers a
+# token, and the time between two reviews of a stream, that stays below half a minute.
+REVIEW_SECONDS = 3.0
 REVIEWS_AT_ONCE = 10
 NAMESPACES_MAX = 2000
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -116,6 +117,3 @@ class Reviews:
         }
         status = (await self.server.post(_ACCESS, body)).get("status") or {}
         return status.get("allowed") is True
-
-
-__all__ = ["ALL", "APIServerError", "Reviews", "Rights", "Viewer"]

@@ -134,7 +134,9 @@ class Watched:
                     pause = RETRY_SECONDS
             except APIServerError as error:
                 if error.status == _GONE:
+                    # A list may be too old as well, before its last page is read.
                     version = ""
+                    await self._sleep(RETRY_SECONDS)
                     continue
                 if error.status == _FORBIDDEN and len(paths) > 1:
                     # Only the own namespace may be read.

@@ -88,6 +88,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
+    #    The expected starts of pending jobs go into the same statuses, or into writes of their own.
     items = _with_ranges(items, cycle)
     # 7. Delete pods without a job, expired jobs and unused profiles.
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}

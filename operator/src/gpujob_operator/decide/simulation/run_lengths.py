@@ -63,7 +63,7 @@ class RunSample:
         return cls(logs, weights, deviation * len(logs) ** -0.2)
 
     def draw(self, quantile: float, seconds: float, gpus: int) -> float:
-        """Returns the seconds that a run on so many GPUs still takes after `seconds`."""
+        """Returns the seconds that a run on this number of GPUs still takes after `seconds`."""
         if seconds <= 0:
             return self._value(quantile * sum(self.weights), list(self.weights)) / gpus
         before = log(seconds * gpus)
