@@ -1,5 +1,6 @@
 """The model in training: its modules, its optimizers, and the settings that are applied to them."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +61,10 @@ class TrainedModel:
     steps_before: int = 0
     # Backward passes since this model began.
     backward_passes: int = 0
+    # How often each class of module was met. Two modules never share a name, in whatever order they
+    # are measured.
+    _met: Counter[str] = field(default_factory=Counter[str], init=False)
+    _met_frozen: Counter[str] = field(default_factory=Counter[str], init=False)
     # Stands in until a first module is called. It has the settings of the optimizers and the
     # process only.
     _without_module: TunedModule = field(init=False)
@@ -113,10 +118,11 @@ class TrainedModel:
 
     def meet(self, root: Root) -> TunedModule:
         """Called when the script calls a module of the model for the first time."""
+        name = module_name(root, self._met)
         if self.modules:
-            module = TunedModule(root, self._log_of(root))
+            module = TunedModule(root, self._log_of(name), name)
         else:
-            module = replace(self._without_module, root=root)
+            module = replace(self._without_module, root=root, name=name)
         self.modules.append(module)
         return module
 
@@ -128,7 +134,7 @@ class TrainedModel:
         if tuned_before or len(self.frozen) >= FROZEN_MAX or has_compiled_part(module):
             return None
         root = FrozenRoot(module, lambda: any(root.inside for root in self.roots))
-        name = module_name(root, [other.root for other in self.frozen])
+        name = module_name(root, self._met_frozen)
         frozen = TunedModule(root, self.session.log.about(f"frozen {name}"))
 
         def failed(error: Exception) -> None:
@@ -164,7 +170,7 @@ class TrainedModel:
         self.modules.insert(0, module)
         module.tuner, module.applied, module.log = before.tuner, before.applied, before.log
         before.tuner, before.applied = None, Applied()
-        before.log = self._log_of(before.root)
+        before.log = self._log_of(before.name)
 
     def drop(self, root: Root) -> None:
         """Drops this module once the script is done with it, so that its memory can be freed."""
@@ -220,10 +226,8 @@ class TrainedModel:
             if not limited or module.fit is not None or len(self.modules) == 1:
                 module.root.record()
 
-    def _log_of(self, root: Root) -> DecisionLog:
-        known = [module.root for module in self.modules]
-        before = known[: known.index(root)] if root in known else known
-        return self.session.log.about(module_name(root, before) + self.whose)
+    def _log_of(self, name: str) -> DecisionLog:
+        return self.session.log.about(name + self.whose)
 
     # Facts about the model.
 

@@ -6,6 +6,7 @@ close on its own call. Under a memory limit each has its own memory model. A mod
 parameters (`FrozenRoot`: a teacher, an encoder) only has its precision lowered.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,8 @@ class TunedModule:
 
     root: Root
     log: DecisionLog
+    # The module's class. A number follows if the model met the class before.
+    name: str = ""
     # None until settings are chosen for the module.
     tuner: Tuner | None = None
     # The settings of the module's calls.
@@ -137,11 +140,13 @@ class TunedModule:
         self.tuner = self.fit = None
 
 
-def module_name(root: Root, before: Sequence[Root]) -> str:
-    """Returns the module's class, with a number if the class occurred before."""
+def module_name(root: Root, met: Counter[str]) -> str:
+    """Returns the module's class, with a number if `met` has the class already, and counts it
+    there.
+    """
     name = type(root.module).__name__
-    same = sum(type(other.module).__name__ == name for other in before if other is not root)
-    return f"{name} {same + 1}" if same else name
+    met[name] += 1
+    return f"{name} {met[name]}" if met[name] > 1 else name
 
 
 def names_of(roots: Sequence[Root]) -> str:
