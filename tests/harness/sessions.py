@@ -37,6 +37,8 @@ _VARYING = (
         "",
     ),
     (re.compile(r"(?:\?|[\d.]+ [MGK]iB) of (?=1\.94 GiB)"), "<memory> of "),
+    # A further attempt is placed by measurement if the one before lasted until a reading.
+    (re.compile(r"(?<=attempt [2-9] on )node-\d \(\S+\), reserves .*"), "<placed>"),
     # The first answer may be any state of a job that ends within a second.
     (re.compile(r"created: (?!Unsatisfiable|ClaimNotFound|QueueNotFound).*"), "created: <placed>"),
     # Columns are as wide as what varies in them.

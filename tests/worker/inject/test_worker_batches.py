@@ -1,6 +1,5 @@
 """Batches from worker processes: the same bits in the same order, whatever draws random numbers."""
 
-import gc
 import multiprocessing
 import random
 import weakref
@@ -21,6 +20,7 @@ from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from tests.harness.waiting import wait_until
+from tests.harness.worker_process import forkserver
 
 SAMPLES = 66
 PASSES = 3
@@ -291,6 +291,14 @@ def test_persistent_workers_that_are_replaced_cost_the_script_no_random_number()
 
 
 def test_they_end_with_their_pass() -> None:
+    """In a process whose threads and locks are those of one script, not of the tests before."""
+    process = forkserver.Process(target=_break_off_a_pass)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+
+
+def _break_off_a_pass() -> None:
     loader: Any = DataLoader(Samples(plain), batch_size=4)
     iterator = iter(loader)
     next(iterator)
@@ -300,13 +308,10 @@ def test_they_end_with_their_pass() -> None:
     workers = batches._processes._workers
     assert len(workers) == 2
     del iterator, batches
-
-    def have_ended() -> bool:
-        gc.collect()  # what ran before may hold frames in a cycle
-        return not any(worker.is_alive() for worker in workers)
-
     # torch kills one that takes longer than 5 s, and does not wait for it.
-    wait_until(have_ended, 60, "the workers have ended")
+    wait_until(
+        lambda: not any(worker.is_alive() for worker in workers), 60, "the workers have ended"
+    )
 
 
 def test_a_count_of_draws_leads_to_the_place_in_the_stream() -> None:
