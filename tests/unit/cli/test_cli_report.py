@@ -79,6 +79,11 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     ]
 
 
+def test_a_job_that_ended_without_a_start_never_ran() -> None:
+    status = {"phase": "Failed", "finishedAt": "2026-03-01T10:00:00Z"}
+    assert report.rows(job(status=status), NOW)[0] == ("Phase", "Failed, never ran")
+
+
 @pytest.mark.parametrize(
     ("protection", "text"),
     [

@@ -166,7 +166,7 @@ def as_json(job: GPUJob) -> dict[str, Any]:
 def _phase(job: GPUJob, now: datetime) -> str:
     started, finished = job.status.started_at, job.status.finished_at
     if started is None:
-        return f"{job.status.phase.value}, not started yet"
+        return f"{job.status.phase.value}, {'not started yet' if finished is None else 'never ran'}"
     seconds = ((finished or now) - started).total_seconds()
     return f"{job.status.phase.value}, {text.duration(seconds)} since the first start"
 

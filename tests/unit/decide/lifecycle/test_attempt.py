@@ -1,6 +1,7 @@
 """The state machine of one job: every phase against what can be seen of its pods."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -76,6 +77,37 @@ def test_how_an_attempt_ends(code: int, phase: JobPhase, counter: str | None) ->
     counts = {n: getattr(after_end.counters, n) for n in ("interruptions", "errors", "hung")}
     assert counts == {name: int(name == counter) for name in counts}
     assert (after_end.placement is None) is (phase is JobPhase.PENDING)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_job_that_ends_before_it_is_seen_running_has_a_start(code: int) -> None:
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    pods = [
+        make_pod(job, rank, exit_code=code, started_at=after(at), finished_at=after(9))
+        for rank, at in ((0, 3.0), (1, 5.0))
+    ]
+    ended = step(job, *pods).status
+    assert ended.started_at == after(5)
+    assert step(running(job, started_at=after(1)), *pods).status.started_at == after(1)
+
+
+@pytest.mark.parametrize(
+    ("started_at", "reason", "expected"),
+    [
+        (None, "", None),
+        # Kubelets write the epoch if a container could not be started.
+        (datetime(1970, 1, 1, tzinfo=UTC), "StartError", None),
+        # A node's clock is a little off.
+        (after(-3), "", after(0)),
+        (after(90), "", after(10)),
+    ],
+)
+def test_the_start_that_a_kubelet_reports_is_plausible_or_unknown(
+    started_at: datetime | None, reason: str, expected: datetime | None
+) -> None:
+    job = placed(make_job(), ("n0", ("GPU-0",)))
+    pod = make_pod(job, exit_code=128, started_at=started_at, reason=reason)
+    assert step(job, pod).status.started_at == expected
 
 
 def test_a_user_error_before_the_first_step_is_final() -> None:

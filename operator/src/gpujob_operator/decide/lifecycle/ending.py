@@ -20,7 +20,7 @@ from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.lifecycle.repeated import with_last_error
 from gpujob_operator.decide.lifecycle.retry import RetryDecision, interrupted, retry_decision
-from gpujob_operator.decide.lifecycle.start_refusals import age_seconds, with_refusal
+from gpujob_operator.decide.lifecycle.start_refusals import START_ERRORS, age_seconds, with_refusal
 from gpujob_operator.decide.measurement.milestones import after_an_interruption, refusal
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions
@@ -50,6 +50,7 @@ def end_attempt(
     before = job.status
     ended = changed(
         _with_report(job, inputs, received, configuration),
+        started_at=job.status.started_at or _workers_started_at(pods, now),
         held_seconds=round(held, 1),
         cost=cost_so_far(job, inputs.sites, configuration, seconds),
     )
@@ -69,6 +70,20 @@ def end_attempt(
         step = _retry_or_fail(job, outcome, decision, configuration, now)
     refused = refusal(before, ended, received.report if received is not None else None)
     return replace(step, events=(*refused, *step.events)) if refused else step
+
+
+def _workers_started_at(pods: tuple[PodView, ...], now: datetime) -> datetime | None:
+    """Returns when all workers of an attempt ran that ended before it was seen running; None if a
+    worker never ran.
+
+    It is the kubelet's time, between the creation of the pod and the present.
+    """
+    times = [
+        max(pod.started_at, pod.created_at or pod.started_at)
+        for pod in pods
+        if pod.started_at is not None and pod.reason not in START_ERRORS
+    ]
+    return min(max(times), now) if times and len(times) == len(pods) else None
 
 
 def _final_report(
