@@ -17,6 +17,7 @@ _PROGRAM = "kubectl gpujob"
 _NUMBER = r"\d+(?:\.\d+)?"
 _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: UTC|Z|[+]00:00)?"), "<date>"),
+    (re.compile(r"(?<=times of )\d{4}-\d\d-\d\d UTC"), "<date>"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"(CPU-node-\d+-\d+)-[0-9a-f]{8}"), r"\1"),
     (
@@ -31,7 +32,10 @@ _VARYING = (
     (
         re.compile(
             r"^gpujob/\S+: (?:Pending|Starting|Running|Stopping|BackingOff)\n"
-            r"|^  (?:Untuned|Measured) .*\n",
+            r"|^waiting for \S+: Pending\n"
+            r"|^  (?:Untuned|Measured|Device) .*\n"
+            r"|^  Progress +step 0\n"
+            r"|^<clock> +<time> +ReservationMeasured .*\n",
             re.MULTILINE,
         ),
         "",
@@ -39,6 +43,9 @@ _VARYING = (
     (re.compile(r"(?:\?|[\d.]+ [MGK]iB) of (?=1\.94 GiB)"), "<memory> of "),
     # A further attempt is placed by measurement if the one before lasted until a reading.
     (re.compile(r"(?<=attempt [2-9] on )node-\d \(\S+\), reserves .*"), "<placed>"),
+    # The positions of jobs are counted anew in each cycle, and written as often as a status may be.
+    (re.compile(r"(?<=\bposition )\d+"), "<n>"),
+    (re.compile(r"(?<=Unsatisfiable #)\d+"), "<n>"),
     # The first answer may be any state of a job that ends within a second.
     (re.compile(r"created: (?!Unsatisfiable|ClaimNotFound|QueueNotFound).*"), "created: <placed>"),
     # Columns are as wide as what varies in them.

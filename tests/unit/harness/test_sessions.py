@@ -13,6 +13,8 @@ from tests.harness.sessions import read_session, steady, words_of
         ("done in 12 s, 3m 20s, 2h05m, 850 ms", "done in <time>, <time>, <time>, <time>"),
         ("step 12 of 400, 0.2 s/step", "step 12 of 400, 0.2 s/step"),
         ("at 2026-11-29 10:00:07 UTC", "at <date>"),
+        ("day/hello, times of 2026-11-29 UTC", "day/hello, times of <date>"),
+        ("position 2 of the jobs, Unsatisfiable #2", "position <n> of the jobs, Unsatisfiable #<n>"),
         ("on CPU-node-1-0-d8726f1e, 1.94 GiB", "on CPU-node-1-0, 1.94 GiB"),
         ("NAME     STATUS   \n", "NAME  STATUS\n"),
         ("uid 0f8fad5b-d9cb-469f-a165-70867728950e", "uid <id>"),
