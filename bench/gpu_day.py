@@ -403,7 +403,8 @@ that is stopped or killed loses the part that it was in. If something is missing
 that is new enough, a GPU that jobs may share, disk space, a package), the run ends with one line
 that names it.
 
-A machine without a network needs Python and torch, and a pack:
+A machine without a network needs Python and torch, and a pack. `--without` names packages that it
+has besides torch, if the pack is too large:
 
 ```console
 $ python -m bench.gpu_pack DIR --python 3.12    # here: at most 64 MiB together with the checkout

@@ -28,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -248,14 +249,19 @@ def _on_stage(
 
 
 def _told(act: Callable[[], Any], stage: Any) -> dict[str, Any]:
-    """The act's result. An act that waits in vain has failed; the next one begins all the same."""
+    """The act's result. An act that waits in vain or raises has failed, and the next one begins:
+    minutes on a GPU are rare.
+    """
     from gpujob_local.demo.following import StoryError
 
     try:
         found = act()
-    except StoryError as error:
-        stage.teller.claim("The act ran to its end", False, str(error))
-        return {"claims": [], "rows": [], "failure": str(error)}
+    except Exception as error:
+        if not isinstance(error, StoryError):
+            traceback.print_exc()
+        failure = str(error) if isinstance(error, StoryError) else repr(error)
+        stage.teller.claim("The act ran to its end", False, failure)
+        return {"claims": [], "rows": [], "failure": failure}
     for claim in found.claims:
         stage.teller.claim(claim.title, claim.holds, *claim.figures)
     return found.result()

@@ -102,6 +102,8 @@ class Acts:
             name = f"{kind}-alone"
             stage.submit(self._light(name, kind))
             job = stage.until(name, "a measured reservation", _measured)
+            # Its tuning, in which it makes no steps, is over.
+            stage.trained(name, len(stage.steps(name)) + 5)
             window = stage.window([name], self.scale.window_seconds)
             held = stage.follower.job(name) or job
             self.alone[kind] = Alone(

@@ -99,7 +99,8 @@ def check_size(pack: Path, checkout_bytes: int, limit_bytes: int = BYTES_MAX) ->
         names = ", ".join(f"{path.name} {_mib(_size(path))}" for path in largest[:3])
         raise PackError(
             f"the pack has {_mib(packed)} and the checkout {_mib(checkout_bytes)}, together at "
-            f"most {_mib(limit_bytes)}: leave something out (largest: {names})"
+            f"most {_mib(limit_bytes)}: name packages that the machine has after --without "
+            f"(largest: {names})"
         )
     return packed
 

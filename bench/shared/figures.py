@@ -55,7 +55,9 @@ class Together:
 
     @property
     def relative_speed(self) -> float:
-        return self.steps_per_second / self.alone.steps_per_second
+        """Zero if the job made no steps alone, which breaks the claim about it."""
+        alone = self.alone.steps_per_second
+        return self.steps_per_second / alone if alone > 0 else 0.0
 
     @property
     def slowdown_percent(self) -> float:
@@ -98,7 +100,10 @@ def measured_alone(found: Sequence[Alone], device_bytes: int) -> Claim:
         f"{one.steps_per_second:.1f} steps/s at {one.utilization_percent:.0f} % utilization"
         for one in found
     )
-    holds = all(0 < one.peak_bytes <= one.reserved_bytes < device_bytes for one in found)
+    holds = all(
+        0 < one.peak_bytes <= one.reserved_bytes < device_bytes and one.steps_per_second > 0
+        for one in found
+    )
     return Claim(title, bool(found) and holds, lines)
 
 

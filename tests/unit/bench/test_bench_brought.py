@@ -56,7 +56,7 @@ def test_a_pack_that_is_too_large_is_refused_with_its_largest_files(pack: Path) 
     with pytest.raises(PackError, match=r"the pack has .* and the checkout 64.0 MiB.*largest: "):
         brought.check_size(pack, BYTES_MAX)
     (pack / "huge").write_bytes(bytes(2 * 1024**2))
-    with pytest.raises(PackError, match=r"leave something out \(largest: huge 2.0 MiB"):
+    with pytest.raises(PackError, match=r"after --without \(largest: huge 2.0 MiB"):
         brought.check_size(pack, 0, limit_bytes=1024**2)
 
 

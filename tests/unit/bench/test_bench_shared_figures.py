@@ -23,6 +23,13 @@ def test_speed_is_against_the_job_alone() -> None:
     assert job(8.0).slowdown_percent == pytest.approx(25.0)
 
 
+def test_a_job_without_steps_alone_has_no_speed_and_no_error() -> None:
+    still = replace(job(), alone=replace(ALONE, steps_per_second=0.0))
+    assert still.relative_speed == 0.0
+    assert not figures.more_work([still, still], 20.0, 38.0).holds
+    assert not figures.little_slower([still]).holds
+
+
 @pytest.mark.parametrize(
     ("one", "holds"),
     [
@@ -30,6 +37,7 @@ def test_speed_is_against_the_job_alone() -> None:
         (replace(ALONE, reserved_bytes=GIB), False),
         (replace(ALONE, reserved_bytes=10 * GIB), False),
         (replace(ALONE, peak_bytes=0), False),
+        (replace(ALONE, steps_per_second=0.0), False),
     ],
 )
 def test_a_measured_job_reserves_less_than_the_device_and_no_less_than_it_uses(
