@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -26,6 +27,8 @@ def _shown(value: object) -> object:
     return visible(value) if isinstance(value, str) else value
 
 
+# A page has a time in each row, and most rows stay.
+@lru_cache(maxsize=4096)
 def _moment(at: datetime | None, *, age: bool = True) -> Markup:
     """Returns a time in UTC. With scripts, a browser adds how long ago it was."""
     if at is None:
