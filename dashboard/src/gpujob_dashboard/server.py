@@ -356,9 +356,9 @@ class Dashboard:
             current = self.watched.current_at
             text = current.isoformat(timespec="seconds") if current is not None else ""
             await answer.write(f"event: current\ndata: {text}\n\n".encode() + event)
-            await self.watched.next_revision(rendered.revision, REST_SECONDS)
             # All viewers of a page continue when it may be rendered again, so none gets an old one.
             await asyncio.sleep(max(rendered.at + RENDER_SECONDS - self.seconds(), 0.0))
+            await self.watched.next_revision(rendered.revision, REST_SECONDS - RENDER_SECONDS)
 
 
 def _is_own(request: web.Request) -> bool:
