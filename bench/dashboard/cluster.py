@@ -9,6 +9,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import to_manifest
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
+from gpujob_dashboard.groups import groups_of
 from gpujob_dashboard.watched import Source, State
 from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES
 from tests.harness.builders import make_gpu, make_gpu_node, make_job, placed, reserve, with_status
@@ -70,7 +71,7 @@ def state(size: Size) -> State:
     now = datetime.now(UTC)
     jobs = tuple(job(number, size, 1) for number in range(size.jobs))
     sources = tuple(Source(name, now, "", 0) for name in ("gpujobs", "gpunodes", "gpuqueues"))
-    return State(jobs, tuple(nodes(size)), (), sources, now)
+    return State(jobs, tuple(nodes(size)), (), sources, now, groups_of(jobs))
 
 
 def fill(api: HttpApi, size: Size) -> None:

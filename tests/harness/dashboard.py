@@ -16,6 +16,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.summary import Summary
 from gpujob_dashboard.api_server import APIServer
+from gpujob_dashboard.groups import groups_of
 from gpujob_dashboard.pages.contents import Page
 from gpujob_dashboard.rendering import sections_of
 from gpujob_dashboard.rights import Reviews
@@ -46,7 +47,7 @@ def make_state(
     now = after(at)
     names = ("gpujobs", "gpunodes", "gpuqueues")
     sources = tuple(Source(name, now, problem, 0) for name in names)
-    return State(jobs, tuple(nodes), tuple(queues), sources, now)
+    return State(jobs, tuple(nodes), tuple(queues), sources, now, groups_of(jobs))
 
 
 def waiting(job: GPUJob, reason: str, message: str) -> GPUJob:

@@ -33,6 +33,11 @@ class Rights:
     def may_see(self, job: GPUJob) -> bool:
         return self.namespaces is None or job.metadata.namespace in self.namespaces
 
+    def within(self, namespace: str) -> frozenset[str]:
+        """Returns the namespace if the viewer may list its jobs, else nothing."""
+        chosen = frozenset({namespace})
+        return chosen if self.namespaces is None else chosen & self.namespaces
+
 
 ALL = Rights()
 

@@ -171,8 +171,7 @@ class Dashboard:
     async def _reviewed(self, token: str) -> Rights | None:
         if self.reviews is None:
             return ALL
-        namespaces = {namespace for namespace, _ in self.watched.jobs.objects}
-        found = await self.reviews.rights(token, namespaces)
+        found = await self.reviews.rights(token, self.watched.groups.namespaces)
         return found[1] if found is not None else None
 
     async def _login_form(self, request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """The project's objects as the API server has them: lists, then watches, kept in memory."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUQUEUE, from_manifest
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_dashboard.api_server import APIServer, APIServerError
+from gpujob_dashboard.groups import Groups
 
 OURS = f"/apis/{GROUP}/{VERSION}"
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
@@ -27,46 +28,81 @@ class WatchedKind(Generic[NounT]):
 
     name: str
     paths: Sequence[str]
-    read: Callable[[Mapping[str, Any]], NounT]
+    # Gets the manifest, and the object as it is known.
+    read: Callable[[Mapping[str, Any], NounT | None], NounT]
     objects: dict[tuple[str, str], NounT] = field(default_factory=dict)
     # The names of unreadable objects, which another version of the CRD accepted.
     unreadable: set[tuple[str, str]] = field(default_factory=set)
     # The last proof that the objects are current: a list, an event or a bookmark.
     current_at: datetime | None = None
     problem: str = ""
+    # Gets an object before and after each change; None if there is none.
+    changed: Callable[[NounT | None, NounT | None], None] = lambda before, after: None
 
     def put(self, item: Mapping[str, Any]) -> None:
-        metadata = item.get("metadata") or {}
-        key = (str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
-        metadata.pop("managedFields", None)
+        key = _key(item)
+        item.get("metadata", {}).pop("managedFields", None)
         try:
-            self.objects[key] = self.read(item)
+            self._set(key, self.read(item, self.objects.get(key)))
             self.unreadable.discard(key)
         except FieldError:
-            self.objects.pop(key, None)
+            self._set(key, None)
             self.unreadable.add(key)
 
     def drop(self, item: Mapping[str, Any]) -> None:
-        metadata = item.get("metadata") or {}
-        key = (str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
-        self.objects.pop(key, None)
+        key = _key(item)
+        self._set(key, None)
         self.unreadable.discard(key)
 
+    def replace(self, items: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces all objects by those of a list."""
+        self.unreadable.clear()
+        gone = self.objects.keys() - {_key(item) for item in items}
+        for key in gone:
+            self._set(key, None)
+        for item in items:
+            self.put(item)
 
-def _jobs(namespace: str) -> WatchedKind[GPUJob]:
+    def _set(self, key: tuple[str, str], noun: NounT | None) -> None:
+        before = self.objects.get(key)
+        if noun is not None:
+            self.objects[key] = noun
+        else:
+            self.objects.pop(key, None)
+        self.changed(before, noun)
+
+
+def _key(item: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def watched_jobs(namespace: str, groups: Groups) -> WatchedKind[GPUJob]:
     everywhere = f"{OURS}/{GPUJOB.plural}"
     here = f"{OURS}/namespaces/{namespace}/{GPUJOB.plural}"
-    return WatchedKind(GPUJOB.plural, (everywhere, here), lambda one: from_manifest(GPUJob, one))
+    return WatchedKind(GPUJOB.plural, (everywhere, here), _read_job, changed=groups.change)
+
+
+def _read_job(item: Mapping[str, Any], known: GPUJob | None) -> GPUJob:
+    """Returns the job. Most changes are those of a status, so a known spec is not read again."""
+    metadata = item.get("metadata") or {}
+    # The API server changes the generation with the spec.
+    same = known is not None and (known.metadata.uid, known.metadata.generation) == (
+        metadata.get("uid"), metadata.get("generation")
+    )  # fmt: skip
+    if known is None or not same:
+        return from_manifest(GPUJob, item)
+    return from_manifest(GPUJob, item, lambda _: known.spec)
 
 
 def _nodes() -> WatchedKind[GPUNode]:
     path = f"{OURS}/{GPUNODE.plural}"
-    return WatchedKind(GPUNODE.plural, (path,), lambda one: from_manifest(GPUNode, one))
+    return WatchedKind(GPUNODE.plural, (path,), lambda one, _: from_manifest(GPUNode, one))
 
 
 def _queues() -> WatchedKind[GPUQueue]:
     path = f"{OURS}/{GPUQUEUE.plural}"
-    return WatchedKind(GPUQUEUE.plural, (path,), lambda one: from_manifest(GPUQueue, one))
+    return WatchedKind(GPUQUEUE.plural, (path,), lambda one, _: from_manifest(GPUQueue, one))
 
 
 class Watched:
@@ -85,7 +121,8 @@ class Watched:
         self._sleep = sleep
         self._changed = asyncio.Event()
         self.revision = 0
-        self.jobs = _jobs(namespace)
+        self.groups = Groups()
+        self.jobs = watched_jobs(namespace, self.groups)
         self.nodes = _nodes()
         self.queues = _queues()
 
@@ -150,10 +187,7 @@ class Watched:
     async def _list(self, kind: WatchedKind[Any], path: str) -> str:
         """Replaces the objects, and returns the version from which to watch."""
         items, version = await self._server.list(path)
-        kind.objects.clear()
-        kind.unreadable.clear()
-        for item in items:
-            kind.put(item)
+        kind.replace(items)
         self._note_current(kind)
         self._note_change()
         return version
@@ -187,7 +221,7 @@ class Watched:
 
 def state_of(watched: Watched, now: datetime) -> "State":
     return State(
-        jobs=tuple(watched.jobs.objects.values()),
+        jobs=watched.jobs.objects.values(),
         nodes=_by_name(watched.nodes.objects.values()),
         queues=_by_name(watched.queues.objects.values()),
         sources=tuple(
@@ -195,6 +229,7 @@ def state_of(watched: Watched, now: datetime) -> "State":
             for kind in watched.kinds
         ),
         now=now,
+        groups=watched.groups,
     )
 
 
@@ -210,13 +245,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The cluster at one time."""
+    """The cluster at one time. Jobs and groups follow later changes, so a page never waits."""
 
-    jobs: Sequence[GPUJob]
+    jobs: Collection[GPUJob]
     nodes: Sequence[GPUNode]
     queues: Sequence[GPUQueue]
     sources: Sequence[Source]
     now: datetime
+    groups: Groups
 
 
 def _by_name(nouns: Iterable[NounT]) -> tuple[NounT, ...]:

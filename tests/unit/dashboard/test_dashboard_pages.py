@@ -14,7 +14,7 @@ from gpujob_dashboard.pages.contents import ROWS_MAX, NoSuchPage, cut, link
 from gpujob_dashboard.pages.gpus import TILES_MAX, gpus_page, node_page
 from gpujob_dashboard.pages.health import health_page
 from gpujob_dashboard.pages.job import job_page
-from gpujob_dashboard.pages.now import STALE, attention, grouped, now_page
+from gpujob_dashboard.pages.now import STALE, attention, now_page
 from gpujob_dashboard.pages.queues import queue_page, queues_page
 from gpujob_dashboard.rendering import sections_of
 from gpujob_dashboard.rights import ALL, Rights
@@ -78,6 +78,18 @@ def test_jobs_are_chosen_by_the_address(query: dict[str, str], shown: str, hidde
     assert hidden not in html
 
 
+def test_the_oldest_waiting_job_is_one_that_the_viewer_may_see() -> None:
+    old = waiting(make_job("old", namespace="team-quokka", uid="o"), "InsufficientCapacity", "x")
+    new = waiting(
+        make_job("new", namespace="team-zebra", uid="n", created=30, priority=5),
+        "InsufficientCapacity", "x",
+    )  # fmt: skip
+    state = make_state(old, new)
+    for rights, name in ((ALL, "team-quokka/old"), (ZEBRA, "team-zebra/new")):
+        html = sections_of(now_page(state, rights, {}))["figures"]
+        assert f"<small>{name}: InsufficientCapacity</small>" in html
+
+
 def test_a_long_list_is_cut_into_pages() -> None:
     jobs = [running(make_job(f"job-{n:03}", uid=f"u{n}")) for n in range(2 * ROWS_MAX + 1)]
     state = make_state(*jobs)
@@ -110,7 +122,7 @@ def test_what_needs_a_person_comes_with_the_next_step() -> None:
     ended = failed(make_job("ended", uid="e"), 30)
     old = failed(make_job("old", uid="o"), -timedelta(days=2).total_seconds())
     state = make_state(blocked, patient, ended, old, nodes=(sick, silent))
-    found = {item.name: item for item in attention(grouped(state.jobs), state, ALL)}
+    found = {item.name: item for item in attention(state.groups.seen(None), state, ALL)}
     assert set(found) == {"n1", "n2", "team/blocked", "team/ended"}
     assert "XID 79" in found["n1"].text
     assert "no readings since" in found["n2"].text
@@ -131,7 +143,7 @@ def test_a_job_that_would_lose_everything_on_a_spot_node_needs_a_person() -> Non
     )
     for one, names in ((job, []), (on_spot, ["team/risky"])):
         state = make_state(one)
-        assert [item.name for item in attention(grouped(state.jobs), state, ALL)] == names
+        assert [item.name for item in attention(state.groups.seen(None), state, ALL)] == names
 
 
 def test_an_operator_that_does_not_answer_is_seen() -> None:

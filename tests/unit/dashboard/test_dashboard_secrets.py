@@ -20,6 +20,7 @@ from gpujob_dashboard.watched import State
 from tests.harness.builders import after, make_gpu, make_gpu_node, make_job, with_status
 from tests.harness.dashboard import html_of, make_state, running_dashboard, two_teams
 
+ZEBRA = Rights(frozenset({"team-zebra"}))
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -70,6 +71,16 @@ def test_no_page_has_the_others_names(
     assert f"job team-{other}/{other}-runs" not in found
     for name, page in found.items():
         assert other not in html_of(page), name
+
+
+@pytest.mark.parametrize("name", ["", "quokka"])
+def test_a_filter_by_the_others_namespace_finds_and_counts_nothing(name: str) -> None:
+    query = {"namespace": "team-quokka", "name": name}
+    values = now_page(two_teams(), ZEBRA, query).sections["jobs"].values
+    assert values["rows"] == []
+    assert [count for _, count, _, _ in values["groups"]] == [0] * 5
+    own = now_page(two_teams(), ZEBRA, {"namespace": "team-zebra"}).sections["jobs"].values
+    assert [count for _, count, _, _ in own["groups"]] == [1, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

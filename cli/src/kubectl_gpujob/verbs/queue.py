@@ -1,7 +1,7 @@
 """kubectl gpujob queue: the queues with their use, or the jobs that wait in one."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     return EXIT_DONE
 
 
-def queue_rows(queues: Sequence[GPUQueue], jobs: Sequence[GPUJob]) -> list[dict[str, str]]:
+def queue_rows(queues: Sequence[GPUQueue], jobs: Iterable[GPUJob]) -> list[dict[str, str]]:
     """Returns a row for each queue, and for the default one, which may have no object."""
     rows = [_row(queue) for queue in queues]
     if all(queue.metadata.name != DEFAULT_QUEUE for queue in queues):
@@ -90,7 +90,7 @@ def _row(queue: GPUQueue) -> dict[str, str]:
     }
 
 
-def _implicit(jobs: Sequence[GPUJob]) -> dict[str, str]:
+def _implicit(jobs: Iterable[GPUJob]) -> dict[str, str]:
     """Returns the row of the queue that exists without an object."""
     own = [job for job in jobs if job.spec.queue == DEFAULT_QUEUE and not job.finished]
     running = [job for job in own if job.status.placement is not None]

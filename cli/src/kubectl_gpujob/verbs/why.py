@@ -1,7 +1,7 @@
 """kubectl gpujob why: why the job is pending, or how it ended, with the operator's numbers."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -134,7 +134,7 @@ class Position:
     waiting: int
 
 
-def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
+def position(job: GPUJob, others: Iterable[GPUJob]) -> Position | None:
     """Returns the position by priority, then age; None if the job is not pending.
 
     The operator may let a later job backfill, so the position shows which jobs are ahead, not when
@@ -145,17 +145,13 @@ def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
     return Position(places[0], len(order)) if places else None
 
 
-def in_queue_order(jobs: Sequence[GPUJob], queue: str) -> list[GPUJob]:
+def in_queue_order(jobs: Iterable[GPUJob], queue: str) -> list[GPUJob]:
     """Returns the pending jobs of the queue by priority, then age."""
-    return by_queue_order([job for job in jobs if _waits(job) and job.spec.queue == queue])
+    pending = (job for job in jobs if _waits(job) and job.spec.queue == queue)
+    return sorted(pending, key=priority_and_age)
 
 
-def by_queue_order(jobs: Sequence[GPUJob]) -> list[GPUJob]:
-    """Returns the jobs by priority, then age."""
-    return sorted(jobs, key=_priority_and_age)
-
-
-def _priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:
+def priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:
     created = job.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
     return -job.spec.priority, created, job.metadata.uid
 
