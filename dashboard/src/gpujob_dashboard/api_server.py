@@ -16,6 +16,7 @@ from aiohttp import (
     ClientResponse,
     ClientSession,
     ClientTimeout,
+    StreamReader,
     TCPConnector,
     UnixConnector,
 )
@@ -27,6 +28,9 @@ PAGE_OBJECTS, PAGES_MAX = 500, 400
 WATCH_SECONDS = 300
 # An event of a watch is one line.
 LINE_BYTES_MAX = 16 * 1024**2
+# Events that arrive within this time are read together, because each wake-up costs more than an
+# event. An event after a rest is read at once, and so is a flood.
+GATHER_SECONDS, GATHER_BYTES_MAX = 0.2, 32 * 1024
 PROXY_SECONDS_MAX = 20.0
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POLL_SECONDS = 0.05
@@ -91,7 +95,7 @@ class APIServer:
                 self.base + path, params=query, headers=self.headers(), timeout=timeout
             ) as answer:
                 await _raise_refusal(answer)
-                while line := await answer.content.readline(max_line_length=LINE_BYTES_MAX):
+                async for line in _lines(answer.content):
                     yield json.loads(line)
         except (ClientError, TimeoutError, ValueError, OSError) as error:
             raise APIServerError(0, f"{type(error).__name__}: {error}") from None
@@ -113,6 +117,21 @@ class APIServer:
                 return await answer.json()
         except (ClientError, TimeoutError, ValueError, OSError) as error:
             raise APIServerError(0, f"{type(error).__name__}: {error}") from None
+
+
+async def _lines(content: StreamReader) -> AsyncIterator[bytes]:
+    """Yields the lines of an answer. Raises `ValueError` for one beyond `LINE_BYTES_MAX`."""
+    rest = b""
+    while chunk := await content.readany():
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            raise ValueError(f"an event has more than {LINE_BYTES_MAX} bytes")
+        for line in lines:
+            yield line
+        if lines and len(chunk) < GATHER_BYTES_MAX:
+            await asyncio.sleep(GATHER_SECONDS)
+    if rest:
+        yield rest
 
 
 async def _raise_refusal(answer: ClientResponse) -> None:

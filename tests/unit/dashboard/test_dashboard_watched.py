@@ -4,10 +4,12 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
+from gpujob_dashboard import api_server
 from gpujob_dashboard.api_server import PAGES_MAX, APIServer, APIServerError
 from gpujob_dashboard.history import GPUS_MAX, MINUTES, POINTS, History
 from gpujob_dashboard.rights import NAMESPACES_MAX, REVIEW_SECONDS, Reviews, Rights
@@ -65,6 +67,47 @@ async def test_changes_arrive_in_order() -> None:
         state = state_of(watched, after(60))
         assert [job.metadata.name for job in state.jobs] == ["second"]
         assert all(source.problem == "" for source in state.sources)
+
+
+async def test_a_burst_of_changes_is_read_together_and_in_order() -> None:
+    api = HttpApi()
+    api.put(JOBS, job_manifest(make_job("first")))
+    async with watching(api) as watched:
+        await until(watched, "first")
+        for step in range(400):
+            api.put(
+                JOBS, job_manifest(make_job(f"job-{step % 7}", uid=f"{step % 7}", priority=step))
+            )
+            if step % 100 == 99:
+                await asyncio.sleep(0.05)
+        api.remove(JOBS, "first", "team")
+        await until(watched, *(f"job-{number}" for number in range(7)))
+        found = [job.spec.priority for job in watched.jobs.objects.values()]
+        assert sorted(found) == list(range(393, 400))
+
+
+async def test_an_event_in_parts_is_one_event_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = HttpApi()
+    async with watching(api) as watched:
+        api.put(JOBS, large_job("large"))
+        await until(watched, "large")
+        monkeypatch.setattr(api_server, "LINE_BYTES_MAX", 100_000)
+        api.put(JOBS, large_job("larger"))
+        await until_problem(watched, "an event has more than 100000 bytes")
+
+
+def large_job(name: str) -> dict[str, Any]:
+    job = job_manifest(make_job(name, uid=name))
+    job["metadata"]["annotations"] = {"large": "x" * 500_000}
+    return job
+
+
+async def until_problem(watched: Watched, words: str) -> None:
+    async with asyncio.timeout(20):
+        while words not in watched.jobs.problem:
+            await watched.next_revision(watched.revision, 0.05)
 
 
 async def test_a_watch_that_ends_goes_on_and_one_that_is_too_old_begins_again() -> None:
