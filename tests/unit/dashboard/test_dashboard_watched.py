@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpujob_dashboard import api_server
 from gpujob_dashboard.api_server import PAGES_MAX, APIServer, APIServerError
 from gpujob_dashboard.history import GPUS_MAX, MINUTES, POINTS, History
 from gpujob_dashboard.rights import NAMESPACES_MAX, REVIEW_SECONDS, Reviews, Rights
-from gpujob_dashboard.watched import RETRY_SECONDS_MAX, Watched, state_of
+from gpujob_dashboard.watched import RETRY_SECONDS, RETRY_SECONDS_MAX, Watched, state_of
 from gpujob_operator.client.kube import GPU_NODES, JOBS
 from tests.harness.builders import after, make_gpu, make_gpu_node, make_job
 from tests.harness.http_api import HttpApi
@@ -122,6 +122,36 @@ async def test_a_watch_that_ends_goes_on_and_one_that_is_too_old_begins_again() 
             api.remove(JOBS, "first", "team")
             api.end_watches(JOBS, compact=True)
         await until(watched, "second")
+
+
+async def test_a_watch_that_is_always_too_old_pauses_before_each_list() -> None:
+    lists, enough = [0], asyncio.Event()
+
+    class TooOld(APIServer):
+        async def list(self, path: str, **query: str) -> tuple[list[Mapping[str, Any]], str]:
+            await asyncio.sleep(0)
+            lists[0] += 1
+            if lists[0] >= 30:
+                enough.set()
+            return [], "1"
+
+        async def watch(self, path: str, version: str) -> AsyncIterator[Mapping[str, Any]]:
+            yield {"type": "ERROR", "object": {"code": 410, "message": "too old"}}
+
+    pauses = Pauses()
+    async with ClientSession() as session:
+        watched = Watched(TooOld(session, "http://nowhere"), "team", sleep=pauses)
+        task = asyncio.create_task(watched.run())
+        try:
+            async with asyncio.timeout(20):
+                await enough.wait()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert set(pauses.seconds) == {RETRY_SECONDS}
+    # A list of each kind, and another one after each pause.
+    assert lists[0] <= len(watched.kinds) + len(pauses.seconds)
+    assert all(kind.problem == "" for kind in watched.kinds)
 
 
 async def test_an_api_server_that_fails_is_named_and_asked_again_ever_later() -> None:
