@@ -139,6 +139,12 @@ async def test_viewers_see_the_jobs_that_they_may_list_and_no_others(
         assert "smiling" in text
         assert "striped" in text
         assert "Nothing was written" in await page.text("/what-if?horizon=1h")
+        change = f"/what-if?job={zebra}/striped&memory=1Gi&priority=7&slowdown=20"
+        assert "spec.priority: 0 -&gt; 7" in await page.text(change)
+        await page.sign_in(quokkas.token)
+        text = await page.text(change)
+        assert "needs the right to list" in text
+        assert "spec.priority" not in text
 
 
 async def test_an_account_that_is_deleted_is_signed_out_within_half_a_minute(

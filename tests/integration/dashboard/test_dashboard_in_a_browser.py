@@ -47,6 +47,7 @@ PAGES = (
     "/job/team/train",
     "/job/team/waits-000",
     "/what-if?add=n0%3D2&horizon=1m",
+    "/what-if?job=team%2Fwaits-000&priority=5&horizon=1m",
     "/health",
 )
 # Everything that a keyboard has to reach.

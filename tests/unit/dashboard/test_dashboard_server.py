@@ -6,11 +6,12 @@ import json
 import pytest
 from aiohttp import ClientResponse
 
+from gpujob_api.gpujob import JobPhase, SharingMode
 from gpujob_dashboard.rights import REVIEW_SECONDS
 from gpujob_dashboard.server import REST_SECONDS
 from gpujob_dashboard.sessions import ATTEMPTS_MAX, COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
 from gpujob_operator.client.kube import JOBS, ResourceType
-from tests.harness.builders import make_job, running
+from tests.harness.builders import after, make_job, running, with_status
 from tests.harness.dashboard import Desk, running_dashboard
 from tests.harness.manifests import job_manifest
 
@@ -211,6 +212,17 @@ async def test_yaml_is_the_object_without_the_names_of_its_writers() -> None:
         ("without=n7", "--without-node"),
         ("quota=x.gpus%3D3", "does not exist"),
         ("horizon=soon", "horizon: must be such as"),
+        ("job=team/train", "Placed"),
+        ("job=team/train&memory=10Gi", "spec.gpu.memory: none -&gt; 10Gi"),
+        ("job=team/train&priority=-5", "spec.priority: 0 -&gt; -5"),
+        ("job=team/train&slowdown=20", "spec.sharing.maxSlowdownPercent: 10 -&gt; 20"),
+        ("job=team/train&priority=5&add=n0%3D2", "what-if train -n team --priority 5 --add-nodes"),
+        ("job=team/train&memory=lots", "--memory: must be a quantity"),
+        ("job=team/train&priority=high", "--priority: must be a whole number; got 'high'"),
+        ("job=team/train&slowdown=101", "--max-slowdown: must be from 0 to 100; got 101"),
+        ("memory=10Gi", "--memory needs a JOB"),
+        ("job=team/&priority=1", "--priority needs a JOB"),
+        ("job=train&priority=1", "not found: gpujob train in namespace default"),
     ],
 )
 async def test_what_if_answers_or_names_the_field(query: str, words: str) -> None:
@@ -219,12 +231,38 @@ async def test_what_if_answers_or_names_the_field(query: str, words: str) -> Non
         assert words in (await desk.get(f"/what-if?{query}")).replace("&#39;", "'")
 
 
+async def test_what_if_shows_both_outcomes_of_a_job_and_what_changes_for_others() -> None:
+    jobs = [
+        make_job(name, created=created, claim=None, sharing=SharingMode.EXCLUSIVE)
+        for created, name in enumerate(("first", "train"))
+    ]
+    async with running_dashboard(*jobs) as desk:
+        await desk.get("/login?code=once", 303)
+        text = await desk.get("/what-if?job=team/train&priority=5&slowdown=20")
+    assert "what-if train -n team --priority 5 --max-slowdown 20 --horizon 24h" in text
+    own, others = text.split("What changes for others")
+    before, after_it = own.split("After</th>")
+    assert "Not placed within" in before
+    assert "Placed at once" in after_it
+    assert "team/first" in others
+
+
+async def test_a_finished_job_is_not_changed() -> None:
+    ended = with_status(make_job("train"), phase=JobPhase.SUCCEEDED, finished_at=after(1))
+    async with running_dashboard(ended) as desk:
+        await desk.get("/login?code=once", 303)
+        text = await desk.get("/what-if?job=team/train&priority=5")
+        assert "gpujob train has finished" in text
+
+
 async def test_what_if_needs_the_right_to_see_all() -> None:
     async with running_dashboard(make_job("train"), users={"token": ["team"]}) as desk:
         await desk.sign_in("token")
-        text = await desk.get("/what-if?add=n0%3D2")
-        assert "needs the right to list" in text
-        assert "Nothing was written" not in text
+        for query in ("add=n0%3D2", "job=team/train&priority=5", "job=other/secret&priority=5"):
+            text = await desk.get(f"/what-if?{query}")
+            assert "needs the right to list" in text
+            assert "Nothing was written" not in text
+            assert "not found" not in text
 
 
 async def test_an_api_server_that_fails_is_a_page_with_its_words() -> None:

@@ -58,8 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, world: World) -> int:
     given = {name: getattr(options, name) for name in _FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
-    if given and not options.jobs:
-        raise UsageError(f"{_option(next(iter(given)))} needs a JOB")
+    refuse_no_job(given, options.jobs)
     if not (given or options.add_nodes or options.without_node or options.quota):
         raise UsageError("no change is given, such as --memory 10Gi or --add-nodes NODE=1")
     limits = Limits(text.seconds_of(options.horizon, "--horizon"))
@@ -77,6 +76,12 @@ def run(options: argparse.Namespace, world: World) -> int:
     else:
         _show(found, before, given, world)
     return EXIT_DONE
+
+
+def refuse_no_job(given: Mapping[str, object], names: Sequence[str]) -> None:
+    """Raises `UsageError` if fields of a job are given, and no job."""
+    if given and not names:
+        raise UsageError(f"{_option(next(iter(given)))} needs a JOB")
 
 
 def changed_jobs(
@@ -127,19 +132,8 @@ def _show(
 ) -> None:
     screen = world.screen
     screen.line(simulate.headline(found))
-    jobs = {job.metadata.uid: job for job in before}
     for job in found.asked:
-        uid = job.job.metadata.uid
-        rows = [
-            ("Change", f"spec.{'.'.join(path)}: {_field(jobs[uid], name)} -> {given[name]}")
-            for name, path in _FIELDS.items()
-            if name in given
-        ]
-        without = found.before.jobs.get(uid) if found.before is not None else None
-        old, new = _outcome(without, found), _outcome(job, found)
-        rows.append(("Before", old))
-        rows.append(("After", "the same" if new == old else new))
-        screen.rows(job.name, rows)
+        screen.rows(job.name, rows(job, found, before, given))
     others = simulate.other_rows(found)
     if others:
         screen.rows("Others", others)
@@ -148,9 +142,25 @@ def _show(
         screen.line(f"No {other}job starts at another time or is interrupted differently.")
 
 
+def rows(
+    job: JobTimeline, found: simulate.Answer, before: Sequence[GPUJob], given: Mapping[str, object]
+) -> list[simulate.Row]:
+    """Returns the changed fields of a job, and its outcome without and with the change."""
+    uid = job.job.metadata.uid
+    unchanged = next(one for one in before if one.metadata.uid == uid)
+    found_rows = [
+        ("Change", f"spec.{'.'.join(path)}: {_field(unchanged, name)} -> {given[name]}")
+        for name, path in _FIELDS.items()
+        if name in given
+    ]
+    without = found.before.jobs.get(uid) if found.before is not None else None
+    old, new = _outcome(without, found), _outcome(job, found)
+    return [*found_rows, ("Before", old), ("After", "the same" if new == old else new)]
+
+
 def _outcome(job: JobTimeline | None, found: simulate.Answer) -> str:
-    rows = simulate.rows(job, found) if job is not None else []
-    return "; ".join(f"{label} {value}" for label, value in rows) or "nothing happens to it"
+    parts = simulate.rows(job, found) if job is not None else []
+    return "; ".join(f"{label} {value}" for label, value in parts) or "nothing happens to it"
 
 
 def as_json(found: simulate.Answer, given: Mapping[str, object]) -> dict[str, Any]:
