@@ -1,9 +1,9 @@
-"""Claims and Secrets that a new job names and that do not exist.
+"""Claims and Secrets that a job names and that do not exist.
 
 No dry run of the API server looks for them, and the job would wait for a claim.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import UserError
 
 NAMES_MAX = 16
+
+# Namespace and name.
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +33,43 @@ def missing_objects(cluster: Cluster, manifest: Mapping[str, Any]) -> Missing:
     warnings: list[str] = []
     decision = ""
     for name in claims(job)[:NAMES_MAX]:
-        if _is_missing(cluster, "persistentvolumeclaims", name):
+        if _is_missing(cluster, namespace, "persistentvolumeclaims", name):
             said = missing_claim_text(name, namespace)
-            warnings.append(f"{said} (kubectl get pvc -n {namespace} lists the existing ones)")
+            warnings.append(claim_warning((namespace, name)))
             decision = decision or f"Pending: {PendingReason.CLAIM_NOT_FOUND.value}: {said}"
     for name in list(dict.fromkeys(_secrets(job)))[:NAMES_MAX]:
-        if _is_missing(cluster, "secrets", name):
+        if _is_missing(cluster, namespace, "secrets", name):
             lists = f"kubectl get secrets -n {namespace} lists the existing ones"
             warnings.append(
                 f'secret "{name}" does not exist in the namespace {namespace} ({lists})'
             )
     return Missing(tuple(warnings), decision)
+
+
+def missing_claims(
+    cluster: Cluster, jobs: Iterable[GPUJob], given: Container[Key] = ()
+) -> list[str]:
+    """Returns a warning for each claim of the jobs that neither exists nor is among `given`.
+
+    Claims that may not be read are skipped.
+    """
+    return [
+        claim_warning(key)
+        for key in named_claims(jobs)
+        if key not in given and _is_missing(cluster, key[0], "persistentvolumeclaims", key[1])
+    ]
+
+
+def named_claims(jobs: Iterable[GPUJob]) -> Sequence[Key]:
+    """Returns the claims that the jobs mount, at most `NAMES_MAX`."""
+    keys = {(job.metadata.namespace, name): None for job in jobs for name in claims(job)}
+    return list(keys)[:NAMES_MAX]
+
+
+def claim_warning(key: Key) -> str:
+    namespace, name = key
+    lists = f"kubectl get pvc -n {namespace} lists the existing ones"
+    return f"{missing_claim_text(name, namespace)} ({lists})"
 
 
 def _secrets(job: GPUJob) -> Iterator[str]:
@@ -50,8 +79,7 @@ def _secrets(job: GPUJob) -> Iterator[str]:
             yield str(name)
 
 
-def _is_missing(cluster: Cluster, plural: str, name: str) -> bool:
-    namespace = cluster.namespace
+def _is_missing(cluster: Cluster, namespace: str, plural: str, name: str) -> bool:
     what, path = f"{plural} in namespace {namespace}", f"/api/v1/namespaces/{namespace}/{plural}"
     try:
         return not cluster.objects(what, path, fieldSelector=f"metadata.name={name}")

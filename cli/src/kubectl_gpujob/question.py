@@ -47,8 +47,13 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 
+def read_files(paths: Sequence[Path]) -> Mapping[str, str]:
+    """Returns the texts of the files by name. Raises `UserError`."""
+    return {str(path): read_text(path) for path in paths}
+
+
 def changes_of(
-    files: Sequence[Path],
+    files: Mapping[str, str],
     *,
     namespace: str,
     queues: Iterable[GPUQueue],
@@ -57,11 +62,14 @@ def changes_of(
     quotas: Iterable[str] = (),
     refusal: Refusal | None = None,
 ) -> Edits:
-    """Returns the requested edits. `queues` are the existing ones. Raises `UserError`."""
+    """Returns the requested edits. `files` are texts by name, and `queues` the existing ones.
+
+    Raises `UserError`.
+    """
     jobs: list[GPUJob] = []
     changed = {}
-    for path in files:
-        for noun in nouns_of(read_text(path), str(path), namespace, refusal):
+    for name, content in files.items():
+        for noun in nouns_of(content, name, namespace, refusal):
             if isinstance(noun, GPUJob):
                 jobs.append(noun)
             else:
@@ -102,6 +110,20 @@ def nouns_of(
     if not found:
         what = "has neither a GPUJob nor a GPUQueue" if documents else "is empty"
         raise UserError(f"{name}: {what}; it needs a GPUJob or a GPUQueue")
+    return found
+
+
+def claims_in(files: Mapping[str, str], namespace: str) -> set[tuple[str, str]]:
+    """Returns namespace and name of each claim in files that `changes_of` has read."""
+    found: set[tuple[str, str]] = set()
+    for content in files.values():
+        for document in yaml.safe_load_all(content):
+            if document is None or document.get("kind") != "PersistentVolumeClaim":
+                continue
+            metadata = document.get("metadata")
+            if isinstance(metadata, Mapping):
+                known = cast("Mapping[str, Any]", metadata)
+                found.add((str(known.get("namespace") or namespace), str(known.get("name"))))
     return found
 
 

@@ -1,7 +1,7 @@
-"""Reads everything that a simulation needs, once."""
+"""Reads everything that a simulation needs, once, and the claims of the jobs that it shows."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from gpujob_dashboard.api_server import APIServer, APIServerError
 from gpujob_dashboard.watched import OURS
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.listing import CONFIGURATION, MANAGED, Listing, texts_of
+from kubectl_gpujob.mounted import Key, claim_warning
 from kubectl_gpujob.observations import Observation, observation_of
 
 
@@ -40,6 +41,20 @@ async def read_observation(
             texts = None
     objects = Objects(jobs, gpu_nodes, queues, profiles, pods, nodes, volumes)
     return observation_of(Listing(objects, now, texts), configuration)
+
+
+async def missing_claims(server: APIServer, keys: Sequence[Key]) -> list[str]:
+    """Returns a warning for each of these claims that does not exist, if it may be read."""
+    found = await asyncio.gather(*(_is_missing(server, *key) for key in keys))
+    return [claim_warning(key) for key, missing in zip(keys, found, strict=True) if missing]
+
+
+async def _is_missing(server: APIServer, namespace: str, name: str) -> bool:
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    try:
+        return not await _items(server, path, fieldSelector=f"metadata.name={name}")
+    except APIServerError:
+        return False
 
 
 async def _items(server: APIServer, path: str, **query: str) -> list[Mapping[str, Any]]:

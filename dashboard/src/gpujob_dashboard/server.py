@@ -20,7 +20,7 @@ from gpujob_api.manifest import GPUJOB
 from gpujob_dashboard import rendering
 from gpujob_dashboard.api_server import APIServer, APIServerError
 from gpujob_dashboard.history import History
-from gpujob_dashboard.listing import read_observation
+from gpujob_dashboard.listing import missing_claims, read_observation
 from gpujob_dashboard.pages import what_if
 from gpujob_dashboard.pages.contents import NoSuchPage, Page, Query
 from gpujob_dashboard.pages.gpus import gpus_page, node_page
@@ -308,7 +308,9 @@ class Dashboard:
                 observed = await read_observation(self.server, self.now(), self.configuration)
             except (APIServerError, UserError) as error:
                 return {"problem": f"the cluster cannot be read: {error}"}
-            return await asyncio.to_thread(what_if.answer, observed, change)
+            found = await asyncio.to_thread(what_if.answer, observed, change)
+            warnings = await missing_claims(self.server, found.get("claims", ()))
+            return {**found, "warnings": warnings}
 
     # -- streams
 

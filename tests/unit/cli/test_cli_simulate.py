@@ -18,7 +18,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.question import changes_of, more_nodes, nouns_of, with_quota
+from kubectl_gpujob.question import changes_of, more_nodes, nouns_of, read_files, with_quota
 from kubectl_gpujob.text import seconds_of
 from tests.harness.builders import (
     after,
@@ -33,7 +33,7 @@ from tests.harness.builders import (
     with_status,
 )
 from tests.harness.cli_jobs import EVERYTHING, Clock, MemoryCluster, Ran, run_command
-from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest
+from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest, pod_manifest
 from tests.harness.repository import ROOT
 
 NOW = after(10)
@@ -191,7 +191,7 @@ def test_the_cluster_is_listed_once_and_its_time_counts(
     result = invoke("next", cluster=cluster)
     assert f"Simulated from the cluster ({whose}) of 2026-01-01 00:00:10 UTC" in result.stdout
     assert "at once on n0" in result.stdout
-    assert cluster.asked == EVERYTHING
+    assert cluster.asked == [*EVERYTHING, "/api/v1/namespaces/team/persistentvolumeclaims"]
 
 
 def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_file_holds_jobs_and_queues(tmp_path: Path) -> None:
         tmp_path, manifest("here"), to_manifest(there), to_manifest(make_queue("vision", gpus=1))
     )
     found = changes_of(
-        [path],
+        read_files([path]),
         namespace="mine",
         queues=[make_queue("vision", gpus=9, weight=2)],
         add_nodes=["n0=2"],
@@ -406,6 +406,68 @@ def test_a_cluster_is_asked_and_its_words_are_shown(tmp_path: Path) -> None:
         str(result.exception) == f"{path}, document 2: {said}; hostPID is not available in a GPUJob"
     )
     assert "dry run of new in team" in cluster.asked
+
+
+CHECKPOINT: dict[str, Any] = {"checkpoint": {"volumeClaimName": "mine"}}
+MISSING = (
+    'warning: persistentvolumeclaim "mine" does not exist in the namespace team: create it, or '
+    "create the job again with another one (kubectl get pvc -n team lists the existing ones)"
+)
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_claim_that_does_not_exist_is_named(tmp_path: Path, output: str) -> None:
+    cluster = MemoryCluster(namespace="team", claim_names=["other"])
+    path = job_file(tmp_path, manifest("new", **CHECKPOINT), manifest("same", **CHECKPOINT))
+    result = invoke("-f", str(path), "-o", output, cluster=cluster)
+    assert result.exit_code == 0, result.exception
+    assert result.stderr.splitlines() == [MISSING]
+
+
+@pytest.mark.parametrize("claims", [["mine"], None])
+def test_a_claim_that_exists_or_may_not_be_read_is_no_warning(
+    tmp_path: Path, claims: list[str] | None
+) -> None:
+    cluster = MemoryCluster(namespace="team", claim_names=claims)
+    path = job_file(tmp_path, manifest("new", **CHECKPOINT))
+    assert invoke("-f", str(path), cluster=cluster).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "warned"),
+    [
+        ({"name": "mine"}, False),
+        ({"name": "mine", "namespace": "team"}, False),
+        ({"name": "mine", "namespace": "other"}, True),
+        ({"name": "yours"}, True),
+        ("nonsense", True),
+        (None, True),
+    ],
+)
+def test_a_claim_in_the_file_will_exist(tmp_path: Path, metadata: object, warned: bool) -> None:
+    cluster = MemoryCluster(namespace="team", claim_names=[])
+    claim = {**CLAIM, "metadata": metadata}
+    path = job_file(tmp_path, claim, manifest("new", **CHECKPOINT))
+    result = invoke("-f", str(path), cluster=cluster)
+    assert result.exit_code == 0, result.exception
+    assert result.stderr.splitlines() == [MISSING] * warned
+
+
+def test_claims_of_a_dump_are_unknown(tmp_path: Path) -> None:
+    result = simulated(tmp_path, manifest("new", **CHECKPOINT))
+    assert result.exit_code == 0
+    assert result.stderr == ""
+
+
+def test_claims_of_a_running_job_are_mounted() -> None:
+    cluster = idle_cluster({})
+    runs = busy()
+    pods = [pod_manifest(runs)]
+    held = replace(cluster.objects_held, jobs=[job_manifest(runs)], pods=pods)
+    cluster.objects_held, cluster.claim_names = held, []
+    result = invoke("busy", cluster=cluster)
+    assert "already on n0" in result.stdout
+    assert result.stderr == ""
 
 
 def test_who_may_not_ask_it_is_told_so_and_gets_an_answer(tmp_path: Path) -> None:

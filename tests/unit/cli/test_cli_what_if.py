@@ -14,6 +14,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.cycle import cycle_to_text
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.verbs.what_if import changed_jobs, with_fields
 from tests.harness.builders import (
@@ -26,6 +27,7 @@ from tests.harness.builders import (
     with_status,
 )
 from tests.harness.cli_jobs import Clock, MemoryCluster, Ran, run_command
+from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest
 
 NOW = after(10)
 
@@ -70,6 +72,21 @@ def test_another_node_is_answered_with_both_outcomes(tmp_path: Path) -> None:
     assert "Placed in 1m 41s on n0 (GPU-0)" in rows(ran)["Before"]
     assert rows(ran)["After"].startswith("Placed at once on n0-what-if-0")
     assert lines[-1] == "No other job starts at another time or is interrupted differently."
+
+
+def test_a_claim_that_does_not_exist_is_named() -> None:
+    objects = Objects(
+        jobs=[job_manifest(waiting())], nodes=[node_manifest()],
+        gpu_nodes=[gpu_node_manifest(observed_at="2026-01-01T00:00:05Z")],
+    )  # fmt: skip
+    for there, warned in (([], True), (["checkpoints"], False)):
+        cluster = MemoryCluster(
+            namespace="team", objects_held=objects, now=NOW, configurations={}, claim_names=there
+        )
+        ran = run_command(cluster, "what-if", "next", "--priority", "5", clock=Clock(NOW))
+        assert ran.exit_code == 0, ran.output
+        said = 'warning: persistentvolumeclaim "checkpoints" does not exist in the namespace team'
+        assert ran.stderr.startswith(said) is warned
 
 
 def test_a_priority_names_the_jobs_that_it_stops(tmp_path: Path) -> None:

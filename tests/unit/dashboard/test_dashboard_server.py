@@ -10,7 +10,7 @@ from gpujob_api.gpujob import JobPhase, SharingMode
 from gpujob_dashboard.rights import REVIEW_SECONDS
 from gpujob_dashboard.server import REST_SECONDS
 from gpujob_dashboard.sessions import ATTEMPTS_MAX, COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
-from gpujob_operator.client.kube import JOBS, ResourceType
+from gpujob_operator.client.kube import CLAIMS, JOBS, ResourceType
 from tests.harness.builders import after, make_job, running, with_status
 from tests.harness.dashboard import Desk, running_dashboard
 from tests.harness.manifests import job_manifest
@@ -245,6 +245,23 @@ async def test_what_if_shows_both_outcomes_of_a_job_and_what_changes_for_others(
     assert "Not placed within" in before
     assert "Placed at once" in after_it
     assert "team/first" in others
+
+
+@pytest.mark.parametrize(
+    ("there", "readable", "named"), [((), True, True), (("mine",), True, False), ((), False, False)]
+)
+async def test_what_if_names_a_claim_that_does_not_exist(
+    there: tuple[str, ...], readable: bool, named: bool
+) -> None:
+    async with running_dashboard(make_job("train", claim="mine")) as desk:
+        for name in there:
+            desk.api.put(CLAIMS, {"metadata": {"name": name, "namespace": "team"}})
+        desk.api.forbid = lambda path: not readable and "persistentvolumeclaims" in path
+        await desk.get("/login?code=once", 303)
+        text = await desk.get("/what-if?horizon=1h")
+    assert "Nothing was written" in text
+    words = "persistentvolumeclaim &#34;mine&#34; does not exist in the namespace team"
+    assert (words in text) is named
 
 
 async def test_a_finished_job_is_not_changed() -> None:

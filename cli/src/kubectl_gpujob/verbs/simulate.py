@@ -1,7 +1,7 @@
 """kubectl gpujob simulate: the operator's future decisions, as text and as JSON."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +16,10 @@ from gpujob_operator.decide.simulation.edits import ADDED_UID, Edits, edited
 from gpujob_operator.decide.simulation.run import Limits, simulate
 from gpujob_operator.decide.simulation.timeline import JobTimeline, Placed, Stopped, Timeline
 from kubectl_gpujob import question, text
+from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE, UserError
 from kubectl_gpujob.grammar import World, add_output, add_source, add_target
+from kubectl_gpujob.mounted import missing_claims
 from kubectl_gpujob.observations import (
     Observation,
     observation_from_cluster,
@@ -72,8 +74,10 @@ def add_horizon(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, world: World) -> int:
     limits = Limits(text.seconds_of(options.horizon, "--horizon"))
     start = start_of(options, world)
-    changes = edits_of(options, start, options.filename)
+    files = question.read_files(options.filename)
+    changes = edits_of(options, start, files)
     found = answer(start.observation, changes, options.jobs, start.namespace, limits)
+    warn_of_claims(start, found, world, files)
     screen = world.screen
     if options.output == "json":
         screen.json(as_json(found))
@@ -95,7 +99,8 @@ class Start:
 
     observation: Observation
     namespace: str
-    refusal: question.Refusal | None
+    # None for a dump.
+    cluster: Cluster | None
 
 
 def start_of(options: argparse.Namespace, world: World) -> Start:
@@ -103,25 +108,37 @@ def start_of(options: argparse.Namespace, world: World) -> Start:
     if options.source is None:
         cluster = world.cluster(options)
         observation = observation_from_cluster(cluster, options.configuration)
-        return Start(observation, cluster.namespace, cluster.refusal)
+        return Start(observation, cluster.namespace, cluster)
     observation = observation_from_dump(options.source, options.configuration)
     return Start(observation, options.namespace or "default", None)
 
 
-def edits_of(options: argparse.Namespace, start: Start, files: Sequence[Path] = ()) -> Edits:
+def edits_of(
+    options: argparse.Namespace, start: Start, files: Mapping[str, str] | None = None
+) -> Edits:
     """Returns the edits of files and of the options of `add_cluster_edits`. Raises `UserError`."""
     before = start.observation.snapshot
     changes = question.changes_of(
-        files,
+        files or {},
         namespace=start.namespace,
         queues=before.queues,
         add_nodes=options.add_nodes,
         without_nodes=options.without_node,
         quotas=options.quota,
-        refusal=start.refusal,
+        refusal=start.cluster.refusal if start.cluster is not None else None,
     )
     question.refuse_unused_queues(options.quota, before.queues, (*before.jobs, *changes.jobs))
     return changes
+
+
+def warn_of_claims(
+    start: Start, found: "Answer", world: World, files: Mapping[str, str] | None = None
+) -> None:
+    """Warns of claims of the shown jobs that exist neither in the cluster nor in the files."""
+    if start.cluster is not None:
+        given = question.claims_in(files or {}, start.namespace)
+        for warning in missing_claims(start.cluster, unplaced(found), given):
+            world.screen.note(f"warning: {warning}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +183,11 @@ def answer(
         others = tuple(one for one in found if one.after.job.metadata.uid not in asked)
     shown = tuple(timeline.jobs[uid] for uid in asked if uid in timeline.jobs)
     return Answer(observation.source, now, limits.horizon_seconds, timeline, shown, others, without)
+
+
+def unplaced(found: Answer) -> list[GPUJob]:
+    """Returns the shown jobs that hold no GPU yet. The claims of all others are mounted."""
+    return [one.job for one in found.asked if one.ran_before is None]
 
 
 def _option(error: FieldError) -> str:

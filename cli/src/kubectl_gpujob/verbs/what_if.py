@@ -71,6 +71,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     found = simulate.answer(
         start.observation, changes, options.jobs, start.namespace, limits, only_named=True
     )
+    simulate.warn_of_claims(start, found, world)
     if options.output == "json":
         world.screen.json(as_json(found, given))
     else:

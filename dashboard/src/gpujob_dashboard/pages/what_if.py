@@ -8,6 +8,7 @@ from gpujob_dashboard.pages.contents import Page, Query, Section, text_of
 from gpujob_operator.decide.simulation.run import Limits
 from kubectl_gpujob import question, text
 from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.mounted import named_claims
 from kubectl_gpujob.observations import Observation
 from kubectl_gpujob.verbs import simulate, what_if
 
@@ -71,14 +72,17 @@ def entered(query: Query) -> WhatIf | None:
 
 
 def answer(observation: Observation, change: WhatIf) -> Mapping[str, Any]:
-    """Returns what the simulation finds, or `problem`. It takes seconds on a large cluster."""
+    """Returns what the simulation finds, or `problem`. It takes seconds on a large cluster.
+
+    `claims` are those of the shown jobs. The caller adds `warnings` of those that do not exist.
+    """
     before, namespace = observation.snapshot.jobs, change.namespace
     try:
         given = change.of_job
         what_if.refuse_no_job(given, change.names)
         limits = Limits(text.seconds_of(change.horizon, "horizon"), CYCLES_MAX)
         edits = question.changes_of(
-            [],
+            {},
             namespace=namespace,
             queues=observation.snapshot.queues,
             add_nodes=change.add.split(),
@@ -106,6 +110,7 @@ def answer(observation: Observation, change: WhatIf) -> Mapping[str, Any]:
         "more": max(len(found.asked) - JOBS_MAX, 0),
         "others": simulate.other_rows(found)[:JOBS_MAX],
         "command": change.command,
+        "claims": named_claims(simulate.unplaced(found)),
     }
 
 
