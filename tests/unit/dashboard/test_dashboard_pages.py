@@ -1,6 +1,7 @@
 """The pages show what the cluster has, to those who may see it."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,41 @@ def test_a_queue_shows_its_order_and_of_others_only_the_size() -> None:
     assert "team-zebra/zebra-waits" in html
     assert "a job of another namespace" in html
     assert "quokka" not in html
+
+
+def test_a_queue_follows_the_planner_and_then_priority_and_age() -> None:
+    def waits(name: str, position: int | None, team: str = "team-zebra", **fields: Any) -> GPUJob:
+        place = f"; position {position} of the jobs waiting for GPUs" if position else ""
+        job = make_job(name, namespace=team, uid=name, **fields)
+        return waiting(job, "InsufficientCapacity", f"no GPU{place}; could start in 5 s")
+
+    state = make_state(
+        waits("unknown-old", None),
+        waits("unknown-first", None, priority=9),
+        waits("tenth", 10, priority=9),
+        waits("second", 2),
+        waits("theirs", 3, "team-quokka"),
+        make_job("new", namespace="team-zebra", uid="new", created=5),
+    )
+    rows = queue_page(state, ZEBRA, "default", {}).sections["queue"].values["rows"]
+    found = [(row["place"], row["position"], row["name"].rpartition("/")[2]) for row in rows]
+    assert found == [
+        (1, 2, "second"), (2, 3, ""), (3, 10, "tenth"), (4, None, "unknown-first"),
+        (5, None, "unknown-old"), (6, None, "new"),
+    ]  # fmt: skip
+    html = html_of(queue_page(state, ZEBRA, "default", {}))
+    assert '<td class="number">4</td><td class="number">-</td>' in html
+    assert "theirs" not in html
+
+
+def test_a_queue_without_positions_is_in_order_of_priority_and_age() -> None:
+    jobs = [
+        make_job("old", uid="a"), make_job("young", uid="b", created=5),
+        make_job("urgent", uid="c", created=9, priority=1),
+    ]  # fmt: skip
+    page = queue_page(make_state(*jobs), ALL, "default", {})
+    names = [row["name"] for row in page.sections["queue"].values["rows"]]
+    assert names == ["team/urgent", "team/old", "team/young"]
 
 
 def test_a_pending_job_shows_when_it_is_expected_to_start() -> None:

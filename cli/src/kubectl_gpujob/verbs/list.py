@@ -148,12 +148,19 @@ def status(job: GPUJob) -> str:
         scheduled = find(job.status, SCHEDULED)
         if scheduled is None or not scheduled.reason:
             return phase.value
-        place = _POSITION.search(scheduled.message)
-        return f"{scheduled.reason} #{place[1]}" if place is not None else scheduled.reason
+        position = planned_position(job)
+        return f"{scheduled.reason} #{position}" if position is not None else scheduled.reason
     failed = find(job.status, FAILED)
     if phase is JobPhase.FAILED and failed is not None and failed.reason:
         return f"{phase.value}:{failed.reason}"
     return phase.value
+
+
+def planned_position(job: GPUJob) -> int | None:
+    """Returns the planner's position among all jobs that wait for GPUs, or None if it has none."""
+    scheduled = find(job.status, SCHEDULED)
+    found = _POSITION.search(scheduled.message) if scheduled is not None else None
+    return int(found[1]) if found is not None else None
 
 
 def progress(job: GPUJob) -> str:

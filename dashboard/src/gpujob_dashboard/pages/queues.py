@@ -13,7 +13,7 @@ from gpujob_dashboard.watched import State
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.next_steps import next_step
 from kubectl_gpujob.starts import start_text
-from kubectl_gpujob.verbs.list import cells
+from kubectl_gpujob.verbs.list import cells, planned_position
 from kubectl_gpujob.verbs.queue import queue_rows
 from kubectl_gpujob.verbs.why import in_queue_order
 
@@ -36,7 +36,7 @@ def queue_page(state: State, rights: Rights, name: str, query: Query) -> Page:
     known = {DEFAULT_QUEUE, *(queue.metadata.name for queue in state.queues)}
     if name not in known or not rights.queues:
         raise NoSuchPage(f"there is no queue {name} that you may see")
-    waiting = in_queue_order(state.jobs, name)
+    waiting = sorted(in_queue_order(state.jobs, name), key=_planned_first)
     places = list(enumerate(waiting, 1))
     path = f"/queues/{name}"
     shown = cut(places, query, path)
@@ -50,11 +50,18 @@ def queue_page(state: State, rights: Rights, name: str, query: Query) -> Page:
     return Page(f"Queue {name}", {"queue": Section("queues/queue.html", values)}, _PLACE)
 
 
+def _planned_first(job: GPUJob) -> tuple[bool, int]:
+    """Orders by the planner's position. Jobs without one come last, in the order of the queue."""
+    position = planned_position(job)
+    return position is None, position or 0
+
+
 def _row(place: int, job: GPUJob, rights: Rights, state: State) -> Mapping[str, Any]:
     """Returns the cells of a job. Of a job of another namespace, only its size and place."""
     held = job.spec.gpu.memory
     row: dict[str, Any] = {
         "place": place,
+        "position": planned_position(job),
         "priority": job.spec.priority,
         "gpus": job.spec.gpus,
         "memory": format_memory(held.bytes) if held is not None else "measured",
