@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import encode
-from gpujob_api.cpu_cards import cpu_card_uuids
+from gpujob_api.cpu_cards import memory_of
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import Condition, ConditionStatus
@@ -31,7 +31,7 @@ from tests.harness.fake_nvml import reader_of
 from tests.harness.fake_proc import MIB, TICKS_PER_SECOND, FakeProc
 
 NODE = "kind-worker"
-UUIDS = cpu_card_uuids(NODE, 2)
+UUIDS = tuple(card.uuid for card in make_cards(NODE, 2, 1024 * MIB, [0, 1]))
 POD = "1a2b3c4d-0123-4567-89ab-00000000000a"
 OTHER = "1a2b3c4d-0123-4567-89ab-00000000000b"
 
@@ -225,6 +225,9 @@ def test_the_cards_of_a_node_are_the_same_after_a_restart() -> None:
     assert first == again
     assert {card.core for card in first} == {0, 1}
     assert all(0 < card.reserved_bytes < card.memory_bytes / 10 for card in first)
+    # In whole MiB.
+    usable = {(card.memory_bytes - card.reserved_bytes) // MIB for card in first}
+    assert {(memory_of(card.uuid) or 0) // MIB for card in first} == usable
 
 
 # Where they are refused

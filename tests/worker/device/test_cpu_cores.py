@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujob_api.cpu_cards import cores_of, cpu_card_uuids
+from gpujob_api.quantities import GIB
 
 pytestmark = [
     pytest.mark.any_torch,
@@ -39,7 +40,7 @@ def cores_in(folder: Path, visible: str) -> list[list[int]]:
 
 def test_the_script_and_its_children_keep_to_the_core(tmp_path: Path) -> None:
     usable = sorted(os.sched_getaffinity(0))
-    (uuid,) = cpu_card_uuids("n", 1)
+    (uuid,) = cpu_card_uuids("n", 1, GIB)
     core = sorted(cores_of(uuid, usable))
     assert cores_in(tmp_path, uuid) == [core, core]
     assert len(core) == 1

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpujob_api.cpu_cards import cpu_card_uuid
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.control_plane import ControlPlane
 from gpujob_local.gpus.cpu_cards import write_cards
@@ -61,11 +62,14 @@ def make_cards(options: ClusterOptions, node: NodeOptions) -> list[CpuCard]:
     cores = sorted(os.sched_getaffinity(0))
     names = [other.name for other in options.nodes]
     before = sum(other.cards for other in options.nodes[: names.index(node.name)])
+    memory_bytes = node.card_bytes or options.card_bytes
+    usable_bytes = memory_bytes - options.card_reserved_bytes
+    name = node.name.replace(".", "-")[:30]
     return [
         CpuCard(
-            uuid=f"CPU-{node.name.replace('.', '-')[:30]}-{index}-{secrets.token_hex(4)}",
+            uuid=cpu_card_uuid(f"{name}-{index}", usable_bytes, secrets.token_hex(4)),
             core=cores[(before + index) % len(cores)],
-            memory_bytes=node.card_bytes or options.card_bytes,
+            memory_bytes=memory_bytes,
             reserved_bytes=options.card_reserved_bytes,
             model=options.card_model,
         )

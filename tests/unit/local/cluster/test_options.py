@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujob_api.cpu_cards import memory_of
 from gpujob_local.cluster.nodes import make_cards
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.cluster.owner import options_from_text, options_to_text
@@ -39,4 +40,6 @@ def test_gpus_take_turns_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [card.core for card in (*first, *second)] == [4, 7, 4]
     assert len({card.uuid for card in (*first, *second)}) == 3
     assert second[0].uuid.startswith("CPU-b-c-0-")
+    usable_bytes = 2 * 1024**3 - options.card_reserved_bytes
+    assert memory_of(first[0].uuid) == usable_bytes
     assert (first[0].memory_bytes, second[0].memory_bytes) == (2 * 1024**3, 10**9)

@@ -7,9 +7,7 @@ slow each other down, and jobs that share one would not.
 import os
 from collections.abc import Mapping
 
-from gpujob_api.cpu_cards import cores_of
-
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+from gpujob_api.cpu_cards import VISIBLE_DEVICES, cores_of
 
 
 def keep_to_cores(environment: Mapping[str, str]) -> frozenset[int]:

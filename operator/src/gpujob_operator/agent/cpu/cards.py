@@ -25,12 +25,13 @@ def make_cards(
     node: str, count: int, memory_bytes: int, cores: Sequence[int]
 ) -> tuple[CpuCard, ...]:
     """Returns the CPU cards of a node, the same ones after a restart. `cores` may be used."""
+    reserved_bytes = int(memory_bytes * RESERVED_FRACTION)
     return tuple(
         CpuCard(
             uuid=uuid,
             core=min(cores_of(uuid, cores)),
             memory_bytes=memory_bytes,
-            reserved_bytes=int(memory_bytes * RESERVED_FRACTION),
+            reserved_bytes=reserved_bytes,
         )
-        for uuid in cpu_card_uuids(node, count)
+        for uuid in cpu_card_uuids(node, count, memory_bytes - reserved_bytes)
     )
