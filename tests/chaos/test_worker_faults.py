@@ -1,12 +1,15 @@
 """Workers that fail, hang, are killed, will not stop or cannot start; one cluster for all."""
 
 import random
+import re
 import signal
 from collections.abc import Generator
 
 import pytest
 
+from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_local.cluster.cluster import NodeOptions
+from gpujob_operator.decide.model.next_steps import next_step
 from tests.harness.scene import JOBS, PODS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -120,6 +123,23 @@ def test_torchs_out_of_memory_is_recognised_and_repeated(scene: Scene) -> None:
     scene.wait_phase("hungry", "Succeeded")
     assert scene.counters("hungry") == {"outOfMemory": 1}
     assert scene.pod_names("hungry") == ["hungry-1-0", "hungry-2-0"]
+
+
+def test_more_memory_than_a_cpu_card_has_is_the_jobs_own_failure(scene: Scene) -> None:
+    """As on a GPU: tried again, then failed with the figures and the next step."""
+    command = ["gpujob-run", "--", "python", "beyond_the_card.py"]
+    scene.submit_command("greedy", command, retry={"limit": 1})
+    scene.wait_phase("greedy", "Failed")
+    assert scene.counters("greedy") == {"outOfMemory": 2}
+    failed = scene.condition("greedy", "Failed")
+    assert failed["reason"] == "OutOfMemory"
+    assert re.search(
+        r"CPU card out of memory: the process took 2\.\d+ GiB of 1\.94 GiB \(needs \d+ bytes\)"
+        r".*failed 2 times, retry\.limit is 1",
+        failed["message"],
+    ), failed["message"]
+    job = gpujob_from_manifest(scene.job("greedy") or {})
+    assert next_step(job) == "run it again with a smaller batch, or on GPUs with more memory"
 
 
 @pytest.mark.promise("I6")

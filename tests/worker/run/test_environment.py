@@ -27,11 +27,13 @@ def test_good_values_are_read() -> None:
             "GPUJOB_REPORT_URL": "http://127.0.0.1:8080/report",
             "GPUJOB_CHECKPOINT_DIR": "/checkpoints/a",
             "GPUJOB_GRACE_SECONDS": "12.5",
+            "NVIDIA_VISIBLE_DEVICES": "CPU-node-0-512Mi-1a2b,CPU-node-1-512Mi-3c4d",
         }
     )
     assert environment.settings.checkpoint_keep == 5
     assert environment.attempt == 7
     assert environment.memory_limit_bytes == 2**30
+    assert environment.cpu_card_bytes == 2**30
     assert str(environment.checkpoint_directory) == "/checkpoints/a"
     assert environment.grace_seconds == 12.5
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from gpujob_api.settings import Toggle
+from gpujob_worker.control.device import hold_to_card
 from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.module_watch import ModuleWatch
 from gpujob_worker.control.own_work import OwnWork
@@ -199,6 +200,7 @@ class Hooks:
         if self._own_work.under_way or not self._clock.ticks(optimizer):
             return
         self._session.meter.step_done()
+        hold_to_card(self._session)
         if not self._facts.steps_with_closure:
             self._session.meter.optimizer_ends()
         # A script may step its optimizer in inference mode, in which autograd makes no graph.

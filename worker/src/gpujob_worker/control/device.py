@@ -2,10 +2,12 @@
 
 import torch
 
+from gpujob_api.quantities import format_memory
 from gpujob_worker.device.cuda_context import gpu_context, limit_allocator
 from gpujob_worker.device.gpu import gpu_meter
-from gpujob_worker.device.memory import CudaMemory
+from gpujob_worker.device.memory import CpuMemory, CudaMemory
 from gpujob_worker.device.step_events import CudaEvents
+from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.run.session import Session
 
 
@@ -35,3 +37,19 @@ def hold_to_limit(session: Session) -> None:
         memory.measure_context()
         return
     limit_allocator(torch.cuda, limit, memory.measure_context)
+
+
+def hold_to_card(session: Session) -> None:
+    """Raises `MemoryLimitError` if the process took more memory than its CPU cards have.
+
+    A GPU refuses the allocation itself. Call it after each step.
+    """
+    meter, card_bytes = session.meter, session.environment.cpu_card_bytes
+    taken_bytes = meter.window.peak_memory_bytes
+    if card_bytes is None or taken_bytes <= card_bytes or not isinstance(meter.memory, CpuMemory):
+        return
+    raise MemoryLimitError(
+        f"CPU card out of memory: the process took {format_memory(taken_bytes)} of "
+        f"{format_memory(card_bytes)}",
+        taken_bytes,
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpujob_api.codec import FieldError
+from gpujob_api.cpu_cards import VISIBLE_DEVICES, memory_of
 from gpujob_api.settings import (
     ENV_ATTEMPT,
     ENV_CHECKPOINT_DIRECTORY,
@@ -44,6 +45,8 @@ class Environment:
     token_file: Path | None = None
     termination_file: Path | None = None
     memory_limit_bytes: int | None = None
+    # None on GPUs.
+    cpu_card_bytes: int | None = None
     grace_seconds: float = GRACE_SECONDS_DEFAULT
 
 
@@ -62,6 +65,7 @@ def read_environment(environ: Mapping[str, str], settings_text: str | None = Non
         token_file=_path(environ, ENV_TOKEN_FILE),
         termination_file=_path(environ, ENV_TERMINATION_FILE),
         memory_limit_bytes=_integer(environ, ENV_MEMORY_LIMIT_BYTES, minimum=1),
+        cpu_card_bytes=memory_of(environ.get(VISIBLE_DEVICES, "")),
         grace_seconds=_grace(environ),
     )
 
