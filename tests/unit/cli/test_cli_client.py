@@ -44,7 +44,7 @@ def test_errors_are_exceptions_with_the_whole_message() -> None:
     with pytest.raises(UserError, match=r"--memory: spec\.gpu\.memory: Invalid value"):
         client.submit(["true"], image="i", memory="1GB")
     with pytest.raises(UsageError, match="--gpus"):
-        client.submit(["true"], image="i", gpus="H100")
+        client.submit(["true"], image="i", gpus="H100:0")
     with pytest.raises(UsageError, match="wrong arguments"):
         client.submit(["true"], image="i", spot="sometimes")
     with pytest.raises(UserError, match="not found: gpujob nix"):

@@ -77,9 +77,18 @@ def test_the_kubelet_changes_no_word_of_the_command() -> None:
 
 @pytest.mark.parametrize(
     ("given", "gpus", "models"),
-    [("1", 1, None), ("4", 4, None), ("H100:2", 2, ["H100"]), ("1:A10", 1, ["A10"])],
+    [
+        ("1", 1, None),
+        ("4", 4, None),
+        ("H100", 1, ["H100"]),
+        ("H100:2", 2, ["H100"]),
+        ("1:A10", 1, ["A10"]),
+        ("2:RTX 4090", 2, ["RTX 4090"]),
+    ],
 )
-def test_both_spellings_of_gpus(given: str, gpus: int, models: list[str] | None) -> None:
+def test_gpus_are_those_of_the_short_form_or_turned(
+    given: str, gpus: int, models: list[str] | None
+) -> None:
     spec = made("--gpus", given, *COMMAND)["spec"]
     assert spec.get("gpusPerWorker", 1) == gpus
     assert spec.get("gpu", {}).get("models") == models
@@ -88,8 +97,10 @@ def test_both_spellings_of_gpus(given: str, gpus: int, models: list[str] | None)
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (("--gpus", "H100", *COMMAND), "--gpus"),
-        (("--gpus", "1:", *COMMAND), "--gpus"),
+        (("--gpus", "H100:0", *COMMAND), "--gpus: must be a number from 1 to 16, a model, or both"),
+        (("--gpus", "17:H100", *COMMAND), "--gpus"),
+        (("--gpus", "H100:", *COMMAND), "--gpus"),
+        (("--gpus", "1:", *COMMAND), "got '1:'"),
         (("--gpus", "0", *COMMAND), "--gpus"),
         (("--gpus", "1:2:3", *COMMAND), "--gpus"),
         (("--data", "claim", *COMMAND), "--data"),

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, JobPhase
 from gpujob_api.manifest import from_manifest
 from gpujob_api.meta import ANNOTATION_GPUS, API_VERSION
+from gpujob_api.short_form import GPUs
 from kubectl_gpujob import source, text
 from kubectl_gpujob.cluster import Cluster, jobs_path
 from kubectl_gpujob.errors import EXIT_DONE, NotCheckedError, UsageError, UserError
@@ -23,6 +25,7 @@ FIRST_ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
 _SCRIPT = re.compile(r"([^/]+)\.(py|sh)$")
 _EXPANDED = re.compile(r"\$(?=[$(])")
+_LETTER = re.compile(r"[A-Za-z]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HELP = """
 examples:
@@ -47,7 +50,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", metavar="NAME", nargs="*", help="name (default: the script's, with letters)")
     add("--image", help=f"container image (default: ${IMAGE_VARIABLE})")
-    add("--gpus", default="1", metavar="N[:MODEL]", help="GPUs of each worker (default: 1)")
+    add("--gpus", default="1", metavar="N|MODEL|N:MODEL", help="GPUs of each worker (default: 1)")
     add("--memory", help="GPU memory of each GPU, such as 20Gi: a hint until it is measured")
     add("--workers", type=int, help="number of workers, each a pod (default: 1)")
     add("--queue", help="GPUQueue (default: default)")
@@ -137,7 +140,7 @@ def manifest_of(
     image = options.image or os.environ.get(IMAGE_VARIABLE)
     if not image:
         raise UsageError(f"--image: the job needs a container image (or set ${IMAGE_VARIABLE})")
-    gpus, model = _gpus(options.gpus)
+    gpus = _gpus(options.gpus)
     container: dict[str, Any] = {"name": WORKER_CONTAINER, "image": image}
     container["command"] = [_literal(word) for word in command]
     pod: dict[str, Any] = {"containers": [container]}
@@ -145,12 +148,12 @@ def manifest_of(
     _add_data(pod, container, options.data)
     if folder is not None:
         source.mount(pod, name, folder)
-    request = {"memory": options.memory, "models": [model] if model else None}
+    request = {"memory": options.memory, "models": [gpus.model] if gpus.model else None}
     spec: dict[str, Any] = {
         "queue": options.queue,
         "priority": options.priority,
         "workers": options.workers,
-        "gpusPerWorker": gpus if gpus > 1 else None,
+        "gpusPerWorker": gpus.count if gpus.count > 1 else None,
         "gpu": _given(request),
         "checkpoint": _given({"volumeClaimName": options.claim}),
         "spot": _given({"policy": options.spot.capitalize() if options.spot else None}),
@@ -189,18 +192,14 @@ def _base_name(command: list[str]) -> str:
     return PurePosixPath(command[0]).name
 
 
-def _gpus(given: str) -> tuple[int, str]:
-    """Parses 2, 2:H100 and H100:2."""
-    parts = given.split(":")
-    numbers = [part for part in parts if part.isascii() and part.isdigit()]
-    models = [part for part in parts if part not in numbers]
-    if len(parts) > 2 or len(numbers) != 1 or len(models) != len(parts) - 1:
-        raise UsageError(f"--gpus: must be N or N:MODEL, such as 2 or 1:H100; got {given!r}")
-    if models == [""]:
-        raise UsageError(f"--gpus: the model is missing after the colon; got {given!r}")
-    if int(numbers[0]) < 1:
-        raise UsageError(f"--gpus: a job needs at least one GPU; got {given!r}")
-    return int(numbers[0]), models[0] if models else ""
+def _gpus(given: str) -> GPUs:
+    """Parses the short form's `gpus`, and 2:H100 too."""
+    count, _, model = given.partition(":")
+    turned = f"{model}:{count}" if count.isdigit() and _LETTER.search(model) else given
+    try:
+        return GPUs.from_json(turned, "--gpus")
+    except FieldError as error:
+        raise UsageError(str(error)) from None
 
 
 def _add_environment(container: dict[str, Any], options: argparse.Namespace) -> None:
