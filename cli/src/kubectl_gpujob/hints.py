@@ -1,4 +1,4 @@
-"""Next steps for a refused GPUJob: the nearest field, the form of a command.
+"""Next steps for a refused GPUJob: the nearest field, the form of a command or a time.
 
 The API server names only the field that it refuses.
 """
@@ -38,6 +38,14 @@ NOT_AVAILABLE = (
 )
 _UNKNOWN = re.compile(r'unknown field "([^"]{1,512})"')
 _ONE_WORD = re.compile(r"\.(command|args): Invalid value: .*must be of type array")
+# In the words of the API server and in those of the nouns.
+_SECONDS = re.compile(
+    r"[sS]econds\w*: (?:Invalid value: .*must be of type integer|must be int, not)"
+)
+_INTERVAL = re.compile(
+    r"checkpoint\.interval: (?:Invalid value: .*(?:should match|must be of type)|must )"
+)
+_NAME_CHARACTERS_MIN = 3
 _POD, _CONTAINER = "spec.template.spec", re.compile(r"spec\.template\.spec\.\w+\[\d+\]")
 
 
@@ -46,6 +54,10 @@ def with_hints(words: str) -> str:
     found = [hint_of(path) for path in _UNKNOWN.findall(words)]
     if _ONE_WORD.search(words) is not None:
         found.append("write the command as a list of words, such as [python, train.py]")
+    if _SECONDS.search(words) is not None:
+        found.append("give the seconds as a whole number, such as 3600 for one hour")
+    if _INTERVAL.search(words) is not None:
+        found.append("give Auto, or a whole number of s, m or h, such as 30s, 10m or 2h")
     return "; ".join((words, *dict.fromkeys(filter(None, found[:HINTS_MAX]))))
 
 
@@ -66,6 +78,10 @@ def hint_of(path: str) -> str:
         near = _sibling(path, [one for one in beside if "." not in one])
     else:
         near = _nearest(path, spec_paths())
+        if not near and parent == "spec" and len(name) >= _NAME_CHARACTERS_MIN:
+            near = _sibling(
+                path, [one.split(".")[1] for one in spec_paths() if one.count(".") == 1]
+            )
     return f"did you mean {near}?" if near else ""
 
 

@@ -38,6 +38,8 @@ CONTAINER = "spec.template.spec.containers[0]"
         ("spec.checkpoint.claim", "spec.checkpoint.volumeClaimName"),
         ("spec.imag", "spec.image"),
         ("spec.qeue", "spec.queue"),
+        ("spec.ttl", "spec.ttlSecondsAfterFinished"),
+        ("spec.retry.hangTimeout", "spec.retry.hangTimeoutSeconds"),
         ("spec.gpu.priority", "spec.priority"),
         ("spec.template.gpu", "spec.gpu"),
         ("spec.template.spec.container", "spec.template.spec.containers"),
@@ -51,7 +53,9 @@ def test_the_nearest_field_is_named(path: str, meant: str) -> None:
     assert hint_of(path) == f"did you mean {meant}?"
 
 
-@pytest.mark.parametrize("path", ["spec.foo", "spec.spot.deadline", "spec.checkpoint.e", "x", ""])
+@pytest.mark.parametrize(
+    "path", ["spec.foo", "spec.z", "spec.spot.deadline", "spec.checkpoint.e", "x", ""]
+)
 def test_no_field_is_made_up(path: str) -> None:
     assert hint_of(path) == ""
 
@@ -94,6 +98,65 @@ def test_a_command_in_one_text_gets_advice() -> None:
     )
     assert with_hints(words).endswith("write the command as a list of words, such as "
                                       "[python, train.py]")  # fmt: skip
+
+
+def of_type(path: str, kind: str, given: str) -> str:
+    """The words of the API server."""
+    return f'{path}: Invalid value: "{given}": {path} in body must be of type {kind}: "{given}"'
+
+
+SECONDS = "give the seconds as a whole number, such as 3600 for one hour"
+INTERVAL = "give Auto, or a whole number of s, m or h, such as 30s, 10m or 2h"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (of_type("spec.ttlSecondsAfterFinished", "integer", "string"), SECONDS),
+        (of_type("spec.ttlSecondsAfterFinished", "integer", "number"), SECONDS),
+        (of_type("spec.retry.hangTimeoutSeconds", "integer", "string"), SECONDS),
+        (of_type("spec.template.spec.activeDeadlineSeconds", "integer", "string"), SECONDS),
+        (of_type("spec.checkpoint.interval", "string", "integer"), INTERVAL),
+        (
+            'spec.checkpoint.interval: Invalid value: "1d": spec.checkpoint.interval in body '
+            "should match '^(Auto|[1-9][0-9]{0,5}[smh])$'",
+            INTERVAL,
+        ),
+    ],
+    ids=lambda value: value.partition(":")[0],
+)
+def test_a_time_gets_its_unit_and_an_example(words: str, hint: str) -> None:
+    assert with_hints(words) == f"{words}; {hint}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "spec.ttlSecondsAfterFinished: must be from 0 to 2147483647; got -1",
+        of_type("spec.workers", "integer", "string"),
+        of_type("spec.checkpoint.keep", "integer", "string"),
+    ],
+)
+def test_other_numbers_get_no_unit(words: str) -> None:
+    assert with_hints(words) == words
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ({"ttlSecondsAfterFinished": "1h"}, SECONDS),
+        ({"retry": {"hangTimeoutSeconds": "10m"}}, SECONDS),
+        ({"checkpoint": {"interval": "10min"}}, INTERVAL),
+        ({"checkpoint": {"interval": 600}}, INTERVAL),
+    ],
+    ids=str,
+)
+def test_times_of_a_file_get_the_hint_without_the_api_server(
+    spec: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        nouns_of(yaml.safe_dump(manifest(**spec)), "job.yaml", "team")
+    assert str(caught.value).endswith(f"; {hint}")
 
 
 def manifest(**spec: Any) -> dict[str, Any]:
