@@ -1,9 +1,12 @@
 """The child process that simulates: its question, its answer, its limits."""
 
+import asyncio
 import io
 import json
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.waiting import eventually
 
 NOW = after(10)
 KNOWN = replace(measured(1, step=500), steps_total=10_500)
@@ -78,7 +82,14 @@ async def test_an_answer_is_read() -> None:
     assert found.intervals["uid"].latest is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"intervals": 3}', "x" * 9])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", "null", "[" * 100_000, '{"intervals": 3}', "x" * 9),
+        '{"intervals": {}, "draws": Infinity, "seconds": 1}',
+    ],
+    ids=lambda text: text[:40],
+)
 async def test_an_unreadable_answer_is_an_error(text: str) -> None:
     with pytest.raises(CalculationError, match="unreadable"):
         await calculate(SNAPSHOT, NOW, answering(text))
@@ -104,6 +115,58 @@ async def test_a_process_without_an_answer_is_killed() -> None:
     program = "import time; time.sleep(1000)"
     with pytest.raises(CalculationError, match="no answer within 0 s"):
         await calculate(SNAPSHOT, NOW, (sys.executable, "-c", program), wait_seconds=0.3)
+
+
+def running_children() -> list[str]:
+    """The processes that this one started and did not wait for, ended ones included."""
+    me = os.getpid()
+    tasks = Path(f"/proc/{me}/task").iterdir()
+    return [pid for task in tasks for pid in (task / "children").read_text().split()]
+
+
+ENDLESS = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+HANGS = "import time; time.sleep(1000)"
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+HUNGRY = (
+    "from gpujob_operator.forecast import __main__ as it; "
+    "it.start_ranges = lambda *_, **__: bytes(it.DATA_BYTES_MAX); it.main()"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (ENDLESS, "the answer has more than 1048576 bytes"),
+        (HANGS, "no answer within 3 s"),
+        (KILLED, "ended with -9"),
+        (HUNGRY, "ended with 1"),
+    ],
+    ids=["endless answer", "hangs", "killed", "too much memory"],
+)
+async def test_a_faulty_process_is_an_error_and_leaves_nothing(program: str, words: str) -> None:
+    """A large snapshot, so that it is still being written when the process fails."""
+    before, files = running_children(), len(os.listdir("/proc/self/fd"))
+    large = replace(SNAPSHOT, jobs=tuple(make_job(f"job-{n}") for n in range(500)))
+    for snapshot in (SNAPSHOT, large):
+        wait_seconds = 3.0 if program in (ENDLESS, HANGS) else 60.0
+        async with asyncio.timeout(50):
+            with pytest.raises(CalculationError) as caught:
+                await calculate(snapshot, NOW, (sys.executable, "-c", program), wait_seconds)
+        assert snapshot is large or words in str(caught.value)
+    assert running_children() == before
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+
+
+async def test_a_cancelled_calculation_leaves_no_process() -> None:
+    before = running_children()
+    task = asyncio.ensure_future(calculate(SNAPSHOT, NOW, (sys.executable, "-c", HANGS)))
+    await eventually(lambda: running_children() != before)
+    task.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert running_children() == before
 
 
 def test_an_empty_calculation_has_no_ranges() -> None:

@@ -63,7 +63,8 @@ async def calculate(
     finally:
         if child.returncode is None:
             child.kill()
-        await child.wait()
+        # Reads the rest, because the end of a process is not seen before that of its pipe.
+        await child.communicate()
 
 
 async def _answer(child: asyncio.subprocess.Process, question: Question) -> Calculation:
@@ -86,6 +87,8 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
     text = b""
     while len(text) < ANSWER_BYTES_MAX and (more := await stream.read(ANSWER_BYTES_MAX)):
         text += more
+    if len(text) >= ANSWER_BYTES_MAX:
+        raise CalculationError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
     return text
 
 
@@ -96,5 +99,12 @@ def _parsed(text: bytes) -> Calculation:
             str(uid): decode(Interval, one, "interval") for uid, one in data["intervals"].items()
         }
         return Calculation(intervals, int(data["draws"]), float(data["seconds"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CalculationError(f"the answer is unreadable: {error}") from None
