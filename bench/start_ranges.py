@@ -1,20 +1,30 @@
 """How many start ranges hold in simulated weeks of a cluster.
 
     python -m bench.start_ranges [--seeds 1,2,3] [--days 7] [--nodes 6] [--load 0.9]
+    python -m bench.start_ranges --memory 2000,10000 --nodes 250
 
 The planner of the operator runs in virtual time on nodes with 4 GPUs. Jobs arrive in three queues,
 more by day than by night. Their lengths are lognormal within programs of different length; some do
 not report their number of steps, and some fail early. Ranges are computed as the operator does,
 one calculation at a time, and the first range of a job is compared with its first placement.
+
+With `--memory`, the operator's child process computes the ranges of a full cluster with so many
+waiting jobs. Its largest memory is printed: resident, and the data that its limit counts.
 """
 
 import argparse
+import json
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from math import cos, exp, log, pi
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
@@ -39,6 +49,8 @@ from gpujob_operator.decide.model.starts import Interval, may_start
 from gpujob_operator.decide.planner import Planner
 from gpujob_operator.decide.simulation.simulated_cluster import SimulatedCluster
 from gpujob_operator.decide.simulation.start_ranges import Method, start_ranges
+from gpujob_operator.forecast.child import COMMAND, SECONDS_MAX
+from gpujob_operator.forecast.wire import Question, parts_of
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 GPUS_PER_NODE = 4
@@ -54,6 +66,15 @@ COLUMNS = (
     "seed", "jobs", "waited", "asked", "ranges", "held_percent", "early", "late", "open_ends",
     "wait_minutes", "width_minutes", "seconds_a_calculation", "calculations", "draws",
 )  # fmt: skip
+
+MEMORY_COLUMNS = (
+    "gpus", "running", "waiting", "resident_mib", "data_mib", "draws", "ranges", "seconds",
+)  # fmt: skip
+# Enough submissions for the largest backlog.
+BACKLOG_DAYS = 30.0
+BACKLOG_AGE = timedelta(minutes=30)
+POLL_SECONDS = 0.02
+_MEMORY = re.compile(r"^(VmHWM|VmData):\s+(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +247,66 @@ def world_of(week: Week) -> World:
         for name, weight in zip(QUEUES, QUEUE_WEIGHTS, strict=True)
     ]
     base = Snapshot(nodes=tuple(views), gpu_nodes=tuple(gpu_nodes), queues=tuple(queues))
-    played = list(arrivals(week))
+    return _world(base, list(arrivals(week)))
+
+
+def _world(base: Snapshot, played: Sequence[tuple[GPUJob, Truth]]) -> World:
     world = World.of(base, START)
     assert isinstance(world, World)
     world.lengths = world
     world.truths = {job.metadata.uid: truth for job, truth in played}
     world.arrivals = [job for job, _ in reversed(played)]
     return world
+
+
+def backlog(nodes: int, waiting: int) -> World:
+    """A full cluster half an hour after all jobs were submitted at once."""
+    week = Week(1, BACKLOG_DAYS, nodes)
+    many = islice(arrivals(week), waiting + nodes * GPUS_PER_NODE)
+    played = [
+        (replace(job, metadata=replace(job.metadata, creation_timestamp=START)), truth)
+        for job, truth in many
+    ]
+    world = _world(world_of(replace(week, days=0.0)).base, played)
+    planner = Planner()
+    world.pass_until(START)
+    while (plan := planner(world.snapshot(), world.now)).items:
+        world.carry_out(plan)
+        world.pass_until(world.now + timedelta(seconds=1))
+    world.pass_until(world.now + BACKLOG_AGE)
+    extra = [job.metadata.uid for job in _waiting(world)][waiting:]
+    for uid in extra:
+        del world.jobs[uid]
+    return world
+
+
+def memory_row(nodes: int, waiting: int) -> dict[str, Any]:
+    """Returns the memory and the answer of one calculation in the operator's child process."""
+    world = backlog(nodes, waiting)
+    snapshot = world.snapshot()
+    with tempfile.TemporaryFile() as question:
+        question.writelines(parts_of(Question(snapshot, world.now, SECONDS_MAX)))
+        question.seek(0)
+        child = subprocess.Popen(COMMAND, stdin=question, stdout=subprocess.PIPE)
+    peaks = {"VmHWM": 0, "VmData": 0}
+    while child.poll() is None:
+        for name, kibibytes in _MEMORY.findall(Path(f"/proc/{child.pid}/status").read_text()):
+            peaks[name] = max(peaks[name], int(kibibytes) * 1024)
+        time.sleep(POLL_SECONDS)
+    text, _ = child.communicate()
+    if child.returncode:
+        raise RuntimeError(f"the process ended with {child.returncode}: {peaks}")
+    answer: dict[str, Any] = json.loads(text)
+    return {
+        "gpus": nodes * GPUS_PER_NODE,
+        "running": len(world.paces),
+        "waiting": len(_waiting(world)),
+        "resident_mib": round(peaks["VmHWM"] / 2**20),
+        "data_mib": round(peaks["VmData"] / 2**20),
+        "draws": answer["draws"],
+        "ranges": len(answer["intervals"]),
+        "seconds": round(answer["seconds"], 1),
+    }
 
 
 @dataclass(slots=True)
@@ -358,7 +432,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--no-later-jobs", action="store_true")
     parser.add_argument("--sample", type=float, default=0.05, help="part of the submissions")
+    parser.add_argument("--memory", help="numbers of waiting jobs")
     options = parser.parse_args(arguments)
+    if options.memory is not None:
+        measured = [memory_row(options.nodes, int(one)) for one in options.memory.split(",")]
+        print(format_table(measured, MEMORY_COLUMNS))
+        print_result(measured, bench="start_ranges_memory")
+        return 0
     method = Method(draws=options.draws, expects_later_jobs=not options.no_later_jobs)
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):

@@ -8,8 +8,9 @@ import pytest
 
 from bench import start_ranges
 from bench.start_ranges import QUEUES, START, Score, Week, arrivals, play, row
-from gpujob_operator.decide.model.starts import Interval
+from gpujob_operator.decide.model.starts import Interval, may_start
 from gpujob_operator.decide.simulation.start_ranges import Method
+from gpujob_operator.forecast.__main__ import DATA_BYTES_MAX
 
 SMALL = Week(seed=1, days=1.0, nodes=1, load=3.0, sample=0.0)
 
@@ -75,3 +76,21 @@ def test_the_last_line_is_json(
     assert [one["seed"] for one in found["results"]] == [4, 5]
     assert found["results"][0]["held_percent"] is None
     assert found["machine"]["cores"] > 0
+
+
+def test_a_backlog_waits_for_a_full_cluster() -> None:
+    world = start_ranges.backlog(nodes=6, waiting=30)
+    snapshot = world.snapshot()
+    waiting = [job for job in snapshot.jobs if may_start(job, job.status)]
+    assert len(waiting) == 30
+    assert len(world.paces) >= 6
+    # Their pace is known.
+    assert set(world.paces) <= {report.job_uid for report in snapshot.reports}
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_child_process_is_measured() -> None:
+    found = start_ranges.memory_row(nodes=6, waiting=30)
+    assert (found["gpus"], found["waiting"]) == (24, 30)
+    assert found["seconds"] > 0
+    assert 10 < found["resident_mib"] < found["data_mib"] < DATA_BYTES_MAX / 2**20
