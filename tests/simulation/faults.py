@@ -20,6 +20,7 @@ class Faults:
     lost_answer: float = 0.0
     slow_write: float = 0.0
     report_loss: float = 0.0
+    forecast_error: float = 0.0
     # Crash after so many writes; then again after the next number.
     crashes: list[int] = field(default_factory=list[int])
     # Both operators believe that they lead: only to show that the checks notice it.
@@ -34,7 +35,7 @@ class Faults:
     def stop(self) -> None:
         self.watch_delay_max = 0.02
         self.watch_break = self.repeat = self.write_error = self.lost_answer = 0.0
-        self.slow_write = self.report_loss = 0.0
+        self.slow_write = self.report_loss = self.forecast_error = 0.0
         self.crashes, self.late_pods = [], []
 
     def watch_delay(self, random: Random) -> float:
@@ -54,6 +55,9 @@ class Faults:
 
     def loses_answer(self, random: Random) -> bool:
         return random.random() < self.lost_answer
+
+    def fails_forecast(self, random: Random) -> bool:
+        return random.random() < self.forecast_error
 
     def write_delay(self, random: Random) -> float:
         if random.random() < self.slow_write:
@@ -101,6 +105,7 @@ def make_faults(seed: int) -> Faults:
         slow_write=sometimes(0.1),
         report_loss=sometimes(0.5),
         crashes=crashes,
+        forecast_error=sometimes(0.5),
     )
 
 

@@ -1,10 +1,10 @@
 """One operator process: its real parts in a loop of virtual time, wired as in `run.py`.
 
-What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; a
-process that is paused, crashes and starts again. What is real: client, watches of jobs, pods and
-nodes, full lists, cache, planning, scheduling loop, executor with its dry runs and retries,
-rendering, events, Lease, report server with its token reviews. What is left out is named in
-`test_shell_wiring.py`.
+What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends;
+the answers of the forecaster's child process; a process that is paused, crashes and starts again.
+What is real: client, watches of jobs, pods and nodes, full lists, cache, planning, scheduling loop,
+executor with its dry runs and retries, rendering, events, Lease, report server with its token
+reviews, forecaster. What is left out is named in `test_shell_wiring.py`.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.forecast.forecaster import Forecaster
 from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import LEASE_SECONDS, Leadership, LeaseSettings
@@ -47,6 +48,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.connection import KINDS, Connection
 from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
+from tests.simulation.forecasts import PlayedForecasts
 from tests.simulation.kopf_watches import KopfWatches
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.posts import Post
@@ -130,6 +132,15 @@ class OperatorShell:
         )
         self._leads_changed.connect(self.readings.leads_changed)
         self._poster = EventPoster(self.kube, METRICS, self._now)
+        self._newest_snapshot: Snapshot | None = None
+        self._forecaster = Forecaster(
+            snapshot=lambda: self._newest_snapshot,
+            clock=self._moment,
+            may_act=self._may_act,
+            changed=self._dirty.mark,
+            metrics=METRICS,
+            calculate=PlayedForecasts(world.clock, world.faults).calculate,
+        )
         self._kopf = KopfWatches(
             self._clock, world.api, self._loop, self._faults, self._cache, self._failed
         )
@@ -189,6 +200,7 @@ class OperatorShell:
             self._sync.keep(relist.refresh, executor, self._leadership),
             checks.run(),
             self._poster.run(),
+            self._forecaster.run(),
             self._scheduling_loop(executor).run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
@@ -328,7 +340,10 @@ class OperatorShell:
 
     def _snapshot(self) -> Snapshot:
         snapshot = self._cache.snapshot(self._receiver.newest(), self._configuration)
-        return replace(snapshot, listening_since=self._listening_since)
+        self._newest_snapshot = replace(
+            snapshot, listening_since=self._listening_since, forecast=self._forecaster.newest
+        )
+        return self._newest_snapshot
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         self.cycles += 1

@@ -25,6 +25,7 @@ from tests.simulation.faults import (
     make_incidents,
 )
 from tests.simulation.findings import Violation
+from tests.simulation.forecasts import ShownRanges
 from tests.simulation.happenings import Happenings
 from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, is_rid_of_its_limit, key_of
@@ -126,6 +127,7 @@ class Simulation:
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
+        ShownRanges(self.api, self.recorder.fail)
         for queue in self.scenario.queues:
             self.api.create(Kind.QUEUE, queue, "admin")
         for node in self.scenario.nodes:

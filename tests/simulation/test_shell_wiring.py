@@ -15,7 +15,6 @@ MODELLED = {"KopfThread", "Kube", "Memo"}
 ABSENT = {
     "CrashAfterWrites",
     "CycleDumps",
-    "Forecaster",
     "HealthServer",
     "Legacy",
     "LifeSigns",
