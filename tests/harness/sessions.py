@@ -19,7 +19,7 @@ _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: UTC|Z|[+]00:00)?"), "<date>"),
     (re.compile(r"(?<=times of )\d{4}-\d\d-\d\d UTC"), "<date>"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
-    (re.compile(r"(CPU-node-\d+-\d+)-[0-9a-f]{8}"), r"\1"),
+    (re.compile(r"(CPU-node-\d+-\d+)-\d+Mi-[0-9a-f]{8}"), r"\1"),
     (
         re.compile(
             rf"\b(?:\d+d \d+h|\d+h \d+m|\d+m \d+s|\d+[dh]\d+[hm]|\d+m\d+s|"
