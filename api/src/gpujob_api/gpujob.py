@@ -27,7 +27,7 @@ from gpujob_api.bounds import (
 from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.optimize import Optimize
-from gpujob_api.quantities import MIB, Memory
+from gpujob_api.quantities import MIB, Memory, format_count
 from gpujob_api.report import (
     CheckpointReport,
     Explanations,
@@ -40,7 +40,7 @@ from gpujob_api.report import (
     Timing,
     WaitPercent,
 )
-from gpujob_api.settings import ResumeMode, TunedSettings
+from gpujob_api.settings import ResumeMode, Task, TunedSettings
 from gpujob_api.start_range import StartRange
 from gpujob_api.start_refusal import START_REFUSALS_MAX, OthersStopped, StartRefusal
 from gpujob_api.summary import Summary
@@ -269,6 +269,8 @@ class Measurement:
     memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
     samples: Count
+    # `Inference` if steps are calls of the model. None otherwise.
+    task: Task | None = None
     step: Count = 0
     steps_total: Count | None = None
     loss: Loss | None = None
@@ -283,6 +285,16 @@ class Measurement:
     torch_version: Version = ""
     # Memory that the contexts of its processes may take on a GPU, if there are several processes.
     context_bytes: GPUMemoryBytes | None = None
+
+    @property
+    def counts_calls(self) -> bool:
+        """Whether a step is a call of the model, not a step of an optimizer."""
+        return self.task is Task.INFERENCE
+
+    @property
+    def progress(self) -> str:
+        """The steps so far, for people: `step 1200`, or `1200 calls` in an inference run."""
+        return format_count(self.step, "call") if self.counts_calls else f"step {self.step}"
 
     @property
     def remaining_seconds(self) -> float | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from gpujob_api.bounds import INT32_MAX, Range
 from gpujob_api.codec import FieldError, check
-from gpujob_api.settings import OptimizeMode, Precision, Toggle
+from gpujob_api.settings import OptimizeMode, Precision, Task, Toggle
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class PerStep:
 @dataclass(frozen=True, slots=True)
 class Optimize:
     mode: OptimizeMode = OptimizeMode.AUTO
+    task: Task = Task.AUTO
     precision: Precision = Precision.AUTO
     batch_size: BatchSize = field(default_factory=BatchSize)
     activation_checkpointing: Toggle = Toggle.AUTO

@@ -24,7 +24,7 @@ from gpujob_api.bounds import (
     Version,
 )
 from gpujob_api.codec import decode, encode, parse_json
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import Task, TunedSettings
 
 TERMINATION_MESSAGE_BYTES_MAX = 4096
 # JSON writes one character in up to 12 bytes, so the length in characters is found by trying.
@@ -35,6 +35,7 @@ Seconds = Annotated[float, Range(0, 10_000_000)]
 # it.
 Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
 WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
+Milliseconds = Annotated[float, Range(0, 10**9)]
 Flop = Annotated[float, Range(0, 10**21)]
 Joules = Annotated[float, Range(0, 10**9)]
 Factor = Annotated[float, Range(0, 1_000_000)]
@@ -74,12 +75,27 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """How long calls of the model take, by the device's clock if it has one. Data loading is not
+    included.
+    """
+
+    p50_milliseconds: Milliseconds
+    p95_milliseconds: Milliseconds
+    p99_milliseconds: Milliseconds
+    # Calls behind the percentiles.
+    calls: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Timing of one way to run a step: plain (baseline) or with the applied settings."""
 
     step_seconds: Annotated[float, Range(0, 1_000_000)]
     peak_memory_bytes: GPUMemoryBytes
     samples_per_second: Annotated[float, Range(0, 10**12)] | None = None
+    # None in training.
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +177,8 @@ class Report:
     phase: WorkerPhase
     rank: Annotated[int, Range(0, INT32_MAX)] = 0
     sequence: Count = 0
+    # `Inference` if steps are calls of the model. None otherwise.
+    task: Task | None = None
     step: Count = 0
     steps_total: Count | None = None
     loss: Loss | None = None

@@ -36,6 +36,14 @@ class OptimizeMode(Enum):
     OFF = "Off"
 
 
+class Task(Enum):
+    """What the script does. A step is a step of its optimizer, or a call of its model."""
+
+    AUTO = "Auto"
+    TRAINING = "Training"
+    INFERENCE = "Inference"
+
+
 class Precision(Enum):
     AUTO = "Auto"
     FLOAT32 = "float32"
@@ -128,6 +136,7 @@ class Settings:
     """
 
     mode: OptimizeMode = OptimizeMode.AUTO
+    task: Task = Task.AUTO
     precision: Precision = Precision.AUTO
     batch_total: int | None = None
     batch_per_step: int | None = None
@@ -144,9 +153,11 @@ class Settings:
 
     def to_text(self) -> str:
         written = encode(self)
+        # Without these defaults, the text equals that of an earlier release's operator.
         if self.resume is ResumeMode.EXACT:
-            # Without the default, the text equals that of an earlier release's operator.
             del written["resume"]
+        if self.task is Task.AUTO:
+            del written["task"]
         return json.dumps(written, sort_keys=True, separators=(",", ":"))
 
     @classmethod

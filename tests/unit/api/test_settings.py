@@ -3,7 +3,15 @@
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import OptimizeMode, Precision, ResumeMode, Settings, Toggle, TunedSettings
+from gpujob_api.settings import (
+    OptimizeMode,
+    Precision,
+    ResumeMode,
+    Settings,
+    Task,
+    Toggle,
+    TunedSettings,
+)
 
 
 def test_nothing_set_is_all_automatic() -> None:
@@ -28,6 +36,7 @@ def test_settings_survive() -> None:
     [
         ("not json", r"^GPUJOB_SETTINGS: is not JSON"),
         ("[]", r"^GPUJOB_SETTINGS: must be an object, not a list"),
+        ('{"task": "Serving"}', r"\.task: must be one of Auto, Training, Inference"),
         ('{"mode": "Fast"}', r"^GPUJOB_SETTINGS\.mode: must be one of Auto, Recommend, Off"),
         ('{"batchTotal": "many"}', r"^GPUJOB_SETTINGS\.batchTotal: must be int, not a string"),
         ('{"tuned": {"precision": "Auto"}}', r"^GPUJOB_SETTINGS\.tuned\.precision: .*concrete"),
@@ -43,6 +52,13 @@ def test_only_a_resume_that_is_not_exact_is_written() -> None:
     assert '"resume"' not in Settings().to_text()
     settings = Settings(resume=ResumeMode.BEST_EFFORT)
     assert '"resume":"BestEffort"' in settings.to_text()
+    assert Settings.from_text(settings.to_text()) == settings
+
+
+def test_only_a_stated_task_is_written() -> None:
+    assert '"task"' not in Settings().to_text()
+    settings = Settings(task=Task.INFERENCE)
+    assert '"task":"Inference"' in settings.to_text()
     assert Settings.from_text(settings.to_text()) == settings
 
 

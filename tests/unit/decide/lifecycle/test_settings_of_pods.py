@@ -8,7 +8,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.optimize import BatchSize, Optimize, PerStep
 from gpujob_api.quantities import GIB
-from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
+from gpujob_api.settings import OptimizeMode, Precision, Task, Toggle, TunedSettings
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
@@ -51,6 +51,12 @@ ALLOWED = [
     (SPLIT, Optimize(batch_size=BatchSize(per_step=PerStep(8)))),
     (TunedSettings(), Optimize(mode=OptimizeMode.RECOMMEND)),
 ]
+
+
+@pytest.mark.parametrize("task", Task)
+def test_the_worker_gets_the_stated_task(task: Task) -> None:
+    job = running(make_job("job", optimize=Optimize(task=task)), held=reserve(2 * GIB))
+    assert settings_for(job, None).task is task
 
 
 def job_with(tuned: TunedSettings | None, optimize: Optimize) -> GPUJob:

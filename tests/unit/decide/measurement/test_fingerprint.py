@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.optimize import BatchSize, Optimize, PerStep
-from gpujob_api.settings import OptimizeMode, Precision, Toggle
+from gpujob_api.settings import OptimizeMode, Precision, Task, Toggle
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 from tests.harness.builders import make_job
 from tests.harness.repository import ROOT
@@ -41,6 +41,7 @@ ASKED = (
     Optimize(activation_checkpointing=Toggle.OFF),
     Optimize(compile=Toggle.OFF),
     Optimize(data_loading=Toggle.OFF),
+    Optimize(task=Task.INFERENCE),
 )
 SAME: list[tuple[GPUJobSpec, GPUJobSpec]] = [
     (spec(*TRAIN, "--lr", "0.1"), spec(*TRAIN, "--lr", "0.003")),

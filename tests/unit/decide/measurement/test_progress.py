@@ -17,6 +17,7 @@ from gpujob_api.report import (
     Timing,
     WorkerPhase,
 )
+from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.progress import (
     is_hung,
     joined_usage,
@@ -42,6 +43,22 @@ from tests.harness.builders import (
 
 CONFIGURATION = Configuration()
 JOB = running(make_job(), held=reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0))
+
+
+def test_the_task_is_that_of_the_newest_report_with_a_step() -> None:
+    status = JOB.status
+    for step, task, known in [
+        (0, None, None),
+        (3, Task.INFERENCE, Task.INFERENCE),
+        # The worker of the next attempt has not met the model yet.
+        (0, None, Task.INFERENCE),
+        # The script trains after all.
+        (9, None, None),
+    ]:
+        report = make_report(step=step, task=task)
+        status = with_measurement(status, report, used(GIB))
+        assert status.measurement is not None
+        assert status.measurement.task is known
 
 
 def test_the_most_contexts_that_were_seen_stay_known() -> None:

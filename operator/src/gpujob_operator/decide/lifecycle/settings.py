@@ -25,6 +25,7 @@ def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
         tuned = permitted(entry.tuned, optimize) if entry is not None else None
     return Settings(
         mode=optimize.mode,
+        task=optimize.task,
         precision=optimize.precision,
         batch_total=optimize.batch_size.total,
         batch_per_step=per_step.samples if per_step is not None else None,

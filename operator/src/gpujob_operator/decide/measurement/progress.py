@@ -137,6 +137,7 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
     before = status.measurement
     measurement = replace(
         before,
+        task=report.task if report.step else before.task,
         step=report.step or before.step,
         steps_total=report.steps_total or before.steps_total,
         loss=before.loss if report.loss is None else report.loss,
