@@ -20,6 +20,28 @@ def test_the_first_and_the_latest_steps_stand_side_by_side() -> None:
     ]
 
 
+def test_an_inference_run_shows_calls_and_their_latency() -> None:
+    status = succeeded_status()
+    measured = status["measurement"]
+    measured |= {"task": "Inference", "step": 1200}
+    for name in ("loss", "stepsTotal"):
+        del measured[name]
+    for timing, p99 in (("baseline", 40.5), ("current", 21.26)):
+        found = {"p50Milliseconds": 9, "p95Milliseconds": 12.5, "p99Milliseconds": p99}
+        measured[timing]["latency"] = {**found, "calls": 1000}
+    rows = dict(report.rows(job(status=status), NOW))
+    assert rows["Progress"] == "1200 calls"
+    compared = {
+        name: (first, latest) for name, first, latest, _ in report.comparison(job(status=status))
+    }
+    assert compared["call time"] == ("412 ms", "187 ms")
+    assert compared["latency p50"] == ("9 ms", "9 ms")
+    assert compared["latency p95"] == ("12.5 ms", "12.5 ms")
+    assert compared["latency p99"] == ("40.5 ms", "21.3 ms")
+    del measured["baseline"]["latency"]
+    assert not any("latency" in row[0] for row in report.comparison(job(status=status)))
+
+
 def test_a_speed_up_is_what_was_measured_in_turns() -> None:
     rows = dict(report.rows(job(status=succeeded_status()), NOW))
     assert rows["Speed-up"] == (

@@ -164,14 +164,15 @@ def planned_position(job: GPUJob) -> int | None:
 
 
 def progress(job: GPUJob) -> str:
-    """Returns the steps so far, of how many, and the share of them."""
+    """Returns the steps or calls so far, of how many, and the share of them."""
     measured = job.status.measurement
     if measured is None or not (measured.step or measured.steps_total):
         return "-"
     total = measured.steps_total
     if not total:
-        return f"step {measured.step}"
-    return f"{measured.step}/{total} {min(measured.step / total, 1):.0%}"
+        return measured.progress
+    calls = " calls" if measured.counts_calls else ""
+    return f"{measured.step}/{total}{calls} {min(measured.step / total, 1):.0%}"
 
 
 def remaining_seconds(job: GPUJob) -> float | None:

@@ -12,7 +12,7 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_count, format_memory
-from gpujob_api.report import Speedup
+from gpujob_api.report import Latency, Speedup
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
 from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
@@ -78,7 +78,7 @@ def comparison(job: GPUJob) -> list[Comparison]:
     before, after = measured.baseline, measured.current
     found = [
         (
-            "step time",
+            "call time" if measured.counts_calls else "step time",
             text.duration(before.step_seconds),
             text.duration(after.step_seconds),
             "",
@@ -93,7 +93,18 @@ def comparison(job: GPUJob) -> list[Comparison]:
     if before.samples_per_second and after.samples_per_second:
         rates = (before.samples_per_second, after.samples_per_second)
         found.append(("samples/s", f"{rates[0]:.4g}", f"{rates[1]:.4g}", ""))
-    return found
+    return found + _latencies(before.latency, after.latency)
+
+
+def _latencies(before: Latency | None, after: Latency | None) -> list[Comparison]:
+    if before is None or after is None:
+        return []
+    pairs = {
+        "latency p50": (before.p50_milliseconds, after.p50_milliseconds),
+        "latency p95": (before.p95_milliseconds, after.p95_milliseconds),
+        "latency p99": (before.p99_milliseconds, after.p99_milliseconds),
+    }
+    return [(name, f"{old:.3g} ms", f"{new:.3g} ms", "") for name, (old, new) in pairs.items()]
 
 
 def rows(job: GPUJob, now: datetime) -> list[Row]:
@@ -174,7 +185,7 @@ def _phase(job: GPUJob, now: datetime) -> str:
 def _measurement(measured: Measurement) -> list[Row]:
     of = f" of {measured.steps_total}" if measured.steps_total is not None else ""
     loss = f", loss {measured.loss:.6g}" if measured.loss is not None else ""
-    progress = f"step {measured.step}{of}{loss}"
+    progress = f"{measured.progress}{of}{loss}"
     gpu = (
         f"{format_memory(measured.memory_bytes)} of GPU memory, "
         f"utilization {measured.utilization_percent:.0f} %, "

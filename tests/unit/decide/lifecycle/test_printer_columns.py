@@ -9,7 +9,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Speedup, Timing, WorkerPhase
-from gpujob_api.settings import OptimizeMode
+from gpujob_api.settings import OptimizeMode, Task
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
@@ -60,6 +60,25 @@ def test_the_progress_column(step: int, total: int | None, text: str) -> None:
     seen = replace(measured(GIB, step=step), steps_total=total)
     found = with_status(made, measurement=seen)
     assert summarize(found, found.status, found.status, ()).progress == text
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "text"),
+    [
+        (0, None, ""),
+        (1, None, "1 call"),
+        (1200, None, "1200 calls"),
+        (1200, 5000, "1200/5000 calls 24%"),
+    ],
+)
+def test_an_inference_run_shows_its_calls(step: int, total: int | None, text: str) -> None:
+    seen = replace(measured(GIB, step=step), steps_total=total, task=Task.INFERENCE)
+    found = with_status(running(make_job()), measurement=seen)
+    assert summarize(found, found.status, found.status, ()).progress == text
+    assert summarize(found, found.status, found.status, ()).speed == "100 ms/call"
+    untimed = with_status(found, measurement=replace(seen, current=None))
+    speed = f"{step} call{'s' * (step != 1)}" if step else ""
+    assert summarize(untimed, untimed.status, untimed.status, ()).speed == speed
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def _is_true(stated: HasConditions, kind: str) -> bool:
 
 
 def _progress(status: GPUJobStatus, stated: HasConditions, *, with_total: bool) -> str:
-    """Returns the progress of the newest attempt, as reported by rank 0: 12300/100000 12%.
+    """Returns the progress of the newest attempt, as reported by rank 0: 12300/100000 12%, or
+    1200 calls.
 
     The total is left out if the column needs the room for why the job does not run.
     """
@@ -94,8 +95,9 @@ def _progress(status: GPUJobStatus, stated: HasConditions, *, with_total: bool) 
     lost = " unprotected" if conditions.find(stated, conditions.UNPROTECTED) is not None else ""
     total = measured.steps_total
     if not total or not with_total:
-        return f"step {measured.step}{lost}"
-    return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%{lost}"
+        return f"{measured.progress}{lost}"
+    calls = " calls" if measured.counts_calls else ""
+    return f"{measured.step}/{total}{calls} {min(100, 100 * measured.step // total)}%{lost}"
 
 
 def _standstill(status: GPUJobStatus, received: ReceivedReport | None) -> str:
@@ -123,8 +125,9 @@ def _speed(job: GPUJob, status: GPUJobStatus) -> str:
     """
     measured = status.measurement
     if measured is None or measured.current is None:
-        return f"step {measured.step}" if measured is not None and measured.step else ""
-    text = f"{format_seconds(measured.current.step_seconds)}/step"
+        return measured.progress if measured is not None and measured.step else ""
+    of = "call" if measured.counts_calls else "step"
+    text = f"{format_seconds(measured.current.step_seconds)}/{of}"
     gain = measured.speedup
     if gain is not None and job.spec.optimize.mode is OptimizeMode.AUTO:
         text += f", {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"

@@ -55,7 +55,10 @@ def at_the_end(
     elif words := _why_skipped(report):
         writer.set(conditions.UNTUNED, True, SKIPPED, f"not tuned: {words}")
     elif not report.step:
-        text = "not tuned: it ended without a step of an optimizer of torch that the worker saw"
+        text = (
+            "not tuned: it ended without a step of an optimizer of torch that the worker saw, and "
+            "without three calls of a model"
+        )
         writer.set(conditions.UNTUNED, True, NO_STEPS, text)
 
 

@@ -117,7 +117,8 @@ CONDITIONS: Mapping[str, Meanings] = {
     conditions.UNTUNED: {
         "NoReports": "no worker reports: the job is measured from outside",
         "Skipped": "the worker does nothing in this image, such as one with too old a torch",
-        "NoSteps": "the job ended without a step of an optimizer of torch",
+        "NoSteps": "the job ended without a step of an optimizer of torch, and without three calls "
+        "of a model",
     },
     conditions.UNPROTECTED: {
         Unprotected.NO_DURABLE_PLACE.value: "no persistent volume keeps the job's checkpoints: "
