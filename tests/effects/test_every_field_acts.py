@@ -35,6 +35,7 @@ JOB: Mapping[str, Effect] = {
     "sharing.mode": Effect(plans.placed, None, "Exclusive"),
     "sharing.maxSlowdownPercent": Effect(plans.beside_a_busy_one, 0, 100),
     "optimize.mode": Effect(workers.optimizes, None, "Off"),
+    "optimize.task": Effect(workers.watches_calls, None, "Training"),
     "optimize.precision": Effect(workers.precision, "tf32", "float32"),
     "optimize.batchSize.total": Effect(workers.split_step, 8, 16),
     "optimize.batchSize.perStep": Effect(workers.split_step, None, 2),

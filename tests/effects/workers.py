@@ -13,10 +13,15 @@ from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
+from gpujob_worker.control.inference import CALLS_TO_RECOGNISE, Inference
+from gpujob_worker.control.own_work import OwnWork
+from gpujob_worker.control.trained_model import TrainedModel
+from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.launch.resume_flags import adapt_resume
 from gpujob_worker.resume.gradient_accumulation import SplitStep
 from gpujob_worker.resume.training_job import Job
 from gpujob_worker.run.environment import Environment, read_environment
+from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
@@ -47,6 +52,28 @@ def _session(job: GPUJob, folder: str | None = None) -> Session:
 
 def optimizes(job: GPUJob) -> object:
     return _session(job).optimizes
+
+
+def watches_calls(job: GPUJob) -> object:
+    """Whether calls of a model without an optimizer are steps."""
+    session = _session(job)
+    model = TrainedModel(session, ScriptFacts())
+    watch = Inference(
+        session,
+        model,
+        SafetyNet(session.log),
+        OwnWork(),
+        call_failed=print,
+        stepped=lambda: None,
+        trained=lambda: None,
+        adopt=print,
+    )
+    watch.start()
+    net = torch.nn.Linear(4, 1).eval()
+    for _ in range(CALLS_TO_RECOGNISE):
+        net(torch.ones(1, 4))
+    watch.stop()
+    return watch.recognised
 
 
 def _tuner(session: Session) -> Tuner:

@@ -79,7 +79,7 @@ net = torch.nn.Linear(4, 1)
 data = TensorDataset(torch.ones(16, 4))
 for _ in range(2):
     # From Python 3.14 on another method is chosen, and a script without a main guard fails.
-    for (x,) in DataLoader(data, 4, num_workers=1, multiprocessing_context="fork"):
+    for (x,) in DataLoader(data, 16, num_workers=1, multiprocessing_context="fork"):
         with torch.no_grad(): net(x)
 print("evaluated")
 """

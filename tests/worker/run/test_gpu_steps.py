@@ -156,6 +156,25 @@ def test_our_own_work_is_no_part_of_a_wait() -> None:
         assert meter.window.wait_seconds == pytest.approx(3 * 0.05, rel=0.01)
 
 
+def test_the_latency_of_a_call_is_the_devices() -> None:
+    """The host only launches the call, and is far ahead."""
+    with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))) as gpu:
+        meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")
+        meter.use_events(CudaEvents(torch.cuda, DEVICE_0))
+        for _ in range(4):
+            gpu.clock.host_works(0.01)
+            meter.call_starts()
+            _ = x @ x
+            meter.call_ends(2)
+            meter.step_done()
+        assert not meter.window.call_seconds, "nothing waits for the device"
+        meter.settle()
+        assert list(meter.window.call_seconds) == pytest.approx([0.1] * 4, rel=0.01)
+        timing = meter.window.timing(None)
+        assert timing is not None
+        assert timing.samples_per_second == pytest.approx(20.0, rel=0.01)
+
+
 def test_a_step_that_is_captured_is_not_measured() -> None:
     with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))):
         meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")

@@ -121,6 +121,94 @@ def test_a_step_is_set_against_the_gpus_peak() -> None:
     assert found == Efficiency(1e12, 2e12, 67e12, None, 0.5)
 
 
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def call(meter: Meter, clock: Clock, seconds: float, samples: int | None, loads: float) -> None:
+    clock.now += loads
+    meter.call_starts()
+    clock.now += seconds
+    meter.call_ends(samples)
+    meter.step_done()
+
+
+def test_the_latency_of_a_call_leaves_out_what_comes_between_two() -> None:
+    clock = Clock()
+    meter = Meter(Memory(), clock)
+    for number in range(101):
+        call(meter, clock, 0.001 * number, 8, loads=0.05)
+    timing = meter.window.timing(None)
+    assert timing is not None
+    latency = timing.latency
+    assert latency is not None
+    assert latency.calls == 101
+    found = (latency.p50_milliseconds, latency.p95_milliseconds, latency.p99_milliseconds)
+    assert found == pytest.approx((50.0, 95.0, 99.0))
+    # From the end of one call to the end of the next one: 100 steps of 100.5 ms on average.
+    assert timing.step_seconds == pytest.approx(0.1005)
+    assert timing.samples_per_second == pytest.approx(8 / 0.1005)
+
+
+def test_batches_of_different_sizes_count_with_their_samples() -> None:
+    clock = Clock()
+    meter = Meter(Memory(), clock)
+    for samples in (10, 10, 10, 2):
+        call(meter, clock, 0.1, samples, loads=0.0)
+    timing = meter.window.timing(None)
+    assert timing is not None
+    assert timing.samples_per_second == pytest.approx(8 / 0.1)
+
+
+def test_a_call_without_a_batch_has_a_latency_and_no_rate() -> None:
+    clock = Clock()
+    meter = Meter(Memory(), clock)
+    for _ in range(3):
+        call(meter, clock, 0.1, None, loads=0.0)
+    timing = meter.window.timing(None)
+    assert timing is not None
+    assert timing.latency is not None
+    assert timing.latency.p99_milliseconds == pytest.approx(100.0)
+    assert timing.samples_per_second is None
+
+
+def test_a_window_has_the_calls_of_its_own_settings() -> None:
+    clock = Clock()
+    meter = Meter(Memory(), clock)
+    for _ in range(3):
+        call(meter, clock, 0.1, 8, loads=0.0)
+    meter.new_window()
+    for _ in range(3):
+        call(meter, clock, 0.02, 8, loads=0.0)
+    timing = meter.window.timing(None)
+    assert timing is not None
+    assert timing.latency is not None
+    assert timing.latency.p99_milliseconds == pytest.approx(20.0)
+    assert timing.samples_per_second == pytest.approx(8 / 0.02)
+
+
+def test_a_restarted_meter_counts_from_0() -> None:
+    clock = Clock()
+    meter = Meter(Memory(), clock)
+    for _ in range(3):
+        call(meter, clock, 0.1, 8, loads=0.0)
+    meter.restart()
+    assert (meter.steps, meter.timed.steps) == (0, 0)
+    for _ in range(2):
+        clock.now += 0.5
+        meter.step_done()
+    timing = meter.window.timing(4)
+    assert timing is not None
+    assert timing.latency is None
+    assert timing.samples_per_second == pytest.approx(8.0)
+
+
 def test_peaks_of_the_two_parts_are_told_apart_for_the_first_steps() -> None:
     memory = Memory()
     meter = Meter(memory)

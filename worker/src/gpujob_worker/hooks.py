@@ -1,5 +1,6 @@
 """Puts the hooks into torch: what the script does is passed on to the parts that decide.
 
+- a module is called without gradients, and there is no optimizer: `inference` counts its calls;
 - an optimizer is made, a module is called: `module_watch` finds the model in training;
 - a backward pass starts: `loss_check` compares its loss;
 - an optimizer steps: `phases` walks the model through warm-up, baseline, tuning and training;
@@ -18,6 +19,7 @@ from torch.optim.optimizer import (
 
 from gpujob_api.settings import Toggle
 from gpujob_worker.control.device import hold_to_card
+from gpujob_worker.control.inference import Inference
 from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.module_watch import ModuleWatch
 from gpujob_worker.control.own_work import OwnWork
@@ -72,7 +74,7 @@ class Hooks:
             memory_limited=session.environment.memory_limit_bytes is not None,
         )
         self._model = model = TrainedModel(session, self._facts)
-        self._clock = StepClock()
+        self._clock = StepClock[torch.optim.Optimizer]()
         self._startup = Startup(session, model)
         self._loaders = LoaderPolicy(session)
         self._rollback_guard = RollbackGuard(session, model)
@@ -99,6 +101,16 @@ class Hooks:
             module_watch=self._module_watch,
             subsequent_models=self._subsequent_models,
         )
+        self._inference = Inference(
+            session,
+            model,
+            net,
+            self._own_work,
+            call_failed=self._rollback_guard.call_failed,
+            stepped=self._after_call,
+            trained=self._begin_training,
+            adopt=self._startup.adopt,
+        )
 
     def install(self) -> None:
         session, guard = self._session, self._net.guard
@@ -108,19 +120,21 @@ class Hooks:
         self._net.when_cut(self._take_off)
         in_forked_children(self.in_child)
         session.begin_in_child = guard(self._train_in_child)
-        register_optimizer_step_pre_hook(guard(self._before_step))
-        register_optimizer_step_post_hook(guard(self._after_step))
+        if not self._inference.stated:
+            self._watch_training()
         loaders = self._loaders
         watch_loaders(
-            guard(loaders.before_pass),
+            guard(self._before_pass),
             guard(loaders.begun),
             guard(loaders.before_batch),
             guard(loaders.received, _unchanged),
             guard(loaders.waited),
         )
-        watch_backward(guard(self._on_loss))
         watch_process_group(guard(lambda: meet_others(session, self._facts)))
         watch_wrappers(guard(self._startup.wrapped))
+        if session.listens_to_stops:
+            hide_from_script_compiler()
+            self._inference.start()
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
             # A process that only imports torch does not log it. One that trains logs it at its end.
@@ -129,15 +143,28 @@ class Hooks:
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Called before torch's compiler is imported, which then fixes its own folder.
             keep_compiled_in(session.environment.checkpoint_directory)
-        hide_from_script_compiler()
-        compiling = ScriptCompiling(self._model, self._module_watch, self._own_work)
+        compiling = ScriptCompiling(
+            self._model, self._module_watch, self._inference, self._own_work
+        )
         watch_compile(guard(compiling.module), guard(compiling.starts), guard(compiling.ends))
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
-        # Calls before an optimizer exists train nothing. Models call their parts when they are
-        # made, to determine a size.
-        watch_optimizers(guard(self._on_optimizer))
+
+    def _watch_training(self) -> None:
+        guard = self._net.guard
+        register_optimizer_step_pre_hook(guard(self._before_step))
+        register_optimizer_step_post_hook(guard(self._after_step))
+        watch_backward(guard(self._on_loss))
+        if self._session.listens_to_stops:
+            # Calls before an optimizer exists train nothing. Models call their parts when they are
+            # made, to determine a size.
+            watch_optimizers(guard(self._on_optimizer))
+
+    def _before_pass(self, loader: Any) -> None:
+        self._loaders.before_pass(loader)
+        if not self._own_work.under_way:
+            self._inference.pass_begins()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called when the script makes an optimizer. The modules that it calls next may be its
@@ -147,6 +174,9 @@ class Hooks:
             self._train_in_child(optimizer)
         if self._own_work.under_way:
             return
+        self._inference.trains()
+        if not self._session.optimizes:
+            return
         self._subsequent_models.made(optimizer)
         if not self._session.meter.steps or self._subsequent_models.watches:
             self._module_watch.start()
@@ -155,6 +185,7 @@ class Hooks:
         if self._in_child:
             self._train_in_child()
         if not self._own_work.under_way:
+            self._inference.trains()
             self._model.saw_backward()
             self._session.state.saw_pass(unscaled)
             self._loss_check.saw_loss(loss)
@@ -162,6 +193,7 @@ class Hooks:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._own_work.under_way:
             return
+        self._inference.trains()
         self._session.start()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
@@ -213,6 +245,24 @@ class Hooks:
         self._profile()
         self._session.safe_point()
 
+    def _begin_training(self) -> None:
+        """Called when a script turns out to train whose calls were steps until now."""
+        self._model.renew()
+        self._startup.again()
+        self._rollback_guard.again()
+        self._loss_check.again()
+
+    def _after_call(self) -> None:
+        """Called after each call of a model that only answers."""
+        with (
+            self._own_work.doing(),
+            self._session.meter.paused(),
+            torch.inference_mode(mode=False),
+        ):
+            self._phases.after_step(None)
+        self._profile()
+        self._session.safe_point()
+
     def _profile(self) -> None:
         """Called last, so that none of our own work is in the profile."""
         profiler = self._session.profiler
@@ -225,6 +275,7 @@ class Hooks:
         separately.
         """
         self._own_work.under_way = self._in_child = True
+        self._inference.stop()
         self._module_watch.discovery.finish()
         self._loaders.stop()
 
@@ -247,6 +298,7 @@ class Hooks:
         settings, so this one does too.
         """
         self._module_watch.discovery.finish()
+        self._inference.forget()
         self._loaders.stop()
         for root in self._model.all_roots:
             root.ask_before_next_call(False)
@@ -261,6 +313,7 @@ class Hooks:
         Objects kept here would outlive process groups, whose threads then end the process by abort.
         """
         self._module_watch.forget()
+        self._inference.forget()
         self._model.release()
 
     def _say_if_short(self) -> None:
@@ -270,8 +323,13 @@ class Hooks:
         steps = self._model.steps
         if not steps and log.lines:
             return  # another framework trains, or the log has the reason
+        what = "calls" if self._inference.recognised else "steps"
         whose = "the last model" if self._model.steps_before else "the run"
-        seen = f"{whose} ended after {steps} of the {MEASURED_STEPS} steps that are measured first"
+        seen = f"{whose} ended after {steps} of the {MEASURED_STEPS} {what} that are measured first"
         if steps >= MEASURED_STEPS:  # other settings are known, or the hooks are off
-            seen = f"{steps} steps were made, and nothing that could be tuned was called in them"
-        log.skipped("tuning", seen if steps else "no optimizer of torch made a step")
+            seen = f"{steps} {what} were made, and nothing that could be tuned was called in them"
+        if not steps and self._inference.calls:
+            seen = "no optimizer of torch made a step, and too few calls of a model were made"
+        elif not steps:
+            seen = "no optimizer of torch made a step"
+        log.skipped("tuning", seen)

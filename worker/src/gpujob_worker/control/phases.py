@@ -1,5 +1,7 @@
 """Walks the model in training through its phases, one optimizer step after the other.
 
+A model that only answers takes the same way, one call after the other.
+
 - warm-up: libraries set themselves up, and all modules are called once;
 - baseline: steps are measured as the script wrote them, and calls of the last one are recorded;
 - tuning: between two steps, settings are tried on the recorded calls and applied;
@@ -52,7 +54,7 @@ class Phases:
         self,
         session: Session,
         model: TrainedModel,
-        clock: StepClock,
+        clock: StepClock[torch.optim.Optimizer],
         *,
         startup: Startup,
         schedule: TuningSchedule,
@@ -73,7 +75,8 @@ class Phases:
         # The next step shows which models are still called.
         self._waits_for_calls = False
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Acts after a step of the optimizer, or after a call of a model that only answers."""
         steps = self._model.steps
         if steps == 1:
             self._after_first_step(optimizer)
@@ -91,12 +94,14 @@ class Phases:
         else:
             self._train(steps - MEASURED_STEPS)
 
-    def _after_first_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_first_step(self, optimizer: torch.optim.Optimizer | None) -> None:
         session, model = self._session, self._model
-        use_device(session, device_of(optimizer))
+        device = model.first.root.device if optimizer is None else device_of(optimizer)
+        use_device(session, device)
         measures = session.optimizes and not model.whose
         session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
-        self._count_samples()
+        if optimizer is not None:
+            self._count_samples()
         self._startup.stepped()
         if model.first.fit is not None and model.modules:
             model.first.root.ask_before_next_call()
@@ -137,7 +142,7 @@ class Phases:
         if not known and steps == MEASURED_STEPS - 1 and self._model.modules:
             self._model.record()
 
-    def _tune(self, optimizer: torch.optim.Optimizer) -> None:
+    def _tune(self, optimizer: torch.optim.Optimizer | None) -> None:
         if not self._watch_first_steps():
             self._schedule.run(optimizer)
 

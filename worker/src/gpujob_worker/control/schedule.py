@@ -57,10 +57,13 @@ class TuningSchedule:
         # All processes that decide together record this step's calls.
         self._all_record = False
 
-    def run(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tunes the run. Raises `MemoryLimitError` if the memory limit cannot be kept."""
+    def run(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Tunes the run, without an optimizer one that only answers. Raises `MemoryLimitError` if
+        the memory limit cannot be kept.
+        """
         session, model = self._session, self._model
-        model.optimizers.lead(optimizer)
+        if optimizer is not None:
+            model.optimizers.lead(optimizer)
         session.state.enter(WorkerPhase.TUNING)
         session.reporter.wake()
         hold_to_limit(session)
@@ -177,7 +180,7 @@ class TuningSchedule:
         """The other modules that may be run for a measurement."""
         return [module for module in self._model.further if module.refusal is None]
 
-    def _try_items(self, optimizer: torch.optim.Optimizer) -> None:
+    def _try_items(self, optimizer: torch.optim.Optimizer | None) -> None:
         model = self._model
         tuning = TuningRun(self._session, model, optimizer)
         for root in model.roots:

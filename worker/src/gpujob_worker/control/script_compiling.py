@@ -2,6 +2,7 @@
 functions.
 """
 
+from gpujob_worker.control.inference import Inference
 from gpujob_worker.control.module_watch import ModuleWatch
 from gpujob_worker.control.own_work import OwnWork
 from gpujob_worker.control.trained_model import TrainedModel
@@ -10,8 +11,15 @@ from gpujob_worker.control.trained_model import TrainedModel
 class ScriptCompiling:
     """Called when the script compiles something, and around each compilation."""
 
-    def __init__(self, model: TrainedModel, module_watch: ModuleWatch, own_work: OwnWork) -> None:
+    def __init__(
+        self,
+        model: TrainedModel,
+        module_watch: ModuleWatch,
+        inference: Inference,
+        own_work: OwnWork,
+    ) -> None:
         self._model = model
+        self._inference = inference
         self._module_watch = module_watch
         self._own_work = own_work
 
@@ -33,6 +41,7 @@ class ScriptCompiling:
         if self._own_work.under_way or facts.compiles or compiles_ours:
             return
         facts.compiles_functions = True
+        self._inference.compiles()
         if any(root.inside for root in roots):
             self.module()
         elif self._module_watch.discovery.active:

@@ -92,6 +92,19 @@ class Startup:
                 elif model.first.fit is not None:
                     self._fit_again(root, root.recorded)
 
+    def adopt(self, root: Root, recorded: RecordedCall) -> None:
+        """Applies the settings of an earlier run to a module that only answers, before one of its
+        calls.
+        """
+        known = self._session.state.known_tuned
+        assert known is not None
+        with measuring("tuning", self._model.log):
+            if root is not self._model.first.root:
+                self._start_further(root)
+                return
+            self._model.first.refuse(trace_refusal(root, recorded, whole=False))
+            self._apply_known(root, recorded, known)
+
     def before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the known settings of the optimizer."""
         known, tuner = self._model.known, self._model.first.tuner

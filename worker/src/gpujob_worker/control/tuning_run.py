@@ -31,8 +31,9 @@ class TuningRun:
     """
 
     def __init__(
-        self, session: Session, model: TrainedModel, optimizer: torch.optim.Optimizer
+        self, session: Session, model: TrainedModel, optimizer: torch.optim.Optimizer | None
     ) -> None:
+        """`optimizer` is None for a run that only answers."""
         assert model.first.tuner is not None
         self._session = session
         self._model = model
@@ -61,6 +62,8 @@ class TuningRun:
         """Logs why settings for memory are skipped. With `judged`, the check of the limit is
         already logged.
         """
+        if self._optimizer is None:
+            return
         keeps_limit = False
         for setting in SETTINGS:
             if not (setting.FOR_MEMORY and setting.SAID_WITHOUT_ROOT):
@@ -183,6 +186,8 @@ class TuningRun:
                 module.root.forget_call()
 
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
+        if self._optimizer is None:
+            return  # its settings make room for a backward pass
         fit = self._model.first.fit
         if fit is not None:
             fit.correct(root, recorded, self._session.state.baseline_peak_bytes)
@@ -218,6 +223,8 @@ class TuningRun:
         Processes that decide together choose the kernel for all optimizers that can have it, or for
         none. The processes then step alike.
         """
+        if self._optimizer is None:
+            return
         others = [one for one in self._model.facts.optimizers if one is not self._optimizer]
         optimizers = [self._optimizer, *others]
         if len(optimizers) > OPTIMIZERS_MAX:
@@ -288,7 +295,8 @@ class TuningRun:
                 return None
             if self._is_long:
                 return time.monotonic()
-            why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
+            what = "training has" if self._optimizer is not None else "calls have"
+            why = f"tried once {what} lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._log.skipped("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS
         self._tuner.compile(root, recorded)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.answering import answers
 from gpujob_worker.inject.frozen import is_frozen
 from gpujob_worker.inject.functional import is_traced, transforms
 from gpujob_worker.inject.wrapped_module import Root
@@ -108,3 +109,18 @@ class Discovery:
         if root is not None:
             self._seen.add(id(module))
             self._roots.append(root)
+
+
+class AnswerDiscovery(Discovery):
+    """Watches the calls of a script without an optimizer: without gradients, or in evaluation mode.
+
+    `on_root` may be called again for a module for which it returned None.
+    """
+
+    def _root(self, module: torch.nn.Module) -> Root | None:
+        if transforms() or not answers(module) or next(module.parameters(), None) is None:
+            return None
+        root = self._on_root(module)
+        if root is not None:
+            self._roots.append(root)
+        return root

@@ -32,7 +32,7 @@ class FrozenRoot(Root):
             if not self._acts:
                 return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
             inputs = CallInputs.of(args, kwargs)
-            if self.recording:
+            if self.recording or self.asks:
                 self._keep(inputs)
             return self._run_or_fall_back(inputs, self._plan_for(inputs))
         finally:
@@ -48,8 +48,12 @@ class FrozenRoot(Root):
         """Returns the plan of the call. Calls that pass on gradients or run under the script's
         autocast stay plain, because neither was tried.
         """
-        plain = _passes_gradients(inputs) or torch.is_autocast_enabled(self.device.type)
-        return _PLAIN if plain else self._plan
+        plain = torch.is_autocast_enabled(self.device.type)
+        return _PLAIN if plain else self.plan_without_gradients(inputs)
+
+    def plan_without_gradients(self, inputs: CallInputs) -> RootPlan:
+        """Returns the chosen plan, or the plain one for a call that passes on gradients."""
+        return _PLAIN if _passes_gradients(inputs) else self._plan
 
     def _keep(self, inputs: CallInputs) -> None:
         self.rows = inputs.rows

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.surroundings import Surroundings
+from gpujob_worker.inject.surroundings import GradMode, Surroundings
 
 
 @dataclass(slots=True)
@@ -23,12 +23,23 @@ class RecordedCall:
     whole_only: bool = False
     # The script's contexts around the call. None for a call that is not the script's.
     surroundings: Surroundings | None = None
+    # The mode of a call whose answer no backward pass uses. None for a call in training.
+    grad_mode: GradMode | None = None
     handles: list[Any] = field(default_factory=list[Any])
 
     def forget_hooks(self) -> None:
         """Removes the hooks. An output may be a parameter, which would keep its hooks."""
         while self.handles:
             self.handles.pop().remove()
+
+    @property
+    def answers(self) -> bool:
+        """Whether the script only wants the outputs, so that no gradient is computed."""
+        return self.grad_mode is not None
+
+    def gradients(self) -> AbstractContextManager[None]:
+        """Returns the gradient mode of another run of the call."""
+        return torch.enable_grad() if self.grad_mode is None else self.grad_mode.entered()
 
     def around(self) -> AbstractContextManager[None]:
         """Returns the script's contexts, to be entered around another run of the call."""
@@ -42,7 +53,7 @@ class RecordedCall:
 
     def of(self, inputs: CallInputs) -> "RecordedCall":
         """Returns a call of the same kind with other inputs, whose gradients are not known."""
-        return RecordedCall(inputs, surroundings=self.surroundings)
+        return RecordedCall(inputs, surroundings=self.surroundings, grad_mode=self.grad_mode)
 
     def used(self, outputs: list[torch.Tensor]) -> list[bool]:
         """Returns which outputs the loss uses with gradients; all if nothing was recorded about

@@ -15,6 +15,23 @@ from gpujob_worker.inject.attention_order import enabled_kernels, order_is_chose
 
 
 @dataclass(frozen=True, slots=True)
+class GradMode:
+    """Whether autograd records operations, and whether they run in inference mode."""
+
+    records: bool
+    inference: bool
+
+    @classmethod
+    def now(cls) -> "GradMode":
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        with torch.inference_mode(self.inference), torch.set_grad_enabled(self.records):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """The autocast of a device type, and the kernels that attention may use, in their order."""
 

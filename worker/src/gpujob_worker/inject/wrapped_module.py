@@ -166,7 +166,9 @@ class Root:
     @property
     def module(self) -> torch.nn.Module:
         """The module, or an empty one once it is released and the script has dropped it."""
-        return self._module() or _GONE
+        module = self._module()
+        # A module's truth may be its length, which a compiled module cannot have.
+        return _GONE if module is None else module
 
     @property
     def number(self) -> int | None:

@@ -35,6 +35,7 @@ _STUDENT_T = (
     2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028, 2.026, 2.024, 2.023,
 )
 # fmt: on
+_IMAGE_DIMENSIONS = 4
 # The quantile for a known deviation.
 _NORMAL = 1.96
 
@@ -186,6 +187,11 @@ class Closeness:
 
     relative_error: float
     cosine: float
+    # Of answers: in how many places out of a hundred the largest entry is the same. None without
+    # places.
+    agreement_percent: float | None = None
+    # The numbers are answers of a model.
+    answers: bool = False
 
     def within(self, relative_error: float, cosine: float) -> bool:
         return self.relative_error <= relative_error and self.cosine >= cosine
@@ -239,6 +245,46 @@ def closeness(
         same = norm == other_norm
         return Closeness(0.0 if same else math.inf, 1.0 if same else -1.0)
     return Closeness(math.sqrt(difference / norm), product / math.sqrt(norm * other_norm))
+
+
+def answer_closeness(reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Closeness:
+    """Compares the outputs of two calls: shapes and types, the numbers, and the largest entries.
+
+    Types must be equal. Whole numbers, such as classes that the model chose, agree or not.
+    """
+    different = Closeness(math.inf, -1.0, 0.0, answers=True)
+    alike = len(reference) == len(other) and all(
+        a.shape == b.shape and a.dtype is b.dtype for a, b in zip(reference, other, strict=False)
+    )
+    if not alike:
+        return different
+    pairs = list(zip(reference, other, strict=True))
+    real = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
+    found = closeness([a for a, _ in real], [b for _, b in real])
+    places = same = 0
+    for a, b in pairs:
+        chosen, others = _choices(a), _choices(b)
+        if chosen is not None and others is not None:
+            places += chosen.numel()
+            same += int((chosen == others).sum())
+    percent = 100.0 * same / places if places else None
+    return Closeness(found.relative_error, found.cosine, percent, answers=True)
+
+
+def _choices(answer: torch.Tensor) -> torch.Tensor | None:
+    """Returns the class of each place, or None if the tensor has no dimension of classes.
+
+    Classes are in the last dimension, or in the second one of images. Whole numbers are classes
+    themselves.
+    """
+    if answer.is_complex() or answer.layout is not torch.strided or not answer.numel():
+        return None
+    if not answer.is_floating_point():
+        return answer
+    classes = 1 if answer.dim() >= _IMAGE_DIMENSIONS else answer.dim() - 1
+    if answer.dim() < 2 or answer.shape[classes] < 2:
+        return None
+    return answer.argmax(dim=classes)
 
 
 def update_error(

@@ -8,17 +8,19 @@ device's and are known some steps later. Nothing waits for them except the end o
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpujob_api.report import Efficiency, MemoryPeaks, Timing
+from gpujob_api.report import Efficiency, Latency, MemoryPeaks, Timing
 from gpujob_api.settings import Precision
 from gpujob_worker.device.gpu import GPUMeter, peak_flop_per_second
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.device.step_events import DeviceEvents
 
 WINDOW_STEPS_MAX = 200
+# Calls of a model behind the percentiles of its latency.
+WINDOW_CALLS_MAX = 1000
 MEMORY_SECONDS = 0.25
 # Steps of a window in which the peaks of its two parts are measured separately.
 APART_STEPS = 5
@@ -63,9 +65,13 @@ class Window:
         self.peak_memory_bytes = 0
         self.wait_seconds = 0.0
         self.total_seconds = 0.0
+        self.timed = 0
         self.forward_backward_bytes = 0
         self.optimizer_bytes = 0
         self.apart = 0
+        # Of an inference run, whose calls may differ in size.
+        self.call_seconds: deque[float] = deque(maxlen=WINDOW_CALLS_MAX)
+        self.calls = self.samples = 0
 
     @property
     def peaks(self) -> MemoryPeaks | None:
@@ -78,13 +84,28 @@ class Window:
             return None
         step_seconds = statistics.median(self.seconds)
         rate = samples_per_step / step_seconds if samples_per_step and step_seconds > 0 else None
-        return Timing(step_seconds, self.peak_memory_bytes, rate)
+        if self.samples:
+            mean_seconds = self.total_seconds / self.timed
+            rate = self.samples / self.calls / mean_seconds if mean_seconds > 0 else None
+        return Timing(step_seconds, self.peak_memory_bytes, rate, self._latency())
+
+    def _latency(self) -> Latency | None:
+        seconds = sorted(self.call_seconds)
+        if not seconds:
+            return None
+        p50, p95, p99 = (1000 * _quantile(seconds, percent) for percent in (50, 95, 99))
+        return Latency(p50, p95, p99, len(seconds))
 
     @property
     def data_wait_percent(self) -> float | None:
         if self.total_seconds <= 0:
             return None
         return min(100.0, 100.0 * self.wait_seconds / self.total_seconds)
+
+
+def _quantile(ordered: Sequence[float], percent: int) -> float:
+    """Returns the smallest value that at least this share of all values does not exceed."""
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +131,20 @@ class _Launched:
     wait_begins: Any | None = None
     pauses: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
     waits: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    call_begins: Any | None = None
+    calls: deque[tuple[Window, Any, Any]] = field(default_factory=deque[tuple[Window, Any, Any]])
+
+    def call_ended(self, window: Window) -> None:
+        """Marks the end of a call in the device's queue."""
+        ends = self.events.mark() if self.call_begins is not None else None
+        if ends is not None and len(self.calls) < PENDING_STEPS_MAX:
+            self.calls.append((window, self.call_begins, ends))
+
+    def read_calls(self) -> None:
+        """Counts the calls that the device has completed."""
+        while self.calls and self.events.happened(self.calls[0][2]):
+            window, begins, ends = self.calls.popleft()
+            window.call_seconds.append(max(0.0, self.events.seconds(begins, ends)))
 
     def step_done(self, window: Window) -> None:
         ends = self.events.mark()
@@ -157,6 +192,7 @@ class Meter:
         # The paused seconds before the current wait began.
         self._paused_before_wait = 0.0
         self._memory_read = 0.0
+        self._call_begins = 0.0
         self._launched: _Launched | None = None
 
     def use_events(self, events: DeviceEvents) -> None:
@@ -168,6 +204,29 @@ class Meter:
     def events(self) -> DeviceEvents | None:
         return self._launched.events if self._launched is not None else None
 
+    def restart(self) -> None:
+        """Counts steps from 0 again, because those so far were of another kind."""
+        self.new_window()
+        self.steps = 0
+        self.timed = Timed()
+        self._latest.clear()
+
+    def call_starts(self) -> None:
+        """Called just before a call of the model of an inference run."""
+        if self._launched is not None:
+            self._launched.call_begins = self._launched.events.mark()
+        else:
+            self._call_begins = self.clock()
+
+    def call_ends(self, samples: int | None) -> None:
+        """Called after the call that started last. `step_done` follows."""
+        if self._launched is not None:
+            self._launched.call_ended(self.window)
+        else:
+            self.window.call_seconds.append(max(0.0, self.clock() - self._call_begins))
+        self.window.calls += 1
+        self.window.samples += samples or 0
+
     def settle(self) -> None:
         """Waits until the device has completed all launched steps."""
         launched = self._launched
@@ -177,6 +236,8 @@ class Meter:
 
     def read_steps(self) -> None:
         """Counts the steps that the device has completed since the last call, without waiting."""
+        if self._launched is not None:
+            self._launched.read_calls()
         while self._launched is not None:
             known = self._launched.next_known()
             if known is None:
@@ -232,6 +293,7 @@ class Meter:
         wait = min(waited, seconds)
         window.seconds.append(seconds)
         window.total_seconds += seconds
+        window.timed += 1
         window.wait_seconds += wait
         self._latest.append((seconds, wait))
         before = self.timed

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpujob_api.codec import encode
-from gpujob_api.quantities import format_memory, format_ratio
+from gpujob_api.quantities import format_count, format_memory, format_ratio
 from gpujob_api.report import Efficiency, Report, Timing
-from gpujob_api.settings import Precision
+from gpujob_api.settings import Precision, Task
 from gpujob_worker.device.gpu import peak_flop_per_second
 from gpujob_worker.run.standard_error import say
 
@@ -71,7 +71,9 @@ def _memory(report: Report) -> list[str]:
 
 def markdown(report: Report, facts: Facts) -> str:
     """Returns the report as one page of Markdown."""
-    lines = [f"# Step {report.step}, attempt {report.attempt}", "", _headline(report), ""]
+    answers = report.task is Task.INFERENCE
+    progress = format_count(report.step, "call") if answers else f"Step {report.step}"
+    lines = [f"# {progress}, attempt {report.attempt}", "", _headline(report), ""]
     lines += ["| | first steps | latest steps |", "|---|---|---|", *_rows(report, facts), ""]
     reasons = findings(report, facts)
     if reasons:
@@ -90,7 +92,8 @@ def _headline(report: Report) -> str:
         return f"{where}: no speed-up was measured."
     ratio, low, high = map(format_ratio, (gain.ratio, gain.low, gain.high))
     interval = f"(95 % {low} to {high}, {gain.pairs} pairs in turns)"
-    return f"{where}: forward and backward are {ratio} times as fast {interval}."
+    what = "calls are" if report.task is Task.INFERENCE else "forward and backward are"
+    return f"{where}: {what} {ratio} times as fast {interval}."
 
 
 def _rows(report: Report, facts: Facts) -> list[str]:
@@ -99,6 +102,7 @@ def _rows(report: Report, facts: Facts) -> list[str]:
     values = [
         ("step", _seconds(before), _seconds(after)),
         ("samples per second", _rate(before), _rate(after)),
+        *((f"latency p{n}", _latency(before, n), _latency(after, n)) for n in (50, 95, 99)),
         ("peak memory", _bytes(before), _bytes(after)),
         (
             "waiting for data",
@@ -126,6 +130,14 @@ def _seconds(timing: Timing | None) -> str:
 def _rate(timing: Timing | None) -> str:
     rate = timing.samples_per_second if timing is not None else None
     return f"{rate:.1f}" if rate is not None else ""
+
+
+def _latency(timing: Timing | None, percent: int) -> str:
+    latency = timing.latency if timing is not None else None
+    if latency is None:
+        return ""
+    milliseconds: float = getattr(latency, f"p{percent}_milliseconds")
+    return f"{milliseconds:.1f} ms"
 
 
 def _bytes(timing: Timing | None) -> str:

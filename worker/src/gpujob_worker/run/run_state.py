@@ -19,7 +19,7 @@ from gpujob_api.report import (
     Timing,
     WorkerPhase,
 )
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import Task, TunedSettings
 from gpujob_worker.run.meter import Meter
 
 REASON_CHARACTERS_MAX = 500
@@ -40,6 +40,8 @@ class RunState:
     samples_per_step: int | None = None
     steps_total: int | None = None
     first_step: int = 0
+    # `INFERENCE` if steps are calls of the model.
+    task: Task | None = None
     resumed_from_step: int | None = None
     checkpoint: CheckpointReport | None = None
     # What an interruption would preserve of the run, and why.
@@ -152,6 +154,21 @@ class RunState:
         except (RuntimeError, ValueError):
             return None
         return value if abs(value) < 1e300 else None
+
+    def answers(self, calls_before: int) -> None:
+        """Marks that steps are calls of the model. `calls_before` were made before that was
+        known.
+        """
+        self.task = Task.INFERENCE
+        self.first_step += calls_before
+
+    def trains_after_all(self) -> None:
+        """Marks that steps are an optimizer's from now on. Their numbers go on from the calls'."""
+        self.task = None
+        self.first_step += self.meter.steps
+        self.meter.restart()
+        self.baseline = self.baseline_wait_percent = self.tuning_seconds = None
+        self.tuned, self._gain = self.known_tuned, None
 
     def runs_on(self, device: str, torch_version: str | None = None) -> None:
         self.device = device

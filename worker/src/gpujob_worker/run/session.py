@@ -16,6 +16,7 @@ from gpujob_api.report import (
 )
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.run.call_listener import CallListener
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.environment import Environment
@@ -93,6 +94,7 @@ class Session:
         self._lineage = Lineage(environment.termination_file, forked_from)
         self._speaks_for_pod = self._failure_is_ours = False
         self._owns_safe_points = True
+        self.calls = CallListener()
         self.stop = Stop(environment.grace_seconds, self._final_report)
         self.stop.interrupt_at_once = self._nothing_to_save
         self._sequence = 0
@@ -123,6 +125,19 @@ class Session:
     def _is_beside_parent(self) -> bool:
         """Whether it descends from a process that trains by itself, and not together with it."""
         return self.world_size == 1 and self._lineage.ancestor_trains
+
+    @property
+    def is_beside_training(self) -> bool:
+        """Whether another process of the pod trains, or has trained in this attempt. A process that
+        only answers must not replace its report.
+        """
+        self._lineage.meet()
+        before = written(self.environment.termination_file)
+        if before is None or before.attempt != self.environment.attempt:
+            trained = False
+        else:
+            trained = before.task is None and before.step > 0
+        return trained or self._is_beside_parent
 
     @property
     def is_of_parent(self) -> bool:
@@ -198,6 +213,7 @@ class Session:
             phase=self.state.phase,
             rank=self.environment.rank,
             sequence=self._sequence,
+            task=self.state.task,
             step=self.state.step,
             steps_total=self.state.steps_total,
             loss=self.state.loss,
@@ -271,6 +287,10 @@ class Session:
     @property
     def script_owns_safe_points(self) -> bool:
         return not self._owns_safe_points
+
+    def listen_to_calls(self, listener: CallListener) -> None:
+        """Sets the listener to the calls of a model that only answers."""
+        self.calls = listener
 
     def at_end(self, ending: Callable[[], None], release: Callable[[], None]) -> None:
         """Sets `ending`, which may add to the last report, and `release`, which drops references to

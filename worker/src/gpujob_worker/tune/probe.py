@@ -1,4 +1,7 @@
-"""One probe: a forward and backward of the root on a recorded batch, with real output gradients."""
+"""One probe: a forward and backward of the root on a recorded batch, with real output gradients.
+
+A call that only answers is probed forward only.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from gpujob_worker.inject.call_settings import switched
 from gpujob_worker.inject.guards import without_dropout
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
-from gpujob_worker.probe.compare import Closeness, closeness
+from gpujob_worker.probe.compare import Closeness, answer_closeness, closeness
 from gpujob_worker.probe.reachable import OwnGenerators
 from gpujob_worker.probe.side_effects import RandomStates
 
@@ -29,9 +32,13 @@ class ProbeResult:
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
+    # The outputs are answers, which are compared as such.
+    answers: bool = False
 
     def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
         """Returns the closeness of outputs and of gradients. This result is the reference."""
+        if self.answers:
+            return answer_closeness(self.outputs, other.outputs), closeness([], [])
         outputs = [out for out in self.outputs if _counts(out)]
         others = [out for out in other.outputs if _counts(out)]
         if len(outputs) != len(others):
@@ -50,13 +57,15 @@ def probe(
     after_forward: Callable[[], None] | None = None,
 ) -> ProbeResult:
     """Runs the call once and never changes `.grad`. `after_forward` is called while the graph
-    exists.
+    exists. A call that only answers has no backward pass.
     """
-    with torch.enable_grad():
+    with recorded.gradients():
         with recorded.around():
             output = call(recorded.inputs.detached())
         if after_forward is not None:
             after_forward()
+        if recorded.answers:
+            return ProbeResult([leaf.detach() for leaf in tensor_leaves(output)], [], answers=True)
         leaves = differentiable_leaves(output)
         used = recorded.used(leaves)
         gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
@@ -105,9 +114,13 @@ class RootProbe:
             return tensor_leaves(self._root.run(plan, self._recorded.inputs.detached()))
 
     def compare(self, present: RootPlan, plan: RootPlan) -> tuple[Closeness, Closeness]:
-        """Returns how close outputs and gradients are to those of `present`, with dropout off."""
+        """Returns how close outputs and gradients are to those of `present`, with dropout off.
+
+        Answers are compared with those of the script as written, whatever was chosen before.
+        """
+        reference = RootPlan() if self._recorded.answers else present
         with without_dropout():
-            return self.run(present).compare(self.run(plan))
+            return self.run(reference).compare(self.run(plan))
 
     def draws(self, plan: RootPlan) -> bool:
         """Returns whether a run draws torch's random numbers, for dropout or anything else."""

@@ -40,7 +40,7 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     for call in (*few, recorded) if whole else few:
         try:
             with call.around():
-                refusal = _look(root.module, call.inputs)
+                refusal = _look(root.module, call)
         except _SteppedError:
             return _STEPS
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it
@@ -66,12 +66,12 @@ def _no_step() -> Generator[None]:
         handle.remove()
 
 
-def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
+def _look(module: torch.nn.Module, call: RecordedCall) -> str | None:
     parameters = _Parameters(module)
-    arguments = _Arguments(inputs)
+    arguments = _Arguments(call.inputs)
     hooks: list[str] = []
     try:
-        with no_trace(module), torch.enable_grad(), _noting_hooks(hooks), _no_step():
+        with no_trace(module), call.gradients(), _noting_hooks(hooks), _no_step():
             output = arguments.call(module)
     finally:
         changed, written = parameters.put_back(), arguments.put_back()
@@ -79,7 +79,7 @@ def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
         return f"forward changes {changed}, as every try would"
     if hooks:
         return f"forward calls {hooks[0]}: the hook would run in tries too"
-    return written or arguments.refusal() or _opaque(output)
+    return written or arguments.refusal() or _opaque(output, call.answers)
 
 
 class _Parameters:
@@ -167,7 +167,7 @@ class _Arguments:
         return [leaf._version for leaf in self._before.leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _opaque(output: Any) -> str | None:
+def _opaque(output: Any, answers: bool) -> str | None:
     """Returns why outputs are out of reach. Outputs inside an object can be neither compared nor
     cast.
     """
@@ -177,7 +177,8 @@ def _opaque(output: Any) -> str | None:
             continue  # Its caches are returned next to the outputs that the loss uses.
         held: list[Any] = list(getattr(leaf, "__dict__", {}).values())
         held += [v for inner in reachable(held, 1) for v in getattr(inner, "__dict__", {}).values()]
-        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in held):
+        tensors = [value for value in held if isinstance(value, torch.Tensor)]
+        if any(answers or value.requires_grad for value in tensors):
             return f"what it returns is inside a {kind.__name__}, which is not looked into"
     return None
 

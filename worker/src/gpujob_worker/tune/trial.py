@@ -38,6 +38,10 @@ class Tolerance:
     cosine: float
 
     def holds(self, outputs: Closeness, gradients: Closeness) -> bool:
+        if outputs.answers:
+            percent = outputs.agreement_percent
+            agrees = percent is None or percent >= AGREEMENT_PERCENT
+            return outputs.relative_error <= min(self.output_error, ANSWER_ERROR) and agrees
         return outputs.relative_error <= self.output_error and gradients.cosine >= self.cosine
 
 
@@ -45,6 +49,9 @@ class Tolerance:
 BFLOAT16 = Tolerance(0.05, 0.98)
 # float16 has 11 bits of mantissa.
 FLOAT16 = Tolerance(0.01, 0.99)
+# Answers are results, not steps of a training that corrects itself.
+ANSWER_ERROR = 0.02
+AGREEMENT_PERCENT = 99.5
 # Allows another order of float32 operations.
 SAME_TYPE = Tolerance(1e-3, 0.9999)
 
@@ -190,6 +197,8 @@ class Trial:
             return False
         lead = f"{what}, " if what else ""
         try:
+            if self.recorded.answers and not self._answers(item, lead, plan, tolerance):
+                return False
             slower = self._times_slower(present, plan)
             if slower > HOPELESS and not forced:
                 device = self.root.device.type
@@ -204,6 +213,18 @@ class Trial:
         numbers = f"{lead}{agreement(outputs, gradients)}"
         close = tolerance.holds(outputs, gradients)
         return self.acceptance_rule.decide(item, found, numbers, close, forced)
+
+    def _answers(self, item: str, lead: str, plan: RootPlan, tolerance: Tolerance) -> bool:
+        """Returns whether the plan gives the script's answers. A plan that does not is never
+        timed.
+        """
+        with no_trace(self.root.module):
+            outputs, gradients = self._probe.compare(RootPlan(), plan)
+        if tolerance.holds(outputs, gradients):
+            return True
+        numbers = f"numbers disagree: {lead}{agreement(outputs, gradients)}"
+        self.acceptance_rule.skip(item, numbers)
+        return False
 
     def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
         """Returns whether results are close on a few samples. Known settings are not
@@ -241,9 +262,10 @@ class Trial:
         """Returns the closeness of two plans with the same dropout masks. `plan` runs first and
         compiles then.
         """
+        reference = RootPlan() if self.recorded.answers else present
         with no_trace(self.root.module):
             result = self._probe.run(plan)
-            return self._probe.run(present).compare(result)
+            return self._probe.run(reference).compare(result)
 
     def speedup_of_compiled(
         self, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
@@ -303,6 +325,10 @@ def tolerance_of(plan: RootPlan, root: Root) -> Tolerance:
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
     """Returns the closeness of two runs as text."""
+    if outputs.answers:
+        percent = outputs.agreement_percent
+        same = f", largest entries agree in {percent:.4g} %" if percent is not None else ""
+        return f"outputs differ by {100 * outputs.relative_error:.2g} %{same}"
     cosine = f"gradients' cosine {gradients.cosine:.5f}"
     return f"outputs differ by {100 * outputs.relative_error:.2g} %, {cosine}"
 

@@ -157,12 +157,14 @@ def _float16(context: Context, item: str, *, forced: bool) -> Candidate | Refuse
     plan = None if reason is not None else _scaled_plan(context)
     if plan is None:
         return Refused(reason or _OVERFLOWS, item)
-    assert plan.loss_scale is not None
-    what = f"float16 autocast, losses scaled by {plan.loss_scale.scale:g}{_tail_text(plan)}"
+    scaled = f", losses scaled by {plan.loss_scale.scale:g}" if plan.loss_scale is not None else ""
+    what = f"float16 autocast{scaled}{_tail_text(plan)}"
     return Candidate(plan, what, item, FLOAT16, forced)
 
 
 def _float16_refusal(context: Context) -> str | None:
+    if context.recorded.answers:
+        return None
     facts, root = context.facts, context.root
     if facts.scales_loss:
         return "the script scales its loss itself"
@@ -189,6 +191,8 @@ def _scaled_plan(context: Context) -> RootPlan | None:
     None.
     """
     root = context.root
+    if context.recorded.answers:
+        return _half(context, torch.float16)
     scale = LossScale(exchanged=exchanged(root.wrapper), exchanges=lambda: exchanges(root.wrapper))
     plan = replace(_half(context, torch.float16), loss_scale=scale)
     probe = RootProbe(root, context.recorded)
