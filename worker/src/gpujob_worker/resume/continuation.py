@@ -58,6 +58,7 @@ class Continuation:
         self._recorded: list[Facts] = []
         self._expected: list[Facts] | None = None
         self._count = self._compared = 0
+        self._what = "loss"
 
     @property
     def records(self) -> bool:
@@ -88,10 +89,11 @@ class Continuation:
         self._expected = known[: int(count)] if count is not None else None
         self._count, self._compared = int(count or 0), 0
 
-    def passes(self, loss: Any, optimizer: torch.optim.Optimizer) -> str | None:
+    def passes(self, loss: Any, optimizer: torch.optim.Optimizer | None) -> str | None:
         """Returns how the run differs from the earlier one, or None. `loss` is the step's loss as a
-        tensor.
+        tensor, or without an optimizer a number of the call's answer.
         """
+        self._what = "loss" if optimizer is not None else "answer"
         if self._step is None and self._expected is None:
             return None
         facts = _facts(loss, optimizer)
@@ -126,7 +128,7 @@ class Continuation:
         else:
             alike = math.isclose(loss, known, rel_tol=self._difference_max)
         if not alike:
-            of = f"the loss of step {self._compared} after the stop"
+            of = f"the {self._what} of step {self._compared} after the stop"
             return f"{of} is {loss} and would have been {known}"
         return None
 
@@ -136,7 +138,7 @@ class Continuation:
         loss, known = facts["loss"], expected[-1].get("loss")
         same = "the same" if loss == known else f"{known} before the stop"
         count = f"{len(expected)} step" + ("s" if len(expected) > 1 else "")
-        text = f"{count} compared: the loss is {loss}, {same}"
+        text = f"{count} compared: the {self._what} is {loss}, {same}"
         self._session.log.note("resume check", text)
 
     @property
@@ -152,8 +154,9 @@ class Continuation:
             return []
 
 
-def _facts(loss: Any, optimizer: torch.optim.Optimizer) -> Facts:
-    rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+def _facts(loss: Any, optimizer: torch.optim.Optimizer | None) -> Facts:
+    groups = optimizer.param_groups if optimizer is not None else ()
+    rates = [float(group.get("lr", 0.0)) for group in groups]
     return {"loss": _finite(loss), "rates": rates, "random": _random_digest()}
 
 

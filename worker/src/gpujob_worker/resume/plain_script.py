@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpujob_api.report import Protection
@@ -23,6 +24,7 @@ from gpujob_worker.checkpoint.errors import CheckpointError, MismatchError, Unsa
 from gpujob_worker.checkpoint.manifest import write_durably
 from gpujob_worker.checkpoint.refusals import Refusals
 from gpujob_worker.checkpoint.tree import encode_tree
+from gpujob_worker.inject.call_inputs import tensor_leaves
 from gpujob_worker.resume import rerun
 from gpujob_worker.resume.cycle import replace_cycle
 from gpujob_worker.resume.lockstep import Order
@@ -38,8 +40,10 @@ from gpujob_worker.resume.script_return import ScriptReturn
 from gpujob_worker.resume.script_source import loops_around
 from gpujob_worker.resume.script_state import ScriptState, watch_processes
 from gpujob_worker.resume.started_process import FOLDER
+from gpujob_worker.resume.training_loops import outermost_loop
 from gpujob_worker.resume.turn_watch import TurnWatch
 from gpujob_worker.resume.unmodified import Unmodified
+from gpujob_worker.run.call_listener import CallListener
 from gpujob_worker.run.graceful_stop import Interrupted
 
 KIND = "plain script"
@@ -72,6 +76,8 @@ class PlainScript:
         # Backward passes when the last step ended. More passes since then mean that a step is
         # running.
         self._passes_at_step = 0
+        # The outermost loop of the last call of a model before which variables were read.
+        self._seen_in: tuple[int, int] | None = None
         # Why the last attempt to save failed.
         self._unsavable: str | None = None
 
@@ -93,6 +99,7 @@ class PlainScript:
         self._session.stop.heard = self._hears_stop
         register_optimizer_step_pre_hook(self._before_step)
         rerun.listener = self._return
+        self._session.listen_to_calls(_Calls(self))
 
     # The interface of a training for `Unmodified`. A script's safe points are its own.
 
@@ -166,10 +173,39 @@ class PlainScript:
             return
         self._state.gradients.before_step(optimizer)
         if not (self._state.loops.began or self._refused or self._return.under_way):
-            try:
-                self._state.variables.see_before_first_step(current_frame(1))
-            except Exception as error:  # the script's objects may raise anything
-                self._refuse(f"its variables cannot be read: {type(error).__name__}: {error}")
+            self._see_variables(current_frame(1))
+
+    def _see_variables(self, frame: FrameType) -> None:
+        try:
+            self._state.variables.see_before_first_step(frame)
+        except Exception as error:  # the script's objects may raise anything
+            self._refuse(f"its variables cannot be read: {type(error).__name__}: {error}")
+
+    # A script that only answers: each call of its model is a step.
+
+    @property
+    def returns(self) -> bool:
+        """Whether the script is on its way back to a checkpoint."""
+        return self._return.under_way
+
+    def before_call(self) -> None:
+        """Called before each of the first calls of a model. Its loop may begin with any of them."""
+        if self._off or self._refused or self._state.loops.began:
+            return
+        frame = current_frame(1)
+        loop = outermost_loop(frame)
+        if self._seen_in is None or loop != self._seen_in:
+            self._seen_in = loop
+            self._see_variables(frame)
+
+    def answered(self, output: Any) -> None:
+        """Called after a call of the model, outside of a trainer."""
+        if self._off or self._refused:
+            return
+        self._unmodified.made_step()
+        continuation = self._unmodified.continuation
+        compared = continuation is not None and (continuation.compares or continuation.records)
+        self._made_step(current_frame(1), _number_of(output) if compared else None, None)
 
     @property
     def _off(self) -> bool:
@@ -184,7 +220,9 @@ class PlainScript:
             return
         if self._return.under_way:
             self._leave_for_beginning("a step was made before the place was reached")
-        frame = current_frame(1)
+        self._made_step(current_frame(1), loss, optimizer)
+
+    def _made_step(self, frame: FrameType, loss: Any, optimizer: Any) -> None:
         if self._unmodified.training is None and not self._first_step():
             return
         try:
@@ -444,6 +482,30 @@ class PlainScript:
     def _given_up_before(self) -> str | None:
         store = self._unmodified.store
         return None if store is None else Refusals(store.directory).reason()
+
+
+class _Calls(CallListener):
+    """Passes the calls of a model that only answers on to the script's training."""
+
+    def __init__(self, script: PlainScript) -> None:
+        self._script = script
+
+    @property
+    def returns(self) -> bool:
+        return self._script.returns
+
+    def before_call(self) -> None:
+        self._script.before_call()
+
+    def answered(self, output: Any) -> None:
+        self._script.answered(output)
+
+
+def _number_of(output: Any) -> torch.Tensor | None:
+    """Returns one number that depends on every entry of the answer, or None without any."""
+    leaves = [leaf for leaf in tensor_leaves(output) if leaf.layout is torch.strided]
+    sums = [leaf.detach().double().abs().sum().cpu() for leaf in leaves if not leaf.is_complex()]
+    return torch.stack(sums).sum() if sums else None
 
 
 def _has_checkpoint(directory: Path | None) -> bool:

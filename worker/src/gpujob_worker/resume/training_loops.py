@@ -199,6 +199,15 @@ class TrainingLoops:
         ]
 
 
+def outermost_loop(frame: FrameType) -> _Key | None:
+    """Returns the key of the outermost loop in which a call from `frame` is made, or None."""
+    try:
+        found = _training(functions_of(frame, strict=False))
+    except NoPlaceError:
+        return None
+    return (found.frame, found.loop.line) if found is not None else None
+
+
 def _key_at(frame: FrameType) -> _Key | None:
     """Returns the key of the innermost loop there, or None."""
     try:

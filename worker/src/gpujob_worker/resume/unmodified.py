@@ -409,9 +409,13 @@ class Unmodified:
         left = self.session.stop.remaining_seconds()
         return STEPS_FOR_A_LOSS * steps * self._step_seconds < left
 
+    def made_step(self) -> None:
+        """Called after a step of an optimizer, or a call of a model that only answers."""
+        self._stepped = True
+
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        self._stepped = True
+        self.made_step()
         if self.plain is not None and self.is_of_script:
             self.plain.stepped(optimizer)
 
