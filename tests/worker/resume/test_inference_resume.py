@@ -156,8 +156,8 @@ def test_chosen_settings_hold_from_the_first_call_after_a_stop(tmp_path: Path) -
     settings = {"mode": "Auto", "precision": "bfloat16", "compile": "Off", "dataLoading": "Off"}
     written(tmp_path / "stopped", source)
     written(tmp_path / "whole", source)
-    for number, stop in enumerate((30, 0), start=1):
-        stopped = attempt(tmp_path / "stopped", number, stop, **settings)
+    attempt(tmp_path / "stopped", 1, 30, **settings)
+    stopped = attempt(tmp_path / "stopped", 2, 0, **settings)
     whole = attempt(tmp_path / "whole", 1, 0, **settings)
     assert whole.report["tuned"]["precision"] == "bfloat16"
     assert stopped.report["tuned"]["precision"] == "bfloat16"

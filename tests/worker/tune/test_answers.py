@@ -65,7 +65,7 @@ def model(inner: type[nn.Linear] = nn.Linear) -> nn.Sequential:
 
 
 def recorded(module: nn.Module, batch: torch.Tensor, mode: Any = torch.no_grad) -> AnsweringRoot:
-    root = AnsweringRoot(module, lambda: False, lambda _: None, lambda *_: None)
+    root = AnsweringRoot(module, lambda: False, lambda _: None, lambda _r, _s, _o: None)
     root.install()
     root.record()
     with mode():
@@ -104,7 +104,9 @@ def test_a_lower_precision_is_chosen_where_answers_agree(gpu: None, mode: Any) -
 def test_answers_in_inference_mode_are_tried_there() -> None:
     seen: list[bool] = []
     root = recorded(model(), torch.randn(64, 16), torch.inference_mode)
-    root.module.register_forward_hook(lambda *_: seen.append(torch.is_inference_mode_enabled()))
+    root.module.register_forward_hook(
+        lambda _m, _i, _o: seen.append(torch.is_inference_mode_enabled())
+    )
     plan, log = chosen(root, Settings(precision=Precision.BFLOAT16))
     assert plan.autocast is torch.bfloat16, log.lines
     assert all(seen[1:])  # but for the call that finds the last layer
@@ -117,7 +119,7 @@ def test_other_answers_are_refused_with_their_numbers_and_never_timed(
     module = model(inner).to("cuda")
     root = recorded(module, torch.randn(64, 16, device="cuda"))
     calls: list[int] = []
-    module.register_forward_hook(lambda *_: calls.append(1))
+    module.register_forward_hook(lambda _m, _i, _o: calls.append(1))
     assert root.recorded is not None
     log = DecisionLog()
     tuner = Tuner(Settings(precision=Precision.BFLOAT16), Features(), log, 60.0)
@@ -150,7 +152,7 @@ def test_the_script_s_own_autocast_is_left_as_it_is(gpu: None) -> None:
         return torch.autocast("cuda", dtype=torch.bfloat16)
 
     module = model().to("cuda")
-    root = AnsweringRoot(module, lambda: False, lambda _: None, lambda *_: None)
+    root = AnsweringRoot(module, lambda: False, lambda _: None, lambda _r, _s, _o: None)
     root.install()
     root.record()
     with torch.no_grad(), own():
@@ -232,7 +234,7 @@ def test_a_model_is_compiled_for_its_answers() -> None:
     root.plan = tuner.applied.plan
     with torch.inference_mode():
         batch = torch.randn(16, 16)
-        plain = root.module._call_impl(batch)  # pyright: ignore[reportPrivateUsage]
+        plain: Any = root.module._call_impl(batch)  # pyright: ignore[reportPrivateUsage]
         assert torch.allclose(root.module(batch), plain, atol=1e-5)
 
 

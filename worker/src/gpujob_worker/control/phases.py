@@ -92,7 +92,7 @@ class Phases:
         elif phase is Phase.TUNING:
             self._tune(optimizer)
         else:
-            self._train(steps - MEASURED_STEPS)
+            self._train(steps - MEASURED_STEPS, has_loss=optimizer is not None)
 
     def _after_first_step(self, optimizer: torch.optim.Optimizer | None) -> None:
         session, model = self._session, self._model
@@ -154,8 +154,9 @@ class Phases:
             self._session.state.enter(WorkerPhase.TRAINING)
         return known
 
-    def _train(self, since: int) -> None:
+    def _train(self, since: int, *, has_loss: bool) -> None:
         """Called after each step in training. `since` counts the steps after the tuning."""
         self._rollback_guard.step(since)
-        self._loss_check.step(since)
+        if has_loss:
+            self._loss_check.step(since)
         self._schedule.compile_when_due(since)

@@ -37,13 +37,12 @@ class AnsweringRoot(FrozenRoot):
         outermost = not (self.inside or self._nested())
         if not outermost or not answers(self.module) or transforms() or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        inputs = CallInputs.of(args, kwargs)
         if self.shapes.watches:
-            self.shapes.saw(inputs)
+            self.shapes.saw(CallInputs.of(args, kwargs))
         self._before(self)
         output = super().__call__(*args, **kwargs)
         self.answered += 1
-        self._after(self, inputs.rows, output)
+        self._after(self, _samples(args, kwargs), output)
         return output
 
     @property
@@ -74,6 +73,14 @@ class AnsweringRoot(FrozenRoot):
         super()._record(inputs.with_leaves(leaves))
         assert self.recorded is not None
         self.recorded.grad_mode = mode
+
+
+def _samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Returns the first dimension of the first tensor, without flattening the usual call."""
+    first = args[0] if args else None
+    if isinstance(first, torch.Tensor) and first.dim() > 0:
+        return int(first.size(0))
+    return CallInputs.of(args, kwargs).rows
 
 
 def answers(module: torch.nn.Module) -> bool:
