@@ -43,6 +43,15 @@ for epoch in range(int(sys.argv[1])):
     print(epoch, loss.item(), flush=True)
 sys.exit(3)
 """
+ANSWERS = """
+import sys
+import torch
+from torch import nn
+torch.set_num_threads(1); torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1)).eval()
+with torch.no_grad():
+    for _ in range(int(sys.argv[1])): print(net(torch.randn(16, 8)).sum().item(), flush=True)
+"""
 EPOCHS, STEPS_OF_AN_EPOCH = 8, 4
 # As if this torch, or this Python, were below those that the worker's tests ran.
 NEWER = "from gpujob_worker import process; process.{name}_TESTED = (99, 1)\n"
@@ -50,8 +59,8 @@ FOUND = {"TORCH": f"torch {torch.__version__}", "PYTHON": "Python {}.{}".format(
 IS_BELOW = tuple(map(int, torch.__version__.split(".")[:2])) < process.TORCH_TESTED
 
 
-def started(folder: Path, name: str, epochs: int) -> subprocess.Popen[str]:
-    (folder / "train.py").write_text(NEWER.format(name=name) + TRAINS)
+def started(folder: Path, name: str, epochs: int, source: str = TRAINS) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(NEWER.format(name=name) + source)
     (folder / "checkpoints").mkdir()
     own = [sys.executable, "-m", "gpujob_worker", "--explain", "--"]
     return subprocess.Popen(
@@ -90,6 +99,20 @@ def test_a_script_is_measured_and_runs_as_written(name: str, tmp_path: Path) -> 
     assert report["current"]["stepSeconds"] > 0
     assert report["current"]["peakMemoryBytes"] > 0
     assert report["failure"]["message"] == "the script ended with exit code 3"
+    assert not {"tuned", "speedup", "baseline"} & report.keys()
+
+
+def test_the_calls_of_a_script_that_only_answers_are_measured(tmp_path: Path) -> None:
+    with started(tmp_path, "TORCH", 12, ANSWERS) as run:
+        output, errors = run.communicate(timeout=200)
+    plain = subprocess.run(
+        [sys.executable, "-c", ANSWERS, "12"], capture_output=True, text=True, timeout=100
+    )
+    assert (run.returncode, output) == (0, plain.stdout), errors
+    report = report_in(tmp_path)
+    assert (report["task"], report["step"]) == ("Inference", 12)
+    assert report["current"]["latency"]["p99Milliseconds"] > 0
+    assert report["current"]["samplesPerSecond"] > 0
     assert not {"tuned", "speedup", "baseline"} & report.keys()
 
 
