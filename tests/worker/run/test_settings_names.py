@@ -70,7 +70,7 @@ def test_the_error_names_the_field_and_the_nearest() -> None:
         refuse_unknown_names('{"batchSize":{"perStep":32}}')
     text = "GPUJOB_SETTINGS.batchSize.perStep: is no setting; batchPerStep is the nearest"
     assert str(caught.value) == text
-    with pytest.raises(FieldError, match="xyz: is no setting; known are mode, precision, "):
+    with pytest.raises(FieldError, match="xyz: is no setting; known are mode, task, precision, "):
         refuse_unknown_names('{"xyz":1}')
 
 
