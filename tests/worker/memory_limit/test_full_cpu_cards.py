@@ -28,10 +28,23 @@ for step in range(steps):
 print("done", flush=True)
 """
 
+ANSWERS = """
+import sys, torch
+model, kept = torch.nn.Linear(8, 1).eval(), []
+with torch.inference_mode():
+    for call in range(12):
+        if call == 6:
+            kept.append(torch.ones(int(sys.argv[1]), dtype=torch.uint8))
+        model(torch.ones(4, 8))
+        print("call", call, flush=True)
+"""
 
-def run_on_card(folder: Path, large_bytes: int, when: str, visible: str, mode: str) -> WorkerRun:
+
+def run_on_card(
+    folder: Path, large_bytes: int, when: str, visible: str, mode: str, script: str = SCRIPT
+) -> WorkerRun:
     folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     command = ["python", str(folder / "train.py"), str(large_bytes), when]
     settings: dict[str, Any] = {"mode": mode}
     environment = {"NVIDIA_VISIBLE_DEVICES": visible}
@@ -61,6 +74,14 @@ def test_memory_that_the_step_gave_back_counts_too(tmp_path: Path) -> None:
     assert run.report["failure"]["failureClass"] == "OutOfMemory"
     assert "step 1\n" in run.output
     assert "step 2\n" not in run.output
+
+
+def test_a_script_that_only_answers_has_the_same_limit(tmp_path: Path) -> None:
+    run = run_on_card(tmp_path, LARGE_BYTES, "", card(), "Auto", ANSWERS)
+    assert run.process.exitcode == 1, run.errors
+    assert run.report["failure"]["failureClass"] == "OutOfMemory"
+    assert "call 5\n" in run.output
+    assert "call 11\n" not in run.output
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import Task
+from gpujob_worker.control.device import hold_to_card
 from gpujob_worker.control.own_work import OwnWork
 from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.answering import AnsweringRoot
@@ -182,6 +183,7 @@ class Inference:
         session = self._session
         session.meter.call_ends(samples)
         session.meter.step_done()
+        hold_to_card(session)
         self._watched += 1
         if self._watched >= WATCHED_STEPS:
             self._discovery.finish()
