@@ -31,6 +31,7 @@ from gpujob_dashboard.pages.queues import queue_page, queues_page
 from gpujob_dashboard.rights import ALL, Reviews, Rights
 from gpujob_dashboard.sessions import COOKIE, Sessions
 from gpujob_dashboard.watched import OURS, Watched, state_of
+from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
 from kubectl_gpujob.errors import UserError
 
 # A page is rendered at most this often for all of its viewers together.
@@ -362,6 +363,12 @@ class Dashboard:
             await self.watched.next_revision(rendered.revision, REST_SECONDS - RENDER_SECONDS)
 
 
+async def _spare_once_read(watched: Watched) -> None:
+    while watched.current_at is None:
+        await watched.next_revision(watched.revision, 1)
+    spare_later()
+
+
 def _is_own(request: web.Request) -> bool:
     """Returns whether a form comes from this site's own page."""
     origin = request.headers.get("Origin")
@@ -387,14 +394,21 @@ async def _static(request: web.Request) -> web.Response:
 
 
 async def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Serves until cancelled. `ready` gets the port once it listens."""
+    """Serves until cancelled. `ready` gets the port once it listens.
+
+    Garbage collection of the whole process is set up for a cluster of which every object stays.
+    """
+    collect_later()
     runner = web.AppRunner(dashboard.application(), access_log=None, shutdown_timeout=2)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     try:
         await site.start()
         ready(runner.addresses[0][1])
-        await dashboard.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(dashboard.run())
+            group.create_task(_spare_once_read(dashboard.watched))
+            group.create_task(collect_regularly())
     finally:
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
