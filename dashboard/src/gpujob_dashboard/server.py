@@ -57,7 +57,7 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Rendered:
     """The sections of a page as of a revision, rendered at a time of the monotonic clock."""
 
@@ -65,23 +65,30 @@ class Rendered:
     sections: Mapping[str, str]
     revision: int
     at: float
+    # Time as of which the cluster was known, for people.
+    current: str
     number: int = field(default_factory=itertools.count(1).__next__)
+    # Waits until the page may be rendered again, once for all of its viewers.
+    expiry: "asyncio.Task[None] | None" = None
     # By the number of the sections that a viewer has.
     _events: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     def event(self, sent: "Rendered | None") -> bytes:
-        """Returns the event for viewers who have the sections of `sent`; b"" if none changed.
+        """Returns the events for viewers who have the sections of `sent`: how current the page is,
+        and the sections that changed.
 
-        Most of them have the same, so it is made once.
+        Most of them have the same, so they are made once.
         """
         before = sent.number if sent is not None else 0
         if before not in self._events:
             known = sent.sections if sent is not None else {}
             changed = {key: text for key, text in self.sections.items() if known.get(key) != text}
-            lines = f"event: sections\nid: {self.revision}\ndata: {json.dumps(changed)}\n\n"
+            lines = f"event: current\ndata: {self.current}\n\n"
+            if changed:
+                lines += f"event: sections\nid: {self.revision}\ndata: {json.dumps(changed)}\n\n"
             while len(self._events) >= EVENTS_MAX:
                 del self._events[next(iter(self._events))]
-            self._events[before] = lines.encode() if changed else b""
+            self._events[before] = lines.encode()
         return self._events[before]
 
 
@@ -247,8 +254,14 @@ class Dashboard:
         key, now = (rights, address), self.seconds()
         known = self._rendered.pop(key, None)
         if known is None or not self._holds(known, now):
-            page = self._page_at(rights, address)
-            known = Rendered(page, rendering.sections_of(page), self.watched.revision, now)
+            page, current = self._page_at(rights, address), self.watched.current_at
+            known = Rendered(
+                page,
+                rendering.sections_of(page),
+                self.watched.revision,
+                now,
+                current.isoformat(timespec="seconds") if current is not None else "",
+            )
         self._rendered[key] = known
         while len(self._rendered) > RENDERED_MAX:
             del self._rendered[next(iter(self._rendered))]
@@ -353,14 +366,17 @@ class Dashboard:
                     return
                 rights, reviewed = found, self.seconds()
             rendered = self._render(rights, address)
-            event = rendered.event(sent)
+            await answer.write(rendered.event(sent))
             sent = rendered
-            current = self.watched.current_at
-            text = current.isoformat(timespec="seconds") if current is not None else ""
-            await answer.write(f"event: current\ndata: {text}\n\n".encode() + event)
             # All viewers of a page continue when it may be rendered again, so none gets an old one.
-            await asyncio.sleep(max(rendered.at + RENDER_SECONDS - self.seconds(), 0.0))
-            await self.watched.next_revision(rendered.revision, REST_SECONDS - RENDER_SECONDS)
+            # They share one timer, because two for each of them would cost as much as its events.
+            if rendered.expiry is None or rendered.expiry.done():
+                rendered.expiry = asyncio.create_task(self._expire(rendered))
+            await asyncio.wait([rendered.expiry])
+
+    async def _expire(self, rendered: Rendered) -> None:
+        await asyncio.sleep(max(rendered.at + RENDER_SECONDS - self.seconds(), 0.0))
+        await self.watched.next_revision(rendered.revision, REST_SECONDS - RENDER_SECONDS)
 
 
 async def _spare_once_read(watched: Watched) -> None:

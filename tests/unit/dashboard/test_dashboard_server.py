@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import ClientResponse
@@ -183,6 +184,30 @@ async def test_a_change_reaches_an_open_page_as_the_section_that_changed() -> No
                 second = json.loads(await event_of(stream, "sections"))
             assert "another" in second["jobs"]
             assert "attention" not in second
+
+
+async def test_viewers_of_a_page_share_its_timer_and_all_get_a_change() -> None:
+    async with running_dashboard(running(make_job("train"))) as desk, AsyncExitStack() as opened:
+        await desk.get("/login?code=once", 303)
+        streams = [
+            await opened.enter_async_context(desk.client.get("/stream", params={"page": "/"}))
+            for _ in range(5)
+        ]
+        for stream in streams:
+            await event_of(stream, "sections")
+        assert len(_timers()) == 1
+        desk.clock[0] += 5
+        desk.api.put(JOBS, job_manifest(running(make_job("another", uid="a"))))
+        async with asyncio.timeout(10):
+            for stream in streams:
+                assert "another" in await event_of(stream, "sections")
+        assert len(_timers()) == 1
+
+
+def _timers() -> list[str]:
+    """The tasks that wait until a page may be rendered again."""
+    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    return [name for name in names if name.endswith("._expire")]
 
 
 async def test_a_page_that_vanishes_says_so() -> None:
