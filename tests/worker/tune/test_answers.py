@@ -192,6 +192,26 @@ def test_tensors_of_inference_mode_are_recorded_as_copies() -> None:
     assert root.recorded.grad_mode.inference
 
 
+class Filling(nn.Linear):
+    """A forward that returns a buffer, which each call fills."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("answer", torch.zeros(64, outputs))
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 - as torch has it
+        out = super().forward(input)
+        self.answer.copy_(out if out.dtype is torch.float32 else out * 1.2)
+        return self.answer
+
+
+def test_an_answer_in_a_buffer_is_not_compared_with_itself(gpu: None) -> None:
+    root = recorded(Filling(16, 8).eval().to("cuda"), torch.randn(64, 16, device="cuda"))
+    plan, log = chosen(root)
+    assert plan.autocast is None
+    assert "precision skipped: numbers disagree" in log.line("precision")
+
+
 class Remembering(nn.Linear):
     """A forward that changes a parameter, as every try would."""
 

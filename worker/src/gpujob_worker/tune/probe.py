@@ -35,6 +35,14 @@ class ProbeResult:
     # The outputs are answers, which are compared as such.
     answers: bool = False
 
+    def kept(self) -> "ProbeResult":
+        """Returns the result with answers that the next run cannot overwrite. A model may return
+        one of its buffers, which it fills in each call.
+        """
+        if not self.answers:
+            return self
+        return replace(self, outputs=[output.clone() for output in self.outputs])
+
     def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
         """Returns the closeness of outputs and of gradients. This result is the reference."""
         if self.answers:
@@ -120,7 +128,7 @@ class RootProbe:
         """
         reference = RootPlan() if self._recorded.answers else present
         with without_dropout():
-            return self.run(reference).compare(self.run(plan))
+            return self.run(reference).kept().compare(self.run(plan))
 
     def draws(self, plan: RootPlan) -> bool:
         """Returns whether a run draws torch's random numbers, for dropout or anything else."""

@@ -264,7 +264,7 @@ class Trial:
         """
         reference = RootPlan() if self.recorded.answers else present
         with no_trace(self.root.module):
-            result = self._probe.run(plan)
+            result = self._probe.run(plan).kept()
             return self._probe.run(reference).compare(result)
 
     def speedup_of_compiled(
