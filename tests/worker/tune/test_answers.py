@@ -243,6 +243,59 @@ def test_a_module_whose_call_cannot_be_repeated_is_left_alone(
     assert reason in (trace_refusal(root, root.recorded, whole=True) or "")
 
 
+class CachedLayer:
+    """The inputs of one layer so far."""
+
+    def __init__(self) -> None:
+        self.seen: torch.Tensor | None = None
+        self.filled = torch.zeros(8, 16)
+        self.counts = [0]
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [CachedLayer() for _ in range(80)]
+
+    def state(self) -> list[float]:
+        layer = self.layers[-1]
+        seen = 0 if layer.seen is None else layer.seen.numel()
+        return [seen, float(layer.filled.sum()), sum(layer.counts), len(layer.counts)]
+
+
+class Growing(nn.Linear):
+    def __init__(self, way: str, cache: Cache | None = None) -> None:
+        super().__init__(16, 8)
+        self.way, self.cache = way, cache
+
+    def forward(self, input: Any, cache: Cache | None = None) -> Any:  # noqa: A002 - as torch has it
+        layer = (cache or self.cache or Cache()).layers[-1]
+        if self.way == "attribute":
+            layer.seen = input if layer.seen is None else torch.cat([layer.seen, input])
+        elif self.way == "tensor":
+            layer.filled[: len(input)] += input
+        else:
+            layer.counts.append(len(input))
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("way", ["attribute", "tensor", "list"])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cache_is_left_as_the_script_s_calls_fill_it(way: str, given: bool, mode: Any) -> None:
+    with mode():
+        cache = Cache()
+    module = Growing(way, None if given else cache).eval()
+    root = AnsweringRoot(module, lambda: False, lambda _: None, lambda _r, _s, _o: None)
+    root.install()
+    root.record()
+    with mode():
+        module(torch.ones(8, 16), *([cache] if given else []))
+    before = cache.state()
+    assert root.recorded is not None
+    assert "writes into" in (trace_refusal(root, root.recorded, whole=True) or "")
+    assert cache.state() == before
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
 def test_a_model_is_compiled_for_its_answers() -> None:
     root, log = recorded(model(), torch.randn(16, 16)), DecisionLog()

@@ -31,10 +31,12 @@ _PLAIN = (str, bytes, int, float, complex, bool, type, ModuleType, torch.Tensor,
 _SHARED = frozenset(("h5py", "lmdb", "sqlite3", "netCDF4", "rasterio"))
 
 
-def reachable(starts: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
-    """Yields the objects in `starts` and those that they reference, each once, at most
-    `_OBJECTS_MAX`.
+def reachable(starts: Iterable[Any], depth: int = _DEPTH, *, limited: bool = True) -> Iterator[Any]:
+    """Yields the objects in `starts` and those that they reference, each once.
+
+    If `limited`, at most `_OBJECTS_MAX`, and the first `_ITEMS_MAX` of each container.
     """
+    items_max = _ITEMS_MAX if limited else None
     seen: set[int] = set()
     level = list(starts)
     for _ in range(depth + 1):
@@ -42,18 +44,18 @@ def reachable(starts: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
         for value in level:
             if isinstance(value, _PLAIN) or id(value) in seen:
                 continue
-            if len(seen) >= _OBJECTS_MAX:
+            if limited and len(seen) >= _OBJECTS_MAX:
                 return
             seen.add(id(value))
             yield value
-            following += _inside(value)
+            following += _inside(value, items_max)
         level = following
 
 
-def _inside(value: Any) -> list[Any]:
+def _inside(value: Any, items_max: int | None) -> list[Any]:
     if isinstance(value, (dict, list, tuple, set)):
         items: Any = value
-        return list(islice(items.values() if isinstance(value, dict) else items, _ITEMS_MAX))
+        return list(islice(items.values() if isinstance(value, dict) else items, items_max))
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):

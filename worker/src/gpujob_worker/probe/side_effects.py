@@ -22,7 +22,7 @@ MODULE_INTERNALS = frozenset(
     ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
 )
 
-_CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
+CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
 
 TORCH = "torch's generator"
@@ -83,7 +83,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
     `torch.autograd.grad`, because `.grad` is not restored.
     """
     states, generators = RandomStates(), OwnGenerators.of_module(module)
-    attributes = [(layer, _plain(layer)) for layer in module.modules()]
+    attributes = [(layer, plain_attributes(layer)) for layer in module.modules()]
     contents = [pair for _, values in attributes for pair in _contents(values)]
     tensors = [*module.buffers(), *_plain_tensors([values for _, values in attributes])]
     buffers = _Tensors(tensors)
@@ -103,7 +103,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
         for layer, values in attributes:
             _restore_attributes(layer, values)
         for container, before in contents:
-            _restore_contents(container, before)
+            restore_contents(container, before)
         states.restore()
         generators.restore()
         logging.disable(logged)
@@ -142,7 +142,7 @@ def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
         buffer.copy_(value)
 
 
-def _plain(layer: torch.nn.Module) -> dict[str, Any]:
+def plain_attributes(layer: torch.nn.Module) -> dict[str, Any]:
     return {key: value for key, value in vars(layer).items() if key not in MODULE_INTERNALS}
 
 
@@ -152,7 +152,7 @@ def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
     """
     held = [value for values in attributes for value in values.values()]
     for value in list(held):
-        if type(value) in _CONTAINERS:
+        if type(value) in CONTAINERS:
             held += value.values() if isinstance(value, dict) else value
     found = {
         id(value): value
@@ -166,10 +166,10 @@ def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
 
 def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
     """Returns containers with a copy of their contents, because a forward may add to them."""
-    return [(value, value.copy()) for value in values.values() if type(value) in _CONTAINERS]
+    return [(value, value.copy()) for value in values.values() if type(value) in CONTAINERS]
 
 
-def _restore_contents(container: Any, before: Any) -> None:
+def restore_contents(container: Any, before: Any) -> None:
     if isinstance(container, list):
         container[:] = before
         return

@@ -8,6 +8,7 @@ the parameters and their gradients, and reports what it saw.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,10 +20,19 @@ from gpujob_worker.inject.guards import parallel_wrapper, probe_refusal
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.reachable import reachable
-from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.probe.side_effects import (
+    CONTAINERS,
+    no_trace,
+    plain_attributes,
+    restore_contents,
+)
 from gpujob_worker.tune.trial import few_rows
 
 _ROWS = 2
+# A cache holds layers, and each of these holds tensors in lists.
+_HELD_DEPTH = 4
+# Attributes that torch gives every module.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
 _STEPS = "forward steps an optimizer, as every try would"
 _HOOKING = ("register_hook", "register_post_accumulate_grad_hook")
 
@@ -69,12 +79,13 @@ def _no_step() -> Generator[None]:
 def _look(module: torch.nn.Module, call: RecordedCall) -> str | None:
     parameters = _Parameters(module)
     arguments = _Arguments(call.inputs)
+    held = _Held(module, call)
     hooks: list[str] = []
     try:
         with no_trace(module), call.gradients(), _noting_hooks(hooks), _no_step():
             output = arguments.call(module)
     finally:
-        changed, written = parameters.put_back(), arguments.put_back()
+        changed, written = parameters.put_back(), held.put_back()
     if changed is not None:
         return f"forward changes {changed}, as every try would"
     if hooks:
@@ -134,9 +145,6 @@ class _Arguments:
         self._args, self._kwargs = pytree.tree_unflatten(
             list(self._before.leaves), self._before.spec
         )
-        self._objects = [
-            (leaf, dict(vars(leaf))) for leaf in self._before.leaves if hasattr(leaf, "__dict__")
-        ]
         self._versions = self._version_list()
 
     def call(self, module: torch.nn.Module) -> Any:
@@ -151,20 +159,86 @@ class _Arguments:
             return "forward changes its input in place, as every try would"
         return None
 
+    def _version_list(self) -> list[int]:
+        return [leaf._version for leaf in self._before.leaves if isinstance(leaf, torch.Tensor)]
+
+
+class _Held:
+    """Objects that a call may write to: those among its arguments, such as a cache of keys and
+    values, and those that the layers of a module that only answers keep. Objects inside them are
+    included. They are not copied, because a copy may behave differently.
+    """
+
+    def __init__(self, module: torch.nn.Module, call: RecordedCall) -> None:
+        starts = [leaf for leaf in call.inputs.leaves if hasattr(leaf, "__dict__")]
+        if call.answers:
+            for layer in module.modules():
+                kept = plain_attributes(layer).items()
+                starts += [value for name, value in kept if name not in _OF_TORCH]
+        found = [
+            each for each in reachable(starts, _HELD_DEPTH, limited=False) if not _is_fixed(each)
+        ]
+        self._attributes = [(each, dict(vars(each))) for each in found if hasattr(each, "__dict__")]
+        self._contents = [(each, each.copy()) for each in found if type(each) in CONTAINERS]
+        values = [value for _, attributes in self._attributes for value in attributes.values()]
+        values += [value for _, before in self._contents for value in _values(before)]
+        values += [value for each in found if isinstance(each, tuple) for value in each]
+        tensors = {id(value): value for value in values if _may_be_filled(value)}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+
     def put_back(self) -> str | None:
-        """Restores the attributes of objects among the arguments, which are not copied."""
+        """Restores everything, and returns a refusal if something was changed, or None."""
         written: str | None = None
-        for owner, attributes in self._objects:
+        for owner, attributes in self._attributes:
             now = vars(owner)
             same = now.keys() == attributes.keys()
             if not same or any(now[name] is not value for name, value in attributes.items()):
-                written = f"forward writes into the {type(owner).__name__} that it is given"
+                written = written or _writes_into(owner)
                 now.clear()
                 now.update(attributes)
+        for container, before in self._contents:
+            if not _holds_the_same(container, before):
+                written = written or _writes_into(container)
+                restore_contents(container, before)
+        for tensor, value in self._tensors:
+            if not _same(tensor, value):
+                written = (
+                    written or "forward writes into a tensor of an object that it is given or keeps"
+                )
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(value)
         return written
 
-    def _version_list(self) -> list[int]:
-        return [leaf._version for leaf in self._before.leaves if isinstance(leaf, torch.Tensor)]
+
+def _writes_into(owner: Any) -> str:
+    return f"forward writes into the {type(owner).__name__} that it is given or keeps"
+
+
+def _is_fixed(value: Any) -> bool:
+    """Returns whether the value is code or a module, whose state others restore."""
+    return isinstance(value, (torch.nn.Module, FunctionType, type))
+
+
+def _may_be_filled(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and value.grad_fn is None
+    )
+
+
+def _values(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
+
+
+def _holds_the_same(container: Any, before: Any) -> bool:
+    if len(container) != len(before) or isinstance(container, set):
+        return bool(container == before)
+    if isinstance(container, dict) and list(container) != list(before):
+        return False
+    pairs = zip(_values(container), _values(before), strict=True)
+    return all(now is value for now, value in pairs)
 
 
 def _opaque(output: Any, answers: bool) -> str | None:
