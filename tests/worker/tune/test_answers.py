@@ -195,6 +195,8 @@ def test_tensors_of_inference_mode_are_recorded_as_copies() -> None:
 class Filling(nn.Linear):
     """A forward that returns a buffer, which each call fills."""
 
+    answer: torch.Tensor
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         self.register_buffer("answer", torch.zeros(64, outputs))
