@@ -101,6 +101,12 @@ def test_a_lower_precision_is_chosen_where_answers_agree(gpu: None, mode: Any) -
         assert module(torch.randn(4, 16, device="cuda")).dtype is torch.float32
 
 
+def test_a_recorded_answer_counts_as_one_call() -> None:
+    root = recorded(model(), torch.randn(64, 16))
+    assert root.rows == 64
+    assert root.calls_as_large == 1.0  # a factor of a module's seconds
+
+
 def test_answers_in_inference_mode_are_tried_there() -> None:
     seen: list[bool] = []
     root = recorded(model(), torch.randn(64, 16), torch.inference_mode)

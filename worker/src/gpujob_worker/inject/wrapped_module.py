@@ -187,8 +187,10 @@ class Root:
 
     @property
     def calls_as_large(self) -> float:
-        """The size of the first step's calls together, in calls as large as the last one."""
-        return self.rows_called / self.rows if self.rows else 1.0
+        """The size of the first step's calls together, in calls as large as the last one; 1 if they
+        were not counted, as those of a model that only answers.
+        """
+        return self.rows_called / self.rows if self.rows and self.rows_called else 1.0
 
     def ask_before_next_call(self, asks: bool = True) -> None:
         """Sets whether `before_call` is called, with the recorded call, before the next call."""
