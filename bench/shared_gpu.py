@@ -256,6 +256,8 @@ def _told(act: Callable[[], Any], stage: Any) -> dict[str, Any]:
 
     try:
         found = act()
+    except Stopped:
+        raise
     except Exception as error:
         if not isinstance(error, StoryError):
             traceback.print_exc()

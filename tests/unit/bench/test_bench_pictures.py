@@ -57,7 +57,7 @@ def test_a_recording_shows_what_was_printed_and_how_it_ended() -> None:
 
 def test_a_command_in_a_terminal_is_stopped_once_it_printed_a_text(tmp_path: Path) -> None:
     script = (
-        "test -t 1 && echo terminal; trap 'echo asked; exit 7' TERM; echo ready; sleep 60 & wait"
+        "test -t 1 && echo terminal; trap 'echo asked; exit 7' TERM; echo ready; sleep 3 & wait"
     )
     ended = in_terminal(f'sh -c "{script}"', dict(os.environ), tmp_path, stop="ready")
     assert ended == Ended("terminal\nready\nasked\n", 7)

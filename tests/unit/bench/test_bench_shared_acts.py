@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.shared.acts import Found
-from bench.shared_gpu import _told
+from bench.shared_gpu import Stopped, _told
 from gpujob_local.demo.following import StoryError
 from gpujob_local.demo.telling import Claim
 
@@ -34,6 +34,15 @@ def test_an_act_that_raises_has_failed(error: Exception, failure: str, stage: An
 
     assert _told(act, stage) == {"claims": [], "rows": [], "failure": failure}
     assert stage.claims == [("The act ran to its end", False)]
+
+
+def test_a_signal_ends_the_run_and_not_the_act_alone(stage: Any) -> None:
+    def act() -> Found:
+        raise Stopped("SIGTERM")
+
+    with pytest.raises(Stopped):
+        _told(act, stage)
+    assert not stage.claims
 
 
 def test_an_act_returns_its_claims(stage: Any) -> None:

@@ -34,6 +34,7 @@ def test_modules_of_one_class_have_different_names(leads: tuple[int, ...]) -> No
         model.lead(roots[lead])
     assert model.first.root is roots[leads[-1]]
     assert len(lines_of(model)) == 4
+    assert model.first.name == "Linear"
 
 
 def test_a_module_keeps_its_name_when_another_is_dropped() -> None:

@@ -170,6 +170,9 @@ class TrainedModel:
         self.modules.insert(0, module)
         module.tuner, module.applied, module.log = before.tuner, before.applied, before.log
         before.tuner, before.applied = None, Applied()
+        if type(module.root.module) is type(before.root.module):
+            # The first module is the one without a number.
+            module.name, before.name = before.name, module.name
         before.log = self._log_of(before.name)
 
     def drop(self, root: Root) -> None:
