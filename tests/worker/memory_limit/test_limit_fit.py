@@ -142,7 +142,7 @@ def test_a_real_model_is_measured_and_split_to_keep_a_limit(device: str) -> None
     kept = 6 * 2 * 1024
     assert 0.9 * kept < found.held.bytes_per_row < 1.3 * kept
     # The heap of a process that ran other tests makes this slope uncertain.
-    assert 0.9 * kept < found.peak.bytes_per_row < 2.5 * kept
+    assert 0.9 * kept < found.peak.bytes_per_row < 4 * kept
     assert found.output_bytes_per_row == 64 * 4
     case = limited(module, 8192, int(found.predict(2048) / 0.94), device=device)
     case.fit.fit(case.root, case.call)
