@@ -249,7 +249,7 @@ def _on_stage(
 
 
 def _told(act: Callable[[], Any], stage: Any) -> dict[str, Any]:
-    """The act's result. An act that waits in vain or raises has failed, and the next one begins:
+    """Returns the result of the act. An act that raises has failed. The next one begins, because
     minutes on a GPU are rare.
     """
     from gpujob_local.demo.following import StoryError

@@ -8,8 +8,9 @@ more by day than by night. Their lengths are lognormal within programs of differ
 not report their number of steps, and some fail early. Ranges are computed as the operator does,
 one calculation at a time, and the first range of a job is compared with its first placement.
 
-With `--memory`, the operator's child process computes the ranges of a full cluster with so many
-waiting jobs. Its largest memory is printed: resident, and the data that its limit counts.
+`--memory` gives numbers of waiting jobs. For each one, the operator's child process computes the
+ranges of a full cluster. The table has its largest memory: resident, and the data that its limit
+counts.
 """
 
 import argparse

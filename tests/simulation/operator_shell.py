@@ -1,10 +1,10 @@
 """One operator process: its real parts in a loop of virtual time, wired as in `run.py`.
 
-What is modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends;
-the answers of the forecaster's child process; a process that is paused, crashes and starts again.
-What is real: client, watches of jobs, pods and nodes, full lists, cache, planning, scheduling loop,
+Modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; the
+answers of the forecaster's child process; a process that is paused, crashes and starts again.
+Real: client, watches of jobs, pods and nodes, full lists, cache, planning, scheduling loop,
 executor with its dry runs and retries, rendering, events, Lease, report server with its token
-reviews, forecaster. What is left out is named in `test_shell_wiring.py`.
+reviews, forecaster. `test_shell_wiring.py` names the parts that are left out.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ from gpujob_operator.decide.model.conditions import (
     HasConditions,
     find,
 )
-from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.pending_reasons import BLOCKING_REASONS
 from kubectl_gpujob.verbs.why import priority_and_age
 
 # Each job is in one of these groups.
@@ -32,17 +32,6 @@ RUNNING, WAITING, SUSPENDED, FAILED, SUCCEEDED = (
 STATES = (RUNNING, WAITING, SUSPENDED, FAILED, SUCCEEDED)
 # Some running and waiting jobs are also in these. The first two may need a person.
 RUNNING_AT_RISK, WAITING_IN_DOUBT, OLDEST_WAITING = "at risk", "in doubt", "oldest"
-# Reasons that neither time nor other jobs end.
-_BLOCKING = frozenset(
-    {
-        PendingReason.QUEUE_NOT_FOUND,
-        PendingReason.INADMISSIBLE,
-        PendingReason.SPEC_REJECTED,
-        PendingReason.POD_REJECTED,
-        PendingReason.CLAIM_NOT_FOUND,
-        PendingReason.UNSATISFIABLE,
-    }
-)
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 # Namespace and name.
@@ -201,7 +190,7 @@ def blocking_reason(job: GPUJob) -> str:
     """Returns the reason of a job that would wait for ever, or ""."""
     scheduled = find(job.status, SCHEDULED)
     reason = scheduled.reason if scheduled is not None else ""
-    return reason if reason in _BLOCKING else ""
+    return reason if reason in BLOCKING_REASONS else ""
 
 
 def is_true(status: HasConditions, kind: str) -> bool:

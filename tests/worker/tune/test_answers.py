@@ -18,12 +18,9 @@ from gpujob_worker.run.features import Features
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import AGREEMENT_PERCENT, ANSWER_ERROR, BFLOAT16, SAME_TYPE
 from gpujob_worker.tune.tuner import Tuner
-from tests.harness.imitated_gpu import CostModel, GpuModel, installed
+from tests.harness.imitated_gpu import FAST_HALF, installed
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(240)]
-FAST_HALF = GpuModel(
-    cost=CostModel(scripted={"addmm": 0.02, "mm": 0.02}, by_type={torch.bfloat16: 0.5})
-)
 
 
 @pytest.fixture
@@ -115,7 +112,7 @@ def test_answers_in_inference_mode_are_tried_there() -> None:
     )
     plan, log = chosen(root, Settings(precision=Precision.BFLOAT16))
     assert plan.autocast is torch.bfloat16, log.lines
-    assert all(seen[1:])  # but for the call that finds the last layer
+    assert all(seen[1:])  # the first call finds the last layer
 
 
 @pytest.mark.parametrize("inner", [Scaled, Infinite])

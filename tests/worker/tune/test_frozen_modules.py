@@ -17,13 +17,10 @@ from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.frozen_modules import FrozenModules
-from tests.harness.imitated_gpu import CostModel, GpuModel, installed
+from tests.harness.imitated_gpu import FAST_HALF, CostModel, GpuModel, installed
 from tests.harness.worker_process import run_alone, run_worker
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(240)]
-FAST_HALF = GpuModel(
-    cost=CostModel(scripted={"addmm": 0.02, "mm": 0.02}, by_type={torch.bfloat16: 0.5})
-)
 
 
 @pytest.fixture

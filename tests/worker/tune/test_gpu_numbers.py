@@ -22,13 +22,10 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import BFLOAT16, SAME_TYPE, AcceptanceRule, Trial
-from tests.harness.imitated_gpu import CostModel, GpuModel, installed
+from tests.harness.imitated_gpu import FAST_HALF, installed
 from tests.harness.worker_process import run_worker
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(240)]
-FAST_HALF = GpuModel(
-    cost=CostModel(scripted={"addmm": 0.02, "mm": 0.02}, by_type={torch.bfloat16: 0.5})
-)
 
 
 @pytest.fixture

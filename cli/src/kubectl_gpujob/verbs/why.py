@@ -20,7 +20,7 @@ from gpujob_operator.decide.model.conditions import (
     find,
 )
 from gpujob_operator.decide.model.next_steps import next_step
-from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.pending_reasons import BLOCKING_REASONS, PendingReason
 from gpujob_operator.decide.model.starts import shown_range
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
@@ -39,18 +39,7 @@ _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 # Conditions that say no more than the phase.
 _REPEATING = frozenset({SUCCEEDED, FAILED, FINISHED, SUSPENDED})
 # Reasons of a job that waits for something other than its turn.
-_OUT_OF_ORDER = frozenset(
-    {
-        PendingReason.SUSPENDED,
-        PendingReason.QUEUE_NOT_FOUND,
-        PendingReason.INADMISSIBLE,
-        PendingReason.SPEC_REJECTED,
-        PendingReason.POD_REJECTED,
-        PendingReason.CLAIM_NOT_FOUND,
-        PendingReason.UNSATISFIABLE,
-        PendingReason.NEEDS_NEW_NODE,
-    }
-)
+_OUT_OF_ORDER = BLOCKING_REASONS | {PendingReason.SUSPENDED, PendingReason.NEEDS_NEW_NODE}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

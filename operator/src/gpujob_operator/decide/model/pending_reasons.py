@@ -24,3 +24,16 @@ class PendingReason(StrEnum):
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
     # Other jobs are being stopped for this job.
     PREEMPTING = "Preempting"
+
+
+# Reasons that neither time nor other jobs end.
+BLOCKING_REASONS = frozenset(
+    {
+        PendingReason.QUEUE_NOT_FOUND,
+        PendingReason.INADMISSIBLE,
+        PendingReason.SPEC_REJECTED,
+        PendingReason.POD_REJECTED,
+        PendingReason.CLAIM_NOT_FOUND,
+        PendingReason.UNSATISFIABLE,
+    }
+)
