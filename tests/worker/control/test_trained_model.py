@@ -48,3 +48,11 @@ def test_the_leading_module_decides_for_the_run() -> None:
     model, roots = model_of(nn.Conv2d(1, 1, 1), nn.Linear(2, 2))
     model.lead(roots[1])
     assert lines_of(model) == ["precision applied: a test", "precision of Conv2d applied: a test"]
+
+
+def test_the_names_of_the_next_model_begin_anew() -> None:
+    model, _ = model_of(nn.Conv2d(1, 1, 1), nn.Linear(2, 2))
+    model.renew()
+    for module in (nn.Conv2d(1, 1, 1), nn.Linear(2, 2)):
+        model.meet(Root(module, lambda _: None))
+    assert [module.name for module in model.modules] == ["Conv2d", "Linear"]

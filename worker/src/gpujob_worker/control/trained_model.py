@@ -290,6 +290,7 @@ class TrainedModel:
         for root in reversed(self.roots):
             self.drop(root)
         self._without_module = TunedModule(absent_root(), self.log, applied=kept)
+        self._met.clear()
         self.optimizer_offload = None
         self.optimizers = TunedOptimizers()
         self.rolled_back = False
