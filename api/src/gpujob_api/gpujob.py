@@ -293,7 +293,11 @@ class Measurement:
 
     @property
     def progress(self) -> str:
-        """The steps so far, for people: `step 1200`, or `1200 calls` in an inference run."""
+        """The steps so far, for people: `step 1200`, `1200 calls` in an inference run, `1200
+        batches` of a serving process.
+        """
+        if self.task is Task.SERVING:
+            return format_count(self.step, "batch", "batches")
         return format_count(self.step, "call") if self.counts_calls else f"step {self.step}"
 
     @property

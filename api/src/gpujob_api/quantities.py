@@ -168,6 +168,6 @@ def is_gpu_uuid(text: str) -> bool:
     return _GPU_UUID.fullmatch(text) is not None
 
 
-def format_count(count: int, noun: str) -> str:
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """Returns a number with its noun, in the plural if needed: 1 worker, 2 workers."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"

@@ -24,6 +24,7 @@ from gpujob_api.bounds import (
     Version,
 )
 from gpujob_api.codec import decode, encode, parse_json
+from gpujob_api.serving import ServingReport
 from gpujob_api.settings import Task, TunedSettings
 
 TERMINATION_MESSAGE_BYTES_MAX = 4096
@@ -177,13 +178,15 @@ class Report:
     phase: WorkerPhase
     rank: Annotated[int, Range(0, INT32_MAX)] = 0
     sequence: Count = 0
-    # `Inference` if steps are calls of the model. None otherwise.
+    # `Inference` if steps are calls of the model, `Serving` if they are batches of requests. None
+    # otherwise.
     task: Task | None = None
     step: Count = 0
     steps_total: Count | None = None
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
+    serving: ServingReport | None = None
     peaks: MemoryPeaks | None = None
     efficiency: Efficiency | None = None
     data_wait_percent: WaitPercent | None = None
@@ -253,6 +256,8 @@ class Reply:
 
     interval_seconds: float = 2.0
     stop: StopRequest | None = None
+    # Whether other jobs hold a part of the worker's GPU. None if the operator does not state it.
+    shared: bool | None = None
 
     def to_text(self) -> str:
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))

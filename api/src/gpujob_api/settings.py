@@ -37,11 +37,14 @@ class OptimizeMode(Enum):
 
 
 class Task(Enum):
-    """What the script does. A step is a step of its optimizer, or a call of its model."""
+    """What the script does. A step is a step of its optimizer, a call of its model, or a batch of
+    requests that it answers.
+    """
 
     AUTO = "Auto"
     TRAINING = "Training"
     INFERENCE = "Inference"
+    SERVING = "Serving"
 
 
 class Precision(Enum):

@@ -36,7 +36,7 @@ def test_settings_survive() -> None:
     [
         ("not json", r"^GPUJOB_SETTINGS: is not JSON"),
         ("[]", r"^GPUJOB_SETTINGS: must be an object, not a list"),
-        ('{"task": "Serving"}', r"\.task: must be one of Auto, Training, Inference"),
+        ('{"task": "Server"}', r"\.task: must be one of Auto, Training, Inference, Serving"),
         ('{"mode": "Fast"}', r"^GPUJOB_SETTINGS\.mode: must be one of Auto, Recommend, Off"),
         ('{"batchTotal": "many"}', r"^GPUJOB_SETTINGS\.batchTotal: must be int, not a string"),
         ('{"tuned": {"precision": "Auto"}}', r"^GPUJOB_SETTINGS\.tuned\.precision: .*concrete"),

@@ -1,0 +1,1 @@
+"""Serves a model over HTTP: batches of requests, within a latency objective."""
