@@ -10,11 +10,12 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.manifest import RESOURCES
 from tests.harness.repository import ROOT
 
 Schema = dict[str, Any]
-KINDS: tuple[type[Any], ...] = (GPUJob, GPUNode, GPUQueue, GPUProfile)
+KINDS: tuple[type[Any], ...] = (GPUJob, GPUNode, GPUQueue, GPUProfile, GPUService)
 
 
 @cache

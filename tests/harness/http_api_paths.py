@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, GPUSERVICE
 from gpujob_api.meta import GROUP, VERSION
 
 Key = tuple[str, str, str]
@@ -14,7 +14,8 @@ _VERBS = ["get", "list", "watch", "patch", "create", "update", "delete"]
 _KINDS: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
     "v1": (("namespaces", "Namespace", False), ("events", "Event", True), ("pods", "Pod", True)),
     f"{GROUP}/{VERSION}": tuple(
-        (one.plural, one.kind, one.namespaced) for one in (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)
+        (one.plural, one.kind, one.namespaced)
+        for one in (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE, GPUSERVICE)
     ),
     "apiextensions.k8s.io/v1": (("customresourcedefinitions", "CustomResourceDefinition", False),),
 }

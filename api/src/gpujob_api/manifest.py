@@ -1,4 +1,4 @@
-"""Our four kinds to and from the objects of the Kubernetes API (`metadata/spec/status`).
+"""Our kinds to and from the objects of the Kubernetes API (`metadata/spec/status`).
 
 This is the edge between the API server and the nouns. `observe` reads watch events through it, and
 the command line, the simulator and the replay read files. A `FieldError` names the field by its
@@ -15,11 +15,12 @@ from gpujob_api.gpujob import GPUJob, GPUJobSpec, GPUJobStatus
 from gpujob_api.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec, GPUQueueStatus
+from gpujob_api.gpuservice import GPUService, GPUServiceSpec, GPUServiceStatus
 from gpujob_api.meta import API_VERSION, GROUP, Metadata
 from gpujob_api.short_form import expanded
 
-Noun = GPUJob | GPUNode | GPUQueue | GPUProfile
-NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUProfile)
+Noun = GPUJob | GPUNode | GPUQueue | GPUProfile | GPUService
+NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUProfile, GPUService)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,21 @@ GPUJOB = Resource("GPUJob", "gpujobs", "gj", namespaced=True)
 GPUNODE = Resource("GPUNode", "gpunodes", "gn", namespaced=False)
 GPUQUEUE = Resource("GPUQueue", "gpuqueues", "gq", namespaced=False)
 GPUPROFILE = Resource("GPUProfile", "gpuprofiles", "gp", namespaced=True)
+GPUSERVICE = Resource("GPUService", "gpuservices", "gs", namespaced=True)
 
 RESOURCES: Mapping[type, Resource] = {
     GPUJob: GPUJOB,
     GPUNode: GPUNODE,
     GPUQueue: GPUQUEUE,
     GPUProfile: GPUPROFILE,
+    GPUService: GPUSERVICE,
 }
 _PARTS: Mapping[type, tuple[type, type]] = {
     GPUJob: (GPUJobSpec, GPUJobStatus),
     GPUNode: (GPUNodeSpec, GPUNodeStatus),
     GPUQueue: (GPUQueueSpec, GPUQueueStatus),
     GPUProfile: (GPUProfileSpec, GPUProfileStatus),
+    GPUService: (GPUServiceSpec, GPUServiceStatus),
 }
 
 
@@ -84,6 +88,11 @@ def gpuqueue_from_manifest(data: object) -> GPUQueue:
 def gpuprofile_from_manifest(data: object) -> GPUProfile:
     """Reads a GPUProfile object. Raises `FieldError`."""
     return from_manifest(GPUProfile, data)
+
+
+def gpuservice_from_manifest(data: object) -> GPUService:
+    """Reads a GPUService object. Raises `FieldError`."""
+    return from_manifest(GPUService, data)
 
 
 def from_manifest(

@@ -18,6 +18,10 @@ LABEL_JOB = f"{GROUP}/job"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RANK = f"{GROUP}/rank"
+# Of a GPUService's jobs and pods: its name, its UID, the revision of its spec, and the job's task.
+LABEL_SERVICE = f"{GROUP}/service"
+LABEL_SERVICE_UID = f"{GROUP}/service-uid"
+LABEL_REVISION = f"{GROUP}/revision"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
 # The placement of a pod's attempt, until its job's status has it; see `PlacementRecord`.
 ANNOTATION_PLACEMENT = f"{GROUP}/placement"

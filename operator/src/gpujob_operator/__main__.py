@@ -11,6 +11,7 @@ from gpujob_operator.cycle import cycle_from_text, find_job, replay
 from gpujob_operator.decide.explain.placement_explanation import explain_placement
 from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.planner import Planner, plan
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.options import RunOptions, parse_arguments, run_options
 from gpujob_operator.telemetry.logs import configure_logs
 
@@ -41,7 +42,7 @@ def _run(options: RunOptions) -> int:
     from gpujob_operator.run import Operator
 
     async def run() -> None:
-        await Operator(options, Planner()).run()
+        await Operator(options, Planner(), plan_services).run()
 
     try:
         asyncio.run(run())

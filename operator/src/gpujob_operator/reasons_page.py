@@ -4,13 +4,18 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from gpujob_operator.decide.model.conditions import RUNNING
-from gpujob_operator.decide.model.reasons import CONDITIONS, EVENTS
+from gpujob_operator.decide.model.reasons import (
+    CONDITIONS,
+    EVENTS,
+    SERVICE_CONDITIONS,
+    SERVICE_EVENTS,
+)
 
 _HEAD = """# Reasons
 
-Every reason of a GPUJob's conditions and events, for programs; messages, with the numbers, are for
-people. [Conditions](conditions.md) says what each condition means. This page is generated from the
-operator's tables (`make generate`).
+Every reason of the conditions and events of GPUJobs and GPUServices, for programs; messages, with
+the numbers, are for people. [Conditions](conditions.md) says what each condition means. This page
+is generated from the operator's tables (`make generate`).
 """
 
 
@@ -28,6 +33,11 @@ def _lines() -> Iterator[str]:
             yield "While pods wait, it may also be Kubernetes' own, such as `ImagePullBackOff`.\n"
     yield "## Events\n"
     yield from _table(EVENTS)
+    for kind, meanings in SERVICE_CONDITIONS.items():
+        yield f"\n## GPUService: condition {kind}\n"
+        yield from _table(meanings)
+    yield "\n## GPUService: events\n"
+    yield from _table(SERVICE_EVENTS)
 
 
 def _table(meanings: Mapping[str, str]) -> Iterator[str]:

@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from gpujob_api.manifest import GPUSERVICE
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
+from gpujob_operator.act.service_writer import ServiceFeedback, ServiceWriter
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.client.connection import limit_read_buffers, load_configuration
 from gpujob_operator.client.kube import (
     GPU_NODES,
+    GPU_SERVICES,
     JOBS,
     NODES,
     PODS,
@@ -56,6 +59,7 @@ from gpujob_operator.port.readings import ReadingReceiver
 from gpujob_operator.port.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
+from gpujob_operator.service_loop import PlanServices, ServiceLoop
 from gpujob_operator.signals import Signal
 from gpujob_operator.supervision import Supervisor, background
 from gpujob_operator.telemetry.health import HealthServer
@@ -70,6 +74,7 @@ _KINDS: Mapping[ResourceType, Kind] = {
     GPU_NODES: Kind.GPU_NODE,
     QUEUES: Kind.QUEUE,
     PROFILES: Kind.PROFILE,
+    GPU_SERVICES: Kind.SERVICE,
     PODS: Kind.POD,
     NODES: Kind.NODE,
 }
@@ -99,9 +104,16 @@ class Operator:
     to the parts that act on it.
     """
 
-    def __init__(self, options: RunOptions, plan: PlanFunction, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        plan: PlanFunction,
+        plan_services: PlanServices,
+        pace: Pace | None = None,
+    ) -> None:
         self._options = options
         self._plan = plan
+        self._plan_services = plan_services
         self._pace = pace or Pace()
         self._metrics = Metrics()
         self._supervisor = Supervisor(self._metrics)
@@ -194,6 +206,7 @@ class Operator:
                     keep("event poster", poster.run),
                     keep("garbage", collect_regularly),
                     keep("forecaster", forecaster.run),
+                    keep("services", self._service_loop(kube, mandate, poster).run),
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
@@ -321,6 +334,26 @@ class Operator:
             dump_every=self._options.dump_every,
             pace=self._pace,
             settled=spare_later,
+        )
+
+    def _service_loop(self, kube: Kube, mandate: Mandate, poster: EventPoster) -> ServiceLoop:
+        def noted(metadata: Metadata, note: EventNote) -> None:
+            poster.post(event(metadata, note, self._clock.now(), GPUSERVICE.kind))
+
+        feedback = self._feedback(poster)
+        writer = ServiceWriter(
+            kube,
+            ServiceFeedback(feedback.written, feedback.gone, noted),
+            may_act=mandate.may_act,
+            unknown=lambda uid: self._cache.unknown_fields(Kind.SERVICE, uid),
+        )
+        return ServiceLoop(
+            services=lambda: self._cache.services.views,
+            snapshot=lambda: self._snapshot,
+            plan=self._plan_services,
+            writer=writer,
+            may_act=mandate.may_act,
+            clock=self._clock.now,
         )
 
     def _feedback(self, poster: EventPoster) -> Feedback:

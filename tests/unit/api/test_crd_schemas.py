@@ -17,6 +17,7 @@ from gpujob_api.codec import encode
 from gpujob_api.field_types import bounded_fields, camel_case
 from gpujob_api.gpujob import GPUS_PER_WORKER_MAX, JOB_NAME_CHARACTERS_MAX, GPUJob
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.manifest import RESOURCES
 from gpujob_api.optimize import PerStep
 from gpujob_api.quantities import QUANTITY_PATTERN, FleetMemory, Memory
@@ -164,7 +165,7 @@ def _without_prose(schema: Schema) -> Schema:
 def test_schema_and_noun_are_equal(kind: type[Any], part: str) -> None:
     hint = typing.get_type_hints(kind)[part]
     expected = _value_schema(hint, defaults=part == "spec")
-    if part == "spec" and not expected.get("required") and kind is not GPUJob:
+    if part == "spec" and not expected.get("required") and kind not in (GPUJob, GPUService):
         expected["default"] = {}
     if part == "spec" and kind is GPUJob:
         expected["properties"] |= _value_schema(ShortForm, defaults=True)["properties"]

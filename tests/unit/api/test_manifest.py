@@ -11,6 +11,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.manifest import (
     RESOURCES,
     from_manifest,
@@ -25,7 +26,7 @@ from gpujob_api.manifest import (
 from gpujob_api.meta import Metadata, OwnerReference
 from tests.harness.nouns import nouns
 
-KINDS: tuple[type[Any], ...] = (GPUJob, GPUNode, GPUQueue, GPUProfile)
+KINDS: tuple[type[Any], ...] = (GPUJob, GPUNode, GPUQueue, GPUProfile, GPUService)
 JOB: dict[str, Any] = {
     "apiVersion": "gpujob.dev/v1alpha1",
     "kind": "GPUJob",

@@ -6,6 +6,7 @@ from email.utils import format_datetime
 import pytest
 
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.leadership.cluster_clock import TOLERANCE_SECONDS, ClusterClock
 from gpujob_operator.observe.cache import Cache
 from gpujob_operator.options import parse_arguments, run_options
@@ -107,7 +108,7 @@ def test_an_operator_measures_anew_what_it_measured_by_a_wrong_clock(
         moved.append(by)
 
     monkeypatch.setattr(Cache, "clock_moved", clock_moved)
-    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
+    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan, plan_services)
     operator._clock.heard(format_datetime(datetime.now(UTC) - wrong))
     (by,) = moved
     assert abs(by + wrong) < timedelta(minutes=1)

@@ -10,7 +10,7 @@ import pytest
 from kubernetes.aio import client
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, GPUSERVICE
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.client.kube import JOBS, QUEUES, Manifest
 from gpujob_operator.handlers import objects
@@ -28,7 +28,8 @@ from tests.harness.http_api import HttpApi
 from tests.harness.manifests import job_manifest
 from tests.harness.waiting import eventually
 
-RESOURCES = {resource.plural: resource for resource in (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)}
+OURS = (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE, GPUSERVICE)
+RESOURCES = {resource.plural: resource for resource in OURS}
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 

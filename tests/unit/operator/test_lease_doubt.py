@@ -8,6 +8,7 @@ import pytest
 from gpujob_operator.client.api_errors import Unavailable
 from gpujob_operator.client.kube import LEASES
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.leadership.lease import RENEWAL_FRACTION
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
@@ -138,7 +139,7 @@ async def test_a_stopped_operator_hands_its_doubt_over(
     kube: FakeKube, in_doubt: bool, holder: str
 ) -> None:
     """As `run.py` does it: a pending job that another process may have placed is doubted on."""
-    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
+    operator = Operator(run_options(parse_arguments(["run"]), "me"), plan, plan_services)
     leadership = operator._leadership(kube)
     assert await leadership.try_once()
     if in_doubt:

@@ -13,6 +13,7 @@ import pytest
 from gpujob_local.control_plane.credentials import Authority
 from gpujob_operator.client.connection import READ_BYTES, BadConnection, limit_read_buffers
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 
@@ -87,5 +88,5 @@ async def test_the_operator_limits_its_buffers_before_it_connects(tmp_path: Path
     path.write_text("no kubeconfig")
     options = run_options(parse_arguments(["run", "--kubeconfig", str(path)]), "me")
     with pytest.raises(BadConnection):
-        await Operator(options, plan).run()
+        await Operator(options, plan, plan_services).run()
     assert sslproto.SSLProtocol.max_size == READ_BYTES

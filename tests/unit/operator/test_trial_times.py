@@ -13,6 +13,7 @@ from gpujob_operator.client.kube import JOBS
 from gpujob_operator.decide.model.plan import EventNote, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
@@ -37,7 +38,7 @@ class Leader:
     def __init__(self, ahead_seconds: float) -> None:
         self.kube = FakeKube()
         self.kube.put_claims("checkpoints")
-        self.operator = Operator(run_options(parse_arguments(["run"]), "me"), plan)
+        self.operator = Operator(run_options(parse_arguments(["run"]), "me"), plan, plan_services)
         cluster = datetime.now(UTC) - timedelta(seconds=ahead_seconds)
         self.operator._clock.heard(format_datetime(cluster))
 

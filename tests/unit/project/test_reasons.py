@@ -8,7 +8,15 @@ from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.reasons import CONDITIONS, EVENTS, FAILURES, PENDING, STOPS
+from gpujob_operator.decide.model.reasons import (
+    CONDITIONS,
+    EVENTS,
+    FAILURES,
+    PENDING,
+    SERVICE_CONDITIONS,
+    SERVICE_EVENTS,
+    STOPS,
+)
 from gpujob_operator.decide.model.stop_reasons import STOP_RULES
 from gpujob_operator.reasons_page import page
 from tests.harness.repository import ROOT
@@ -44,9 +52,19 @@ def test_each_reason_that_is_written_stands_in_the_tables() -> None:
     missing = [
         (kind, reason)
         for kind, reason in written
-        if reason not in (EVENTS if kind == "event" else CONDITIONS[kind])
+        if reason not in ((*EVENTS, *SERVICE_EVENTS) if kind == "event" else CONDITIONS[kind])
     ]
     assert missing == []
+
+
+def test_the_reasons_of_services_stand_in_their_tables() -> None:
+    source = (SOURCES / "services" / "status.py").read_text(encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    sets = [call.args for call in calls if ast.unparse(call.func) == "writer.set"]
+    given = {one.value for args in sets for one in args[2:3] if isinstance(one, ast.Constant)}
+    known = {reason for meanings in SERVICE_CONDITIONS.values() for reason in meanings}
+    # `ReplicasStarting` and `ReplicasFailing` are chosen by a condition.
+    assert known == given | {"ReplicasStarting", "ReplicasFailing"}
 
 
 def test_a_reason_without_a_row_is_found(tmp_path: Path) -> None:

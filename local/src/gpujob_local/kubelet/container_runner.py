@@ -37,6 +37,7 @@ from gpujob_local.kubelet.pod_status import (
     waiting,
 )
 from gpujob_local.kubelet.pod_volumes import PodVolumes, text_data
+from gpujob_local.kubelet.readiness import keep_probing, probe_of
 from gpujob_local.processes.launch import EXIT_START_ERROR
 from gpujob_operator.agent.cpu.cards import CpuCard
 
@@ -139,11 +140,25 @@ class ContainerRunner:
             return
         if self._stop.requested.is_set():
             process.terminate()
+        prober = self._start_probing()
         self._set(running(started_at))
         code = exit_code_of(await process.wait())
+        if prober is not None:
+            prober.cancel()
         self.process = None
         message = await asyncio.to_thread(self._termination_message, code)
         self._set(self._ended(code, started_at, message))
+
+    def _start_probing(self) -> "asyncio.Task[None] | None":
+        probe = probe_of(self._container, self._facts.pod_ip)
+        if probe is None:
+            return None
+        self.record.probe_succeeds = False
+        return asyncio.create_task(keep_probing(probe, self._probed))
+
+    def _probed(self, ready: bool) -> None:
+        self.record.probe_succeeds = ready
+        self._changed()
 
     async def _started(self) -> ContainerProcess | None:
         """Returns the started process, or None if the pod is stopped before it can start."""

@@ -12,6 +12,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
+PROBE_ACTIONS = ("httpGet", "tcpSocket")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 # Characters allowed around a path, so that a longer name or a URL's tail does not match.
@@ -184,9 +185,11 @@ def unsupported_feature(pod: Json) -> str | None:
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind, [])):
             where = f"spec.{kind}[{index}]"
-            for name in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+            for name in ("livenessProbe", "startupProbe", "lifecycle"):
                 if container.get(name):
                     return f"{where}.{name} is not supported on process nodes"
+            if (part := _unsupported_probe(container)) is not None:
+                return f"{where}.{part} is not supported on process nodes"
             if container.get("restartPolicy"):
                 return f"{where}.restartPolicy (sidecar) is not supported on process nodes"
     for index, volume in enumerate(spec.get("volumes", [])):
@@ -194,6 +197,15 @@ def unsupported_feature(pod: Json) -> str | None:
         if any(kind not in SUPPORTED_VOLUMES for kind in kinds):
             return f"spec.volumes[{index}].{kinds[0]} is not supported on process nodes"
     return None
+
+
+def _unsupported_probe(container: Json) -> str | None:
+    """Returns the part of the readiness probe that process nodes do not support, or None."""
+    asked = container.get("readinessProbe") or {}
+    if not asked or any(name in asked for name in PROBE_ACTIONS):
+        return None
+    known = ("exec", "grpc")
+    return next((f"readinessProbe.{name}" for name in known if name in asked), "readinessProbe")
 
 
 SUPPORTED_VOLUMES = frozenset(

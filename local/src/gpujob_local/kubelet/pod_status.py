@@ -21,6 +21,12 @@ class ContainerRecord:
     restart_count: int = 0
     state: Json = field(default_factory=lambda: waiting("PodInitializing"))
     last_state: Json = field(default_factory=dict[str, Any])
+    # Whether its readiness probe succeeds. Without a probe, a running container is ready.
+    probe_succeeds: bool = True
+
+    @property
+    def ready(self) -> bool:
+        return self.running and self.probe_succeeds
 
     @property
     def running(self) -> bool:
@@ -39,7 +45,7 @@ class ContainerRecord:
             "imageID": self.image,
             "containerID": self.container_id,
             "restartCount": self.restart_count,
-            "ready": done if init else self.running,
+            "ready": done if init else self.ready,
             "started": self.running,
             "state": self.state,
             "lastState": self.last_state,
@@ -156,7 +162,7 @@ def _conditions(
     verdict: Verdict | None,
 ) -> list[Json]:
     initialized = all(record.exit_code == 0 for record in init)
-    ready = phase == "Running" and all(record.running for record in main)
+    ready = phase == "Running" and all(record.ready for record in main)
     not_ready = ("", "") if ready else _not_ready(phase, main)
     not_initialized = ("", "") if initialized else _not_initialized(init)
     wanted = [
@@ -187,7 +193,7 @@ def _not_ready(phase: str, main: Sequence[ContainerRecord]) -> tuple[str, str]:
         return "PodCompleted", ""
     if phase == "Failed":
         return "PodFailed", ""
-    names = " ".join(record.name for record in main if not record.running)
+    names = " ".join(record.name for record in main if not record.ready)
     return "ContainersNotReady", f"containers with unready status: [{names}]"
 
 

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client
 
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, GPUSERVICE, Resource
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.client.api_errors import (
     ApiError,
@@ -72,6 +72,7 @@ JOBS = _ours(GPUJOB)
 GPU_NODES = _ours(GPUNODE)
 QUEUES = _ours(GPUQUEUE)
 PROFILES = _ours(GPUPROFILE)
+GPU_SERVICES = _ours(GPUSERVICE)
 PODS = ResourceType("", "v1", "pods", namespaced=True)
 NODES = ResourceType("", "v1", "nodes", namespaced=False)
 VOLUMES = ResourceType("", "v1", "persistentvolumes", namespaced=False)

@@ -12,7 +12,7 @@ from typing import Any
 import kopf
 from kubernetes.aio import client
 
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, GPUSERVICE
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.store import Mark
 from gpujob_operator.read.shapes import Identity
@@ -23,6 +23,7 @@ KINDS: Mapping[str, Kind] = {
     GPUNODE.plural: Kind.GPU_NODE,
     GPUQUEUE.plural: Kind.QUEUE,
     GPUPROFILE.plural: Kind.PROFILE,
+    GPUSERVICE.plural: Kind.SERVICE,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import kopf
 
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, GPUSERVICE
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.handlers.memo import Memo
 from gpujob_operator.handlers.session import kopf_session
@@ -54,3 +54,8 @@ async def queue_changed(event: kopf.RawEvent, memo: Memo, **_: Any) -> None:
 @kopf.on.event(GROUP, VERSION, GPUPROFILE.plural, registry=REGISTRY)
 async def profile_changed(event: kopf.RawEvent, memo: Memo, **_: Any) -> None:
     memo.put(Kind.PROFILE, event)
+
+
+@kopf.on.event(GROUP, VERSION, GPUSERVICE.plural, registry=REGISTRY)
+async def service_changed(event: kopf.RawEvent, memo: Memo, **_: Any) -> None:
+    memo.put(Kind.SERVICE, event)

@@ -16,7 +16,12 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpunode import GPUNode, GPUNodeStatus
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
-from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
+from gpujob_api.gpuservice import GPUService, GPUServiceStatus
+from gpujob_api.manifest import (
+    gpuprofile_from_manifest,
+    gpuqueue_from_manifest,
+    gpuservice_from_manifest,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import (
@@ -95,6 +100,7 @@ class Kind(Enum):
     GPU_NODE = "GPUNode"
     QUEUE = "GPUQueue"
     PROFILE = "GPUProfile"
+    SERVICE = "GPUService"
     POD = "Pod"
     NODE = "Node"
     VOLUME = "PersistentVolume"
@@ -102,14 +108,15 @@ class Kind(Enum):
 
 # Decisions wait for a list of each other kind. An unknown volume costs at most one refusal.
 _NOT_AWAITED = frozenset({Kind.VOLUME})
-# A change of these kinds is a reading or bookkeeping, for which no user waits.
-_SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.VOLUME})
+# A change of these kinds is a reading or bookkeeping, for which no user waits. Services have a loop
+# of their own.
+_SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.SERVICE, Kind.VOLUME})
 # The kinds of a user's namespace that only this operator writes.
-_SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
+_SCOPED = frozenset({Kind.JOB, Kind.PROFILE, Kind.SERVICE})
 
 PRUNE_SECONDS = 10.0
 
-_NounT = TypeVar("_NounT", bound=GPUJob | InvalidJob | GPUQueue | GPUProfile)
+_NounT = TypeVar("_NounT", bound=GPUJob | InvalidJob | GPUQueue | GPUProfile | GPUService)
 
 
 class Cache:
@@ -147,6 +154,7 @@ class Cache:
             Kind.JOB: UnknownFields(GPUJobStatus),
             Kind.QUEUE: UnknownFields(GPUQueueStatus),
             Kind.PROFILE: UnknownFields(GPUProfileStatus),
+            Kind.SERVICE: UnknownFields(GPUServiceStatus),
         }
         self.placements = PlacementRecords(self._show_job)
         self._specs = JobSpecs()
@@ -160,6 +168,7 @@ class Cache:
         )
         self.queues = self._nouns(Kind.QUEUE, gpuqueue_from_manifest)
         self.profiles = self._nouns(Kind.PROFILE, gpuprofile_from_manifest)
+        self.services = self._nouns(Kind.SERVICE, gpuservice_from_manifest)
         self.pods = Store(
             clock,
             self._read_pod,
@@ -176,6 +185,7 @@ class Cache:
             Kind.GPU_NODE: self.gpu_nodes,
             Kind.QUEUE: self.queues,
             Kind.PROFILE: self.profiles,
+            Kind.SERVICE: self.services,
             Kind.POD: self.pods,
             Kind.NODE: self.nodes,
             Kind.VOLUME: self.volumes,

@@ -135,6 +135,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         last_change_at=_last_change(status),
         pulls_images=sandbox.get("status") == "True" and _nothing_started(status, state),
         addresses=_addresses(status),
+        ready=_condition(status, "Ready").get("status") == "True",
     )
 
 

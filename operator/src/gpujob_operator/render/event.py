@@ -1,10 +1,11 @@
-"""Events on a job: `kubectl describe` shows its history with numbers."""
+"""Events on a job or a service: `kubectl describe` shows its history with numbers."""
 
 import hashlib
 from datetime import datetime
 from typing import Any
 
 from gpujob_api.codec import format_time
+from gpujob_api.manifest import GPUJOB
 from gpujob_api.meta import API_VERSION, MESSAGE_CHARACTERS_MAX, Metadata
 from gpujob_api.visible import visible
 from gpujob_operator.decide.model.plan import EventNote
@@ -12,7 +13,9 @@ from gpujob_operator.decide.model.plan import EventNote
 REPORTER = "gpujob-operator"
 
 
-def event(metadata: Metadata, note: EventNote, now: datetime) -> dict[str, Any]:
+def event(
+    metadata: Metadata, note: EventNote, now: datetime, kind: str = GPUJOB.kind
+) -> dict[str, Any]:
     """Returns a core/v1 Event.
 
     Its name is derived from its content, so that a retry does not duplicate it.
@@ -28,7 +31,7 @@ def event(metadata: Metadata, note: EventNote, now: datetime) -> dict[str, Any]:
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": "GPUJob",
+            "kind": kind,
             "name": metadata.name,
             "namespace": metadata.namespace,
             "uid": metadata.uid,

@@ -15,6 +15,7 @@ from gpujob_api.gpujob import (
     WorkerPlacement,
 )
 from gpujob_api.json_values import json_copy
+from gpujob_api.manifest import GPUSERVICE
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
     ANNOTATION_PLACEMENT,
@@ -22,6 +23,9 @@ from gpujob_api.meta import (
     LABEL_JOB,
     LABEL_JOB_UID,
     LABEL_RANK,
+    LABEL_REVISION,
+    LABEL_SERVICE,
+    LABEL_SERVICE_UID,
 )
 from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
@@ -41,6 +45,7 @@ from gpujob_operator.render.service import (
 
 TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
 TOKEN_SECONDS = 3600
+SERVICE_LABELS = (LABEL_SERVICE, LABEL_SERVICE_UID, LABEL_REVISION)
 WORKER_GROUP = 65532
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
@@ -98,6 +103,7 @@ def _metadata(
     job = create.job
     labels = {
         **(template.get("labels") or {}),
+        **_service_labels(job),
         LABEL_JOB: job.metadata.name[:LABEL_CHARACTERS_MAX],
         LABEL_JOB_UID: job.metadata.uid,
         LABEL_ATTEMPT: str(job.status.attempt),
@@ -115,6 +121,16 @@ def _metadata(
         },
         "ownerReferences": [owner_reference(job)],
     }
+
+
+def _service_labels(job: GPUJob) -> dict[str, str]:
+    """Returns the labels by which a GPUService's Service selects its replicas' pods."""
+    if not any(owner.kind == GPUSERVICE.kind for owner in job.metadata.owner_references):
+        return {}
+    labels = job.metadata.labels
+    if LABEL_REVISION not in labels:
+        return {}  # It measures backends, and answers no requests.
+    return {name: labels[name] for name in SERVICE_LABELS if name in labels}
 
 
 def _record(create: CreatePod) -> dict[str, str]:

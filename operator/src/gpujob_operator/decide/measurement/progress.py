@@ -41,7 +41,7 @@ def with_report(
     report = received.report
     # A new attempt starts before the step that the last one reached, and still makes progress.
     moved = status.measurement is None or report.step not in (0, status.measurement.step)
-    busy = report.phase is not WorkerPhase.TRAINING
+    busy = report.phase is not WorkerPhase.TRAINING and not _answers_nothing(report)
     resumed = _resumed_from(job, status, report)
     return changed(
         status,
@@ -57,6 +57,13 @@ def with_report(
         explain=report.explain or status.explain,
         progressed_at=received.received_at if moved or busy else status.progressed_at,
     )
+
+
+def _answers_nothing(report: Report) -> bool:
+    """Returns whether requests wait in a serving process. It makes progress only if it answers
+    them. Without requests there is nothing to do.
+    """
+    return report.serving is not None and report.serving.queued > 0
 
 
 def _resumed_from(job: GPUJob, status: GPUJobStatus, report: Report) -> int | None:

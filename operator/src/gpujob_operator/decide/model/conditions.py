@@ -46,19 +46,14 @@ def find(status: HasConditions, kind: str) -> Condition | None:
     return None
 
 
-class ConditionWriter:
-    """Sets conditions in the status of one job.
+class ConditionSetter:
+    """Sets conditions of one object."""
 
-    Thousands of jobs get several conditions in a cycle, and a status is large. `status` therefore
-    copies it once.
-    """
+    __slots__ = ("_generation", "_now", "conditions")
 
-    __slots__ = ("_base", "_generation", "_now", "conditions")
-
-    def __init__(self, job: GPUJob, base: GPUJobStatus, now: datetime) -> None:
-        self.conditions = base.conditions
-        self._base = base
-        self._generation = job.metadata.generation
+    def __init__(self, conditions: tuple[Condition, ...], generation: int, now: datetime) -> None:
+        self.conditions = conditions
+        self._generation = generation
         self._now = now
 
     def set(self, kind: str, value: bool | None, reason: str, message: str = "") -> None:
@@ -86,6 +81,20 @@ class ConditionWriter:
         """Removes the condition if it exists."""
         if find(self, kind) is not None:
             self.conditions = tuple([one for one in self.conditions if one.type != kind])
+
+
+class ConditionWriter(ConditionSetter):
+    """Sets conditions in the status of one job.
+
+    Thousands of jobs get several conditions in a cycle, and a status is large. `status` therefore
+    copies it once.
+    """
+
+    __slots__ = ("_base",)
+
+    def __init__(self, job: GPUJob, base: GPUJobStatus, now: datetime) -> None:
+        super().__init__(base.conditions, job.metadata.generation, now)
+        self._base = base
 
     def status(self, **changes: Any) -> GPUJobStatus:
         """Returns the status with these conditions and with `changes` to other fields.

@@ -143,6 +143,34 @@ CONDITIONS: Mapping[str, Meanings] = {
     conditions.FAILED: _FAILED_ENDS,
     conditions.FINISHED: {"Succeeded": "the job succeeded", "Failed": "the job failed"},
 }
+# Of a GPUService.
+SERVICE_CONDITIONS: Mapping[str, Meanings] = {
+    "Accepted": {"Valid": "the spec is valid"},
+    "Ready": {
+        "ReplicasReady": "as many replicas as wanted answer requests",
+        "ReplicasStarting": "fewer do; the message has the reason of one of the others. True while "
+        "at least one answers",
+        "ReplicasFailing": "fewer do, because replicas end by themselves",
+        "ReplicaRejected": "the API server refused a replica or the Service",
+        "Suspended": "`spec.suspend` is true",
+    },
+    "Progressing": {
+        "Updating": "replicas of the newest revision are being started",
+        "Complete": "all replicas have the newest revision",
+        "Stuck": "they have not all started within 10 minutes",
+    },
+    "BackendChosen": {
+        "Given": "`spec.optimize.backend` names it",
+        "Measuring": "backends are measured once a replica answers",
+        "Measured": "the backend in `status.choice` was measured to be the cheapest one",
+        "MeasurementFailed": "the measurement ended without a result; the model runs as written",
+    },
+}
+SERVICE_EVENTS: Meanings = {
+    "ReplicaEnded": "a replica ended by itself; the message has the pause before the next one",
+    "BackendChosen": "which backend was chosen, and how many were refused",
+    "MeasurementFailed": "the measurement of backends ended without a result",
+}
 EVENTS: Meanings = {
     **{reason.value: text for reason, text in PENDING.items()},
     "QueueChanged": "the queue that `spec.queue` names now admitted the attempt that runs",

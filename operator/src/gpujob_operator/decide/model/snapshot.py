@@ -87,6 +87,8 @@ class PodView:
     # The pod's network addresses, once a kubelet reports them. The node's addresses with
     # `hostNetwork`.
     addresses: tuple[str, ...] = ()
+    # Its readiness probes succeed, so its Service sends requests to it.
+    ready: bool = False
 
     @property
     def finished(self) -> bool:

@@ -20,6 +20,7 @@ from gpujob_api.meta import GROUP
 from gpujob_operator.client.api_errors import ApiError, NotFound
 from gpujob_operator.client.kube import (
     GPU_NODES,
+    GPU_SERVICES,
     JOBS,
     PROFILES,
     QUEUES,
@@ -47,6 +48,7 @@ LISTED = (
     WatchedKind(Kind.JOB, JOBS),
     WatchedKind(Kind.QUEUE, QUEUES),
     WatchedKind(Kind.PROFILE, PROFILES),
+    WatchedKind(Kind.SERVICE, GPU_SERVICES),
     PODS_WATCHED,
 )
 OUR_KINDS = {one.kind: one.resource for one in LISTED if one.resource.group == GROUP}

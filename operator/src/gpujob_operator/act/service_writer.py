@@ -1,0 +1,174 @@
+"""Writes what was decided about services: their jobs, their Services, and their statuses.
+
+Every write is safe to repeat: a job's name says which replica it is, and a status has the version
+that it was decided for as its precondition. A refused write is remembered until one succeeds, so
+that the service's conditions can give the reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpujob_api.gpuservice import GPUService
+from gpujob_api.meta import Metadata
+from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Conflict, NotFound
+from gpujob_operator.client.kube import GPU_SERVICES, JOBS, SERVICES, Kube, Manifest, ResourceType
+from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.service_plan import CreateJob, RemoveJob, ServiceStep
+from gpujob_operator.read.shapes import mapping
+from gpujob_operator.render.gpuservice import core_service, service_job, service_status
+from gpujob_operator.telemetry.logs import Log
+
+log = Log(__name__)
+
+PROBLEMS_MAX = 1000
+MESSAGE_CHARACTERS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFeedback:
+    """Passes writes to the cache immediately, so that the next round includes them."""
+
+    written: Callable[[ResourceType, Manifest], None]
+    gone: Callable[[ResourceType, str], None]
+    noted: Callable[[Metadata, EventNote], None]
+
+
+class ServiceWriter:
+    """Writes steps one after the other. Raises nothing but cancellation."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        feedback: ServiceFeedback,
+        *,
+        may_act: Callable[[], bool],
+        unknown: Callable[[str], Manifest],
+    ) -> None:
+        """`unknown` returns the fields of a service's stored status that this version does not
+        know, by UID.
+        """
+        self._kube = kube
+        self._feedback = feedback
+        self._may_act = may_act
+        self._unknown = unknown
+        self._fronted: set[str] = set()
+        self._problems: dict[str, str] = {}
+
+    def problem(self, uid: str) -> str:
+        """Returns why the last job or Service of this service was refused, or ""."""
+        return self._problems.get(uid, "")
+
+    def forget_others(self, uids: set[str]) -> None:
+        """Forgets services that are gone."""
+        self._fronted &= uids
+        for uid in self._problems.keys() - uids:
+            del self._problems[uid]
+
+    async def write(self, step: ServiceStep) -> None:
+        service = step.service
+        try:
+            if not await self._creates(step):
+                return
+            for remove in step.removes:
+                await self._remove(remove)
+            if step.status is not None and self._may_act():
+                unknown = self._unknown(service.metadata.uid)
+                body = service_status(service, step.status, unknown)
+                await self._write_status(service, body)
+                for note in step.events:
+                    self._feedback.noted(service.metadata, note)
+        except ApiError as error:
+            log.warning("service not written", service=service.metadata.key, error=str(error))
+
+    async def front(self, service: GPUService) -> None:
+        """Creates the Service in front of the replicas, once for each process."""
+        uid = service.metadata.uid
+        if uid in self._fronted or not self._may_act():
+            return
+        name, namespace = service.metadata.name, service.metadata.namespace
+        try:
+            await self._kube.create(SERVICES, core_service(service), namespace)
+        except AlreadyExists:
+            try:
+                found = await self._kube.get(SERVICES, name, namespace)
+            except ApiError as error:
+                log.warning("service not read", service=service.metadata.key, error=str(error))
+                return
+            if not _belongs(found, uid):
+                text = f'services "{name}" exists and is not of this GPUService: delete it'
+                self._refused(service, f"{text}, or create the GPUService under another name")
+                return
+        except ApiError as error:
+            self._refused(service, f"Service {name}: {error}")
+            return
+        self._fronted.add(uid)
+        self._problems.pop(uid, None)
+
+    async def _creates(self, step: ServiceStep) -> bool:
+        """Creates the jobs. Returns False if this process may not act any more."""
+        for create in step.creates:
+            if not self._may_act():
+                return False
+            await self._create(create)
+        return True
+
+    async def _create(self, create: CreateJob) -> None:
+        service = create.service
+        namespace = service.metadata.namespace
+        try:
+            answer = await self._kube.create(JOBS, service_job(create), namespace)
+        except AlreadyExists:
+            answer = await self._kube.get(JOBS, create.name, namespace)
+            if not _belongs(answer, service.metadata.uid):
+                text = f'gpujobs "{create.name}" exists and is not of this GPUService: delete it'
+                self._refused(service, text)
+                return
+        except (Conflict, NotFound):
+            raise
+        except ApiError as error:
+            self._refused(service, f"GPUJob {create.name}: {error}")
+            return
+        self._problems.pop(service.metadata.uid, None)
+        self._feedback.written(JOBS, answer)
+        log.info("replica created", service=service.metadata.key, job=create.name)
+
+    def _refused(self, service: GPUService, text: str) -> None:
+        log.warning("service refused", service=service.metadata.key, problem=text)
+        if len(self._problems) < PROBLEMS_MAX or service.metadata.uid in self._problems:
+            self._problems[service.metadata.uid] = text[:MESSAGE_CHARACTERS_MAX]
+
+    async def _remove(self, remove: RemoveJob) -> None:
+        metadata = remove.job.metadata
+        if metadata.deletion_timestamp is not None or not self._may_act():
+            return
+        try:
+            answer = await self._kube.delete(
+                JOBS, metadata.name, metadata.namespace, uid=metadata.uid
+            )
+        except (Conflict, NotFound):
+            self._feedback.gone(JOBS, metadata.uid)
+            return
+        log.info("replica removed", job=metadata.key, reason=remove.reason)
+        if mapping(answer.get("metadata")).get("deletionTimestamp"):
+            self._feedback.written(JOBS, answer)
+        else:
+            self._feedback.gone(JOBS, metadata.uid)
+
+    async def _write_status(self, service: GPUService, body: Manifest) -> None:
+        name, namespace = service.metadata.name, service.metadata.namespace
+        try:
+            answer = await self._kube.replace(
+                GPU_SERVICES, name, body, namespace, subresource="status"
+            )
+        except Conflict:
+            # An edit came first. The watch brings it, and the next round decides again.
+            return
+        except NotFound:
+            self._feedback.gone(GPU_SERVICES, service.metadata.uid)
+            return
+        self._feedback.written(GPU_SERVICES, answer)
+
+
+def _belongs(manifest: Manifest, uid: str) -> bool:
+    owners = mapping(manifest.get("metadata")).get("ownerReferences") or ()
+    return any(mapping(owner).get("uid") == uid for owner in owners)

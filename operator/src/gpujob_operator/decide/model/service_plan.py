@@ -1,0 +1,76 @@
+"""What is known about services in one round, and what is to be done about them."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService, GPUServiceStatus
+from gpujob_api.serving import ServingReport, ServingSettings
+from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.snapshot import PodView
+
+
+class Role(Enum):
+    """What a job does for its service."""
+
+    REPLICA = "replica"
+    # Measures backends once, on a GPU of its own, and ends.
+    MEASUREMENT = "measurement"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceJob:
+    """A job of a service with its pod, and what its process reported."""
+
+    job: GPUJob
+    pod: PodView | None = None
+    report: ServingReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInputs:
+    """One service and its jobs. `problem` is why the last write for it was refused."""
+
+    service: GPUService
+    jobs: tuple[ServiceJob, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateJob:
+    """A job to create for a service. Its name makes a repeated request harmless."""
+
+    service: GPUService
+    name: str
+    role: Role
+    revision: str
+    settings: ServingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveJob:
+    """A job to delete. Its pod answers what it has accepted, and ends."""
+
+    job: GPUJob
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStep:
+    """What to do for one service, in this order."""
+
+    service: GPUService
+    creates: tuple[CreateJob, ...] = ()
+    removes: tuple[RemoveJob, ...] = ()
+    # None if it is unchanged.
+    status: GPUServiceStatus | None = None
+    events: tuple[EventNote, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.creates or self.removes or self.status is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    steps: tuple[ServiceStep, ...] = ()

@@ -1,0 +1,220 @@
+"""One round of decisions about services: `plan_services`.
+
+For each service:
+
+1. Read its replicas, and the result of a measurement of backends if there is a new one.
+2. Decide how many replicas the load needs, and which revision they have.
+3. Create and remove replicas (`rollout`). A pause follows each replica that ended by itself.
+4. Start a measurement of backends once a replica answers, so that no user waits for it.
+5. Write the status if it changed. Figures alone are written at intervals.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import JobPhase
+from gpujob_api.gpuservice import GPUService, GPUServiceStatus
+from gpujob_api.serving import Choice
+from gpujob_operator.decide.model.backoff import backoff_seconds
+from gpujob_operator.decide.model.plan import EventNote, EventType
+from gpujob_operator.decide.model.service_plan import (
+    CreateJob,
+    RemoveJob,
+    Role,
+    ServiceInputs,
+    ServiceJob,
+    ServicePlan,
+    ServiceStep,
+)
+from gpujob_operator.decide.services.replicas import (
+    Replica,
+    measurement_name,
+    replica_name,
+    replicas_of,
+)
+from gpujob_operator.decide.services.revision import (
+    choice_key,
+    measuring_settings,
+    revision_of,
+    settings_of,
+)
+from gpujob_operator.decide.services.rollout import roll_out
+from gpujob_operator.decide.services.scale import scaled
+from gpujob_operator.decide.services.status import (
+    is_written_now,
+    with_conditions,
+    with_figures,
+)
+
+FAILURE_PAUSE_SECONDS = 10.0
+FAILURE_PAUSE_SECONDS_MAX = 300.0
+
+
+def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan:
+    """Returns what to do for each service. Services that need nothing are left out."""
+    steps = (step_of(one, now) for one in inputs)
+    return ServicePlan(tuple(step for step in steps if step.changes))
+
+
+def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
+    service = inputs.service
+    if service.metadata.deletion_timestamp is not None:
+        # Its jobs belong to it, and are deleted with it.
+        return ServiceStep(service)
+    replicas = replicas_of(inputs.jobs)
+    status, events = _with_choice(service, inputs.jobs)
+    status, failures = _with_failures(status, replicas, now)
+    service = replace(service, status=status)
+    settings = settings_of(service)
+    revision = revision_of(service, settings)
+    wanted, status = _wanted(service, replicas, revision, now)
+    rollout = roll_out(replicas, revision, wanted)
+    paused = status.next_replica_at is not None and status.next_replica_at > now
+    creates = [
+        CreateJob(
+            service,
+            replica_name(service.metadata.name, revision, number),
+            Role.REPLICA,
+            revision,
+            settings,
+        )
+        for number in (() if paused else rollout.creates)
+    ]
+    removes = [RemoveJob(replica.job, reason) for replica, reason in rollout.removes]
+    removes += _failed_to_remove(replicas, status)
+    more, gone = _measurement(service, inputs.jobs, replicas)
+    status = with_figures(service, status, replicas, revision, wanted, now)
+    status = with_conditions(service, status, replicas, settings, inputs.problem, now)
+    changes = is_written_now(inputs.service.status, status, now)
+    written = replace(status, observed_at=now) if changes else None
+    return ServiceStep(
+        inputs.service,
+        creates=(*creates, *more),
+        removes=(*removes, *gone),
+        status=written,
+        events=(*events, *failures) if written is not None else (),
+    )
+
+
+def _wanted(
+    service: GPUService, replicas: tuple[Replica, ...], revision: str, now: datetime
+) -> tuple[int, GPUServiceStatus]:
+    spec, status = service.spec, service.status
+    if spec.suspend:
+        return 0, replace(status, fewer_since=None)
+    reports = [one.report for one in replicas if one.ready and one.report is not None]
+    refused = sum(report.refused for report in reports)
+    before = status.traffic.refused if status.traffic is not None else refused
+    # Another revision is measured anew, and its processes count from 0.
+    same = status.revision == revision
+    scale = scaled(
+        spec.replicas,
+        status.wanted_replicas,
+        reports,
+        same and refused > before,
+        status.fewer_since,
+        now,
+    )
+    return scale.wanted, replace(status, fewer_since=scale.fewer_since)
+
+
+def _with_failures(
+    status: GPUServiceStatus, replicas: tuple[Replica, ...], now: datetime
+) -> tuple[GPUServiceStatus, tuple[EventNote, ...]]:
+    """Returns the status with replicas that ended by themselves since the last round.
+
+    The newest of them is kept, because its pod's log has the reason.
+    """
+    newest = next((one for one in reversed(replicas) if one.finished), None)
+    if newest is None or newest.name == status.last_failed:
+        settled = any(one.ready for one in replicas) and (
+            status.next_replica_at is None or status.next_replica_at <= now
+        )
+        if settled and status.failures:
+            return replace(status, failures=0, next_replica_at=None), ()
+        return status, ()
+    pause = backoff_seconds(FAILURE_PAUSE_SECONDS, status.failures, FAILURE_PAUSE_SECONDS_MAX)
+    after = replace(
+        status,
+        failures=status.failures + 1,
+        last_failed=newest.name,
+        next_replica_at=now + timedelta(seconds=pause),
+    )
+    text = f"{newest.name}: {end_of(newest)}; the next replica starts in {pause:.0f} s"
+    return after, (EventNote("ReplicaEnded", text, EventType.WARNING),)
+
+
+def end_of(replica: Replica) -> str:
+    """Returns why a replica ended by itself."""
+    failure = replica.job.status.failure
+    if failure is not None:
+        return f"{failure.failure_class.value}: {failure.message}"
+    return "it ended with exit code 0: a server must run until it is stopped"
+
+
+def _failed_to_remove(replicas: tuple[Replica, ...], status: GPUServiceStatus) -> list[RemoveJob]:
+    """Returns the replicas that ended by themselves, except the newest."""
+    ended = (one for one in replicas if one.finished and one.name != status.last_failed)
+    return [
+        RemoveJob(one.job, "it has ended")
+        for one in ended
+        if one.job.metadata.deletion_timestamp is None
+    ]
+
+
+def _measurement(
+    service: GPUService, jobs: tuple[ServiceJob, ...], replicas: tuple[Replica, ...]
+) -> tuple[tuple[CreateJob, ...], tuple[RemoveJob, ...]]:
+    """Returns the measurement of backends to start, and those that are of no use any more."""
+    key = choice_key(service)
+    name = measurement_name(service.metadata.name, key)
+    known = {replica.name for replica in replicas}
+    others = [one for one in jobs if one.job.metadata.name not in known]
+    decided = service.status.choice_key == key
+    wanted = service.spec.optimize.measures and not service.spec.suspend
+    # A failed one is kept for its log until the spec changes.
+    kept = wanted and (not decided or bool(service.status.choice_problem))
+    removes = tuple(
+        RemoveJob(one.job, "its measurement is not needed any more")
+        for one in others
+        if one.job.metadata.deletion_timestamp is None
+        and not (kept and one.job.metadata.name == name)
+    )
+    exists = any(one.job.metadata.name == name for one in others)
+    if not wanted or decided or exists or not any(one.ready for one in replicas):
+        return (), removes
+    settings = measuring_settings(service)
+    return (CreateJob(service, name, Role.MEASUREMENT, key, settings),), removes
+
+
+def _with_choice(
+    service: GPUService, jobs: tuple[ServiceJob, ...]
+) -> tuple[GPUServiceStatus, tuple[EventNote, ...]]:
+    """Returns the status with the result of a measurement that has ended."""
+    status, key = service.status, choice_key(service)
+    if status.choice_key == key or not service.spec.optimize.measures:
+        return status, ()
+    name = measurement_name(service.metadata.name, key)
+    found = next((one for one in jobs if one.job.metadata.name == name), None)
+    if found is None or not (found.job.finished or found.report is not None):
+        return status, ()
+    choice = found.report.choice if found.report is not None else None
+    if choice is not None and found.job.status.phase is JobPhase.SUCCEEDED:
+        after = replace(status, choice=choice, choice_key=key, choice_problem="")
+        return after, (EventNote("BackendChosen", in_words(choice)),)
+    if not found.job.finished:
+        return status, ()
+    failure = found.job.status.failure
+    problem = failure.message if failure is not None else "it ended without a result"
+    after = replace(status, choice=None, choice_key=key, choice_problem=problem)
+    text = f"{name}: {problem}; the replicas run the model as written"
+    return after, (EventNote("MeasurementFailed", text, EventType.WARNING),)
+
+
+def in_words(choice: Choice) -> str:
+    refused = sum(not one.accepted for one in choice.candidates)
+    text = f"{choice.backend.value} in {choice.precision.value}"
+    measured = f"{len(choice.candidates)} candidates, {refused} refused, {choice.seconds:.0f} s"
+    reason = f": {choice.reason}" if choice.reason else ""
+    return f"{text} ({measured}){reason}"

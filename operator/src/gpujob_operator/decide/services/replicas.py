@@ -1,0 +1,93 @@
+"""The replicas of a service, as far as decisions need them."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.meta import LABEL_REVISION
+from gpujob_api.serving import ServingReport
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.service_plan import ServiceJob
+from gpujob_operator.decide.model.snapshot import PodView
+
+# Short, because a job's name has at most 52 characters.
+MEASUREMENT = "pick"
+_NAME = re.compile(r"-([0-9a-f]{6})-(0|[1-9][0-9]{0,3})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica. A finished one has ended by itself, because a server never ends otherwise."""
+
+    job: GPUJob
+    revision: str
+    ordinal: int
+    pod: PodView | None
+    report: ServingReport | None
+
+    @property
+    def name(self) -> str:
+        return self.job.metadata.name
+
+    @property
+    def finished(self) -> bool:
+        return self.job.finished
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it gets no more requests soon: deleted, stopped, or its pod is being deleted."""
+        deleted = self.job.metadata.deletion_timestamp is not None
+        pod_leaves = self.pod is not None and self.pod.deletion_at is not None
+        return deleted or self.job.status.stop is not None or pod_leaves
+
+    @property
+    def live(self) -> bool:
+        return not self.finished and not self.leaving
+
+    @property
+    def ready(self) -> bool:
+        """Whether its readiness probe succeeds, and requests are sent to it."""
+        running = self.job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+        return self.live and running and self.pod is not None and self.pod.ready
+
+    @property
+    def is_placed(self) -> bool:
+        return self.job.status.placement is not None
+
+    def why_not_ready(self) -> str:
+        """Returns the reason in words, with the next step of the job's own conditions."""
+        status = self.job.status
+        if self.leaving:
+            return status.stop.message if status.stop is not None else "it is being deleted"
+        for kind in (conditions.SCHEDULED, conditions.RUNNING):
+            condition = conditions.find(status, kind)
+            if condition is not None and condition.status.value != "True":
+                return f"{condition.reason}: {condition.message}"
+        if status.phase is JobPhase.PENDING:
+            return "it waits for a GPU"
+        return "it has started and does not answer its readiness probe yet"
+
+
+def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
+    """Returns the replicas among a service's jobs, oldest first."""
+    found: list[Replica] = []
+    for one in jobs:
+        match = _NAME.search(one.job.metadata.name)
+        if match is None or LABEL_REVISION not in one.job.metadata.labels:
+            continue
+        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report))
+    return tuple(sorted(found, key=_age))
+
+
+def _age(replica: Replica) -> tuple[float, str]:
+    created_at = replica.job.metadata.creation_timestamp
+    return (created_at.timestamp() if created_at is not None else 0.0, replica.name)
+
+
+def replica_name(service: str, revision: str, ordinal: int) -> str:
+    return f"{service}-{revision}-{ordinal}"
+
+
+def measurement_name(service: str, key: str) -> str:
+    return f"{service}-{MEASUREMENT}-{key}"

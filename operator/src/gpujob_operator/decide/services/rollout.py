@@ -1,0 +1,60 @@
+"""Which replicas to create and to remove.
+
+1. A replica that leaves (an interruption, a preemption) is replaced at once, not after it is gone.
+2. Replicas of an older revision that do not answer are removed at once.
+3. At most one replica more than wanted exists while revisions change. An older one is removed only
+   once as many as wanted answer without it, so no request finds fewer.
+4. Of too many replicas, those that do not answer go first, waiting ones before starting ones, then
+   the newest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpujob_operator.decide.services.replicas import Replica
+
+SURGE_MAX = 1
+# Ordinals that may be in use by jobs that are still being deleted.
+ORDINALS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Ordinals of the replicas to create, and replicas to remove with the reason."""
+
+    creates: tuple[int, ...] = ()
+    removes: tuple[tuple[Replica, str], ...] = ()
+
+
+def roll_out(replicas: Sequence[Replica], revision: str, wanted: int) -> Rollout:
+    """Returns the next step to `wanted` replicas of this revision."""
+    live = [one for one in replicas if one.live]
+    new = [one for one in live if one.revision == revision]
+    old = [one for one in live if one.revision != revision]
+    removes = [(one, "its revision is replaced") for one in old if not one.ready]
+    old = [one for one in old if one.ready]
+    ready = len(old) + sum(one.ready for one in new)
+    kept = list(old)
+    for one in old:
+        if ready - 1 < wanted:
+            break
+        removes.append((one, "its revision is replaced"))
+        kept.remove(one)
+        ready -= 1
+    surplus = len(new) - wanted
+    if surplus > 0:
+        removes += [(one, "fewer replicas are wanted") for one in _least_useful(new)[:surplus]]
+    missing = min(wanted - len(new), wanted + SURGE_MAX - len(new) - len(kept))
+    return Rollout(_free_ordinals(replicas, revision, max(0, missing)), tuple(removes))
+
+
+def _least_useful(replicas: Sequence[Replica]) -> list[Replica]:
+    """Returns the replicas in the order in which they may go. The oldest goes last."""
+    newest_first = list(reversed(replicas))
+    return sorted(newest_first, key=lambda one: (one.ready, one.is_placed))
+
+
+def _free_ordinals(replicas: Sequence[Replica], revision: str, count: int) -> tuple[int, ...]:
+    used = {one.ordinal for one in replicas if one.revision == revision}
+    free = (number for number in range(ORDINALS_MAX) if number not in used)
+    return tuple(number for number, _ in zip(free, range(count), strict=False))

@@ -1,0 +1,57 @@
+"""How many replicas the load needs.
+
+A replica's load is the part of the time in which it executes batches. Under the Deadline policy
+that is the least time in which the requests can be answered, so a busy replica has no head-room
+that a larger batch would find.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpujob_api.gpuservice import Replicas
+from gpujob_api.serving import ServingReport
+
+# Queueing delays grow without bound near 1. At 0.6 a batch waits for 1.5 times its own duration on
+# average (M/M/1: rho / (1 - rho)).
+BUSY_MAX = 0.6
+# A pause in the load of this length removes no replica.
+FEWER_AFTER = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The wanted number, and since when fewer would do."""
+
+    wanted: int
+    fewer_since: datetime | None = None
+
+
+def scaled(
+    replicas: Replicas,
+    before: int,
+    reports: Sequence[ServingReport],
+    refused_more: bool,
+    fewer_since: datetime | None,
+    now: datetime,
+) -> Scale:
+    """Returns the wanted number of replicas. More come at once, fewer after a pause.
+
+    `reports` are those of the replicas that answer. `refused_more` is whether requests were refused
+    since the last round.
+    """
+    before = max(replicas.minimum, min(before, replicas.most))
+    if not reports:
+        return Scale(before)
+    load = sum(report.busy_percent for report in reports) / 100
+    needed = math.ceil(load / BUSY_MAX - 1e-9)
+    if refused_more:
+        needed = max(needed, len(reports) + 1)
+    needed = max(replicas.minimum, min(needed, replicas.most))
+    if needed >= before:
+        return Scale(needed)
+    since = fewer_since or now
+    if now - since < FEWER_AFTER:
+        return Scale(before, since)
+    return Scale(needed)

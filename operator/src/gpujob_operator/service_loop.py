@@ -1,0 +1,114 @@
+"""The loop for services: read, decide, write, repeat.
+
+* In: the services of the cache, and the jobs, pods and reports of the newest snapshot.
+* Does: calls `plan_services`, while this process may act and there is a service.
+* Out: jobs for the replicas, which the scheduling loop admits and places like all others.
+* Called by: `run`, which keeps it running.
+
+It is apart from the scheduling loop, because a service changes a few times a minute, and a cycle
+has thousands of jobs to look at.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService
+from gpujob_api.meta import LABEL_SERVICE_UID
+from gpujob_api.serving import ServingReport
+from gpujob_operator.act.service_writer import ServiceWriter
+from gpujob_operator.decide.model.service_plan import ServiceInputs, ServiceJob, ServicePlan
+from gpujob_operator.decide.model.snapshot import PodView, Snapshot
+from gpujob_operator.decide.model.workers import speaks_for
+
+PERIOD_SECONDS = 1.0
+
+PlanServices = Callable[[Iterable[ServiceInputs], datetime], ServicePlan]
+
+
+class ServiceLoop:
+    def __init__(
+        self,
+        *,
+        services: Callable[[], tuple[GPUService, ...]],
+        snapshot: Callable[[], Snapshot | None],
+        plan: PlanServices,
+        writer: ServiceWriter,
+        may_act: Callable[[], bool],
+        clock: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._services = services
+        self._snapshot = snapshot
+        self._plan = plan
+        self._writer = writer
+        self._may_act = may_act
+        self._clock = clock
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._sleep(PERIOD_SECONDS)
+            await self.round()
+
+    async def round(self) -> None:
+        """Decides and writes once."""
+        services, snapshot = self._services(), self._snapshot()
+        if not services or snapshot is None or not self._may_act():
+            return
+        self._writer.forget_others({service.metadata.uid for service in services})
+        inputs = service_inputs(services, snapshot, self._writer.problem)
+        for service in services:
+            if service.metadata.deletion_timestamp is None:
+                await self._writer.front(service)
+        for step in self._plan(inputs, self._clock()).steps:
+            await self._writer.write(step)
+
+
+def service_inputs(
+    services: Iterable[GPUService], snapshot: Snapshot, problem: Callable[[str], str]
+) -> tuple[ServiceInputs, ...]:
+    """Returns the services with their jobs, which are those that they control."""
+    jobs: dict[str, list[GPUJob]] = defaultdict(list)
+    for job in snapshot.jobs:
+        uid = job.metadata.labels.get(LABEL_SERVICE_UID)
+        if uid is not None and any(one.uid == uid for one in job.metadata.owner_references):
+            jobs[uid].append(job)
+    wanted = {job.metadata.uid for owned in jobs.values() for job in owned}
+    pods: dict[str, list[PodView]] = defaultdict(list)
+    for pod in snapshot.pods:
+        if pod.job_uid in wanted:
+            pods[pod.job_uid].append(pod)
+    reports = {
+        one.job_uid: one.report.serving
+        for one in snapshot.reports
+        if one.job_uid in wanted and one.report.serving is not None
+    }
+    return tuple(
+        ServiceInputs(
+            service,
+            tuple(_with_pod(job, pods, reports) for job in jobs[service.metadata.uid]),
+            problem(service.metadata.uid),
+        )
+        for service in services
+    )
+
+
+def _with_pod(
+    job: GPUJob, pods: dict[str, list[PodView]], reports: dict[str, ServingReport]
+) -> ServiceJob:
+    uid = job.metadata.uid
+    current = [
+        pod
+        for pod in pods.get(uid, ())
+        if pod.attempt == job.status.attempt and speaks_for(pod, job)
+    ]
+    pod = current[0] if current else None
+    report = reports.get(uid)
+    if pod is not None and pod.termination is not None and pod.termination.serving is not None:
+        # The last words of a process that has ended.
+        report = pod.termination.serving
+    return ServiceJob(job, pod, report)
