@@ -36,6 +36,7 @@ class Probe:
                 if self.path is None:
                     _, writer = await asyncio.open_connection(self.host, self.port)
                     writer.close()
+                    await writer.wait_closed()
                     return True
                 url = f"http://{self.host}:{self.port}{self.path}"
                 async with aiohttp.ClientSession() as session, session.get(url) as answer:

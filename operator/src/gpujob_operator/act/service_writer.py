@@ -106,6 +106,8 @@ class ServiceWriter:
 
     async def _creates(self, step: ServiceStep) -> bool:
         """Creates the jobs. Returns False if this process may not act any more."""
+        if step.creates:
+            self._problems.pop(step.service.metadata.uid, None)
         for create in step.creates:
             if not self._may_act():
                 return False
@@ -128,7 +130,6 @@ class ServiceWriter:
         except ApiError as error:
             self._refused(service, f"GPUJob {create.name}: {error}")
             return
-        self._problems.pop(service.metadata.uid, None)
         self._feedback.written(JOBS, answer)
         log.info("replica created", service=service.metadata.key, job=create.name)
 

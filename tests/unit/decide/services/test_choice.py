@@ -1,0 +1,136 @@
+"""Backends are measured once, after a replica answers, and the replicas take the result."""
+
+from dataclasses import replace
+
+from gpujob_api.gpuservice import Replicas, ServiceOptimize
+from gpujob_api.serving import (
+    BackendName,
+    Candidate,
+    Choice,
+    Quantization,
+    ServingReport,
+    ServingSettings,
+)
+from gpujob_api.settings import Precision
+from gpujob_operator.decide.model.service_plan import Role
+from gpujob_operator.decide.services.revision import choice_key, settings_of
+from tests.harness.services import Live, ServiceWorld, make_service
+
+CHOICE = Choice(
+    BackendName.COMPILE,
+    Precision.BFLOAT16,
+    device="NVIDIA A10",
+    seconds=41.0,
+    reason="0.8 ms a request, Eager 2.1 ms",
+    candidates=(
+        Candidate("Compile", Precision.BFLOAT16, accepted=True),
+        Candidate("Compile", Precision.FLOAT16, accepted=False, reason="relative error 9 %"),
+    ),
+)
+
+
+def measurements(scene: ServiceWorld) -> list[Live]:
+    return [one for one in scene.jobs.values() if one.role is Role.MEASUREMENT]
+
+
+def settings_in(live: Live) -> ServingSettings:
+    env = live.job.spec.worker_container()["env"]
+    [text] = [one["value"] for one in env if one["name"] == "GPUJOB_SERVING"]
+    return ServingSettings.from_text(text)
+
+
+def measured(scene: ServiceWorld, choice: Choice = CHOICE) -> None:
+    [one] = measurements(scene)
+    scene.finish(one.job.metadata.name, ServingReport(choice=choice))
+
+
+def test_nothing_is_measured_before_a_replica_answers() -> None:
+    scene = ServiceWorld()
+    scene.run(3)
+    assert measurements(scene) == []
+    scene.run(3)
+    [one] = measurements(scene)
+    assert settings_in(one).measure
+    assert one.job.spec.sharing.mode.value == "Exclusive"
+    assert "readinessProbe" not in one.job.spec.worker_container()
+    assert scene.condition("BackendChosen")[:2] == ("Unknown", "Measuring")
+
+
+def test_the_replicas_take_the_result_one_after_the_other() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.EAGER}
+    measured(scene)
+    answering = len(scene.answering)
+    scene.run(30)
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.COMPILE}
+    assert {settings_in(one).precision for one in scene.ready()} == {Precision.BFLOAT16}
+    assert min(scene.answering[answering:]) >= 2
+    assert scene.condition("BackendChosen")[1] == "Measured"
+    assert measurements(scene) == [], "it has ended and is of no use any more"
+    [note] = [
+        note for step in scene.steps for note in step.events if note.reason == "BackendChosen"
+    ]
+    assert note.message == (
+        "Compile in bfloat16 (2 candidates, 1 refused, 41 s): 0.8 ms a request, Eager 2.1 ms"
+    )
+
+
+def test_the_model_as_written_replaces_nothing() -> None:
+    scene = ServiceWorld().run(10)
+    created = list(scene.created)
+    measured(scene, replace(CHOICE, backend=BackendName.EAGER, precision=Precision.FLOAT32))
+    scene.run(20)
+    assert scene.created == created
+    assert scene.condition("BackendChosen")[1] == "Measured"
+
+
+def test_a_failed_measurement_is_in_the_condition_and_not_repeated() -> None:
+    scene = ServiceWorld().run(10)
+    [one] = measurements(scene)
+    scene.fail(one.job.metadata.name, "the examples have no sample")
+    scene.run(100)
+    assert sum("pick" in name for name in scene.created) == 1
+    assert len(scene.ready()) == 1
+    status, reason, message = scene.condition("BackendChosen")
+    assert (status, reason) == ("False", "MeasurementFailed")
+    assert "the examples have no sample" in message
+    assert len(measurements(scene)) == 1, "its log has the reason"
+
+
+def test_an_edit_measures_again_and_ends_what_is_under_way() -> None:
+    scene = ServiceWorld().run(10)
+    [before] = measurements(scene)
+    scene.edit(optimize=ServiceOptimize(quantization=Quantization.AUTO))
+    scene.run(10)
+    [after] = measurements(scene)
+    assert before.job.metadata.name != after.job.metadata.name
+    assert settings_in(after).quantization is Quantization.AUTO
+
+
+def test_a_measurement_without_a_result_is_a_failure() -> None:
+    scene = ServiceWorld().run(10)
+    [one] = measurements(scene)
+    scene.finish(one.job.metadata.name)
+    scene.run(2)
+    assert scene.condition("BackendChosen")[1] == "MeasurementFailed"
+
+
+def test_a_named_backend_is_not_measured() -> None:
+    optimize = ServiceOptimize(BackendName.COMPILE, Precision.BFLOAT16)
+    scene = ServiceWorld(make_service(optimize=optimize)).run(20)
+    assert measurements(scene) == []
+    assert settings_in(scene.ready()[0]).backend is BackendName.COMPILE
+    assert scene.condition("BackendChosen")[1] == "Given"
+
+
+def test_a_choice_for_another_spec_does_not_count() -> None:
+    service = make_service()
+    status = replace(service.status, choice=CHOICE, choice_key="0a1b2c")
+    assert settings_of(replace(service, status=status)).backend is BackendName.EAGER
+    status = replace(status, choice_key=choice_key(service))
+    assert settings_of(replace(service, status=status)).backend is BackendName.COMPILE
+
+
+def test_the_bounds_of_replicas_and_the_priority_do_not_change_the_key() -> None:
+    one, other = make_service(), make_service(replicas=Replicas(2, 5), priority=7)
+    assert choice_key(one) == choice_key(other)

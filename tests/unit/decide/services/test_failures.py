@@ -1,0 +1,77 @@
+"""Replicas that end by themselves, and writes that are refused."""
+
+import itertools
+
+from gpujob_api.gpuservice import Replicas
+from tests.harness.services import ServiceWorld, make_service
+
+
+def world(replicas: int = 2) -> ServiceWorld:
+    return ServiceWorld(make_service(replicas=Replicas(replicas)))
+
+
+def test_a_failed_replica_is_replaced_after_a_pause_that_grows() -> None:
+    scene = world(1)
+    scene.start_seconds = lambda name: None
+    ends: list[int] = []
+    for second in range(400):
+        scene.tick()
+        fresh = [one for one in scene.replicas() if not one.job.finished]
+        if fresh:
+            scene.fail(fresh[0].job.metadata.name)
+            ends.append(second)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(ends)]
+    assert pauses[:4] == sorted(pauses[:4])
+    assert pauses[0] >= 10
+    assert pauses[3] >= 80
+    assert len(scene.jobs) == 1, "the newest one is kept for its log"
+
+
+def test_the_condition_has_the_last_line_of_the_script_and_the_command_for_its_log() -> None:
+    scene = world(1).run(5)
+    name = scene.ready()[0].job.metadata.name
+    scene.fail(name)
+    scene.run(1)
+    status, reason, message = scene.condition("Ready")
+    assert (status, reason) == ("False", "ReplicasFailing")
+    assert "ModuleNotFoundError: no module torch" in message
+    assert f"kubectl gpujob logs {name} -n team" in message
+    [note] = [note for step in scene.steps for note in step.events if note.reason == "ReplicaEnded"]
+    assert "10 s" in note.message
+
+
+def test_a_replica_that_answers_ends_the_count_of_failures() -> None:
+    scene = world(1).run(5)
+    scene.fail(scene.ready()[0].job.metadata.name)
+    scene.run(1)
+    assert scene.status.failures == 1
+    scene.run(30)
+    assert len(scene.ready()) == 1
+    assert scene.status.failures == 0
+
+
+def test_a_server_that_ends_with_0_has_failed_its_service() -> None:
+    scene = world(1).run(5)
+    scene.finish(scene.ready()[0].job.metadata.name)
+    scene.run(1)
+    assert "exit code 0" in scene.condition("Ready")[2]
+    scene.run(30)
+    assert len(scene.ready()) == 1
+
+
+def test_a_refused_replica_is_in_the_condition_with_the_api_servers_words() -> None:
+    scene = world(1)
+    scene.start_seconds = lambda name: None
+    scene.problem = "GPUJob answers-0-0: 403 Forbidden: exceeded quota"
+    scene.run(1)
+    status, reason, message = scene.condition("Ready")
+    assert (status, reason) == ("False", "ReplicaRejected")
+    assert "exceeded quota" in message
+    assert scene.status.summary.reason.endswith("exceeded quota")
+
+
+def test_an_unchanged_service_is_not_written_again() -> None:
+    scene = world(2).run(10)
+    scene.steps.clear()
+    scene.run(30)
+    assert [step.status for step in scene.steps if step.status is not None] == []

@@ -1,0 +1,150 @@
+"""Replicas are created, replaced and removed so that no request finds fewer than wanted."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpujob_api.gpuservice import Replicas
+from gpujob_api.serving import Objective
+from tests.harness.builders import make_template
+from tests.harness.services import ServiceWorld, make_service
+
+NEW = make_template(command=("serve", "--version=2"))
+
+
+def world(replicas: int = 2, most: int | None = None) -> ServiceWorld:
+    return ServiceWorld(make_service(replicas=Replicas(replicas, most)))
+
+
+def test_a_service_gets_its_replicas_at_once_and_nothing_more() -> None:
+    scene = world(3).run(10)
+    assert scene.answering == [0, 0, 0, 3, 3, 3, 3, 3, 3, 3]
+    assert len(scene.created) - 1 == 3, "and one measurement of backends"
+    assert scene.condition("Ready")[:2] == ("True", "ReplicasReady")
+    assert scene.condition("Progressing")[:2] == ("False", "Complete")
+
+
+def test_an_edit_of_the_template_replaces_one_replica_after_the_other() -> None:
+    scene = world(3).run(10)
+    before = scene.revisions()
+    scene.edit(template=NEW)
+    for _ in range(40):
+        scene.tick()
+        assert len(scene.ready()) >= 3
+        assert sum(one.gone_at is None for one in scene.replicas()) <= 4
+    assert len(scene.revisions()) == 1
+    assert not scene.revisions() & before
+    assert scene.condition("Progressing")[1] == "Complete"
+
+
+def test_an_edit_of_the_objective_is_another_revision_too() -> None:
+    scene = world().run(10)
+    before = scene.revisions()
+    scene.edit(objective=Objective(20.0))
+    scene.run(30)
+    assert not scene.revisions() & before
+
+
+def test_an_edit_of_the_queue_replaces_nothing() -> None:
+    scene = world().run(10)
+    before = list(scene.created)
+    scene.edit(priority=5)
+    scene.run(10)
+    assert scene.created == before
+
+
+def test_a_new_revision_that_never_answers_leaves_the_old_one_in_place() -> None:
+    scene = world(2).run(10)
+    scene.start_seconds = lambda name: None
+    scene.edit(template=NEW)
+    scene.run(700)
+    assert set(scene.answering[10:]) == {2}
+    assert scene.condition("Ready")[0] == "True"
+    status, reason, message = scene.condition("Progressing")
+    assert (status, reason) == ("False", "Stuck")
+    assert "0 of 2 have revision" in message
+    assert "10 min" in message
+
+
+def test_an_interrupted_replica_is_replaced_before_it_is_gone() -> None:
+    scene = world(2).run(10)
+    victim = scene.ready()[0].job.metadata.name
+    scene.interrupt(victim, grace_seconds=60, back_seconds=600)
+    scene.run(5)
+    assert len(scene.ready()) == 2, "the replacement started while the node had its grace"
+    assert victim not in [one.job.metadata.name for one in scene.ready()]
+
+
+def test_an_interrupted_replica_that_comes_back_is_one_too_many() -> None:
+    scene = world(2).run(10)
+    kept = {one.job.metadata.name for one in scene.ready()}
+    victim = scene.ready()[0].job.metadata.name
+    scene.interrupt(victim, grace_seconds=5, back_seconds=5)
+    scene.run(40)
+    names = {one.job.metadata.name for one in scene.replicas()}
+    assert len(names) == 2
+    assert names & kept == kept - {victim}, "one that answers is never removed for one that waits"
+
+
+def test_a_suspended_service_has_no_replicas_and_comes_back() -> None:
+    scene = world(2).run(10)
+    scene.edit(suspend=True)
+    scene.run(5)
+    assert scene.jobs == {}
+    assert scene.condition("Ready")[:2] == ("False", "Suspended")
+    scene.edit(suspend=False)
+    scene.run(10)
+    assert len(scene.ready()) == 2
+
+
+def test_a_service_that_is_being_deleted_creates_nothing() -> None:
+    scene = world(2)
+    metadata = scene.service.metadata
+    scene.service = replace(scene.service, metadata=replace(metadata, deletion_timestamp=scene.now))
+    scene.run(5)
+    assert scene.created == []
+    assert all(not step.changes for step in scene.steps)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    wanted=st.integers(1, 4),
+    acts=st.lists(
+        st.tuples(
+            st.integers(1, 25), st.sampled_from(("edit", "interrupt", "fail", "suspend", "wait"))
+        ),
+        max_size=8,
+    ),
+    seconds=st.floats(0, 20),
+)
+def test_any_sequence_of_events_ends_complete(
+    wanted: int, acts: list[tuple[int, str]], seconds: float
+) -> None:
+    """After the last event: as many replicas as wanted, of one revision, and none left over."""
+    scene = world(wanted)
+    scene.start_seconds = lambda name: seconds
+    version = 0
+    for pause, act in acts:
+        scene.run(pause)
+        ready = scene.ready()
+        if act == "edit":
+            version += 1
+            scene.edit(template=make_template(command=("serve", str(version))))
+        elif act == "suspend":
+            scene.edit(suspend=not scene.service.spec.suspend)
+        elif act == "interrupt" and ready:
+            scene.interrupt(ready[0].job.metadata.name)
+        elif act == "fail" and ready:
+            scene.fail(ready[0].job.metadata.name)
+        assert sum(one.gone_at is None and not one.job.finished for one in scene.replicas()) <= (
+            2 * wanted + 1
+        )
+    scene.edit(suspend=False)
+    scene.run(900)
+    assert len(scene.ready()) == wanted
+    assert len({one.job.metadata.name.rsplit("-", 2)[1] for one in scene.ready()}) == 1
+    left_over = [one for one in scene.replicas() if not one.ready]
+    assert all(one.job.finished for one in left_over), "the newest failed one is kept for its log"
+    assert len(left_over) <= 1
+    assert scene.condition("Progressing")[1] == "Complete"

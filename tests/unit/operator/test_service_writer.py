@@ -1,0 +1,241 @@
+"""What is written for services, refused, repeated and interrupted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpuservice import GPUService, Replicas
+from gpujob_api.manifest import gpuservice_from_manifest, to_manifest
+from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE_UID, Metadata
+from gpujob_api.serving import ServingReport
+from gpujob_operator.act.service_writer import ServiceFeedback, ServiceWriter
+from gpujob_operator.client.api_errors import ApiError, Conflict, Forbidden, NotFound, Unavailable
+from gpujob_operator.client.kube import GPU_SERVICES, JOBS, SERVICES, Manifest, ResourceType
+from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.service_plan import RemoveJob, ServiceInputs, ServiceJob
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.services.plan import plan_services, step_of
+from gpujob_operator.service_loop import ServiceLoop, service_inputs
+from tests.harness.builders import T0, make_job, make_pod, make_report, placed, received
+from tests.harness.fake_kube import FakeKube
+from tests.harness.services import make_service, read_job
+
+
+class Stage:
+    """A service on the fake API server, and the writer."""
+
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.leads = True
+        self.written: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        body = to_manifest(make_service(replicas=Replicas(2)))
+        body["metadata"] = {"name": "answers", "namespace": "team"}
+        self.service = gpuservice_from_manifest(self.kube.put(GPU_SERVICES, body))
+        self.writer = ServiceWriter(
+            self.kube,
+            ServiceFeedback(self._written, self._gone, self._noted),
+            may_act=lambda: self.leads,
+            unknown=lambda uid: {"later": 1},
+        )
+
+    def _written(self, kind: ResourceType, manifest: Manifest) -> None:
+        self.written.append((kind.plural, manifest["metadata"]["name"]))
+        if kind is GPU_SERVICES:
+            self.service = gpuservice_from_manifest(manifest)
+
+    def _gone(self, kind: ResourceType, uid: str) -> None:
+        self.written.append((kind.plural, "gone"))
+
+    def _noted(self, metadata: Metadata, note: EventNote) -> None:
+        self.notes.append(note.reason)
+
+    async def write(self, service: GPUService | None = None) -> None:
+        given = ServiceInputs(service or self.service, (), self.problem)
+        await self.writer.write(step_of(given, T0))
+
+    @property
+    def problem(self) -> str:
+        return self.writer.problem(self.service.metadata.uid)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def test_jobs_belong_to_their_service_and_name_their_revision(stage: Stage) -> None:
+    await stage.write()
+    names = stage.kube.names(JOBS)
+    assert len(names) == 2
+    job = stage.kube.stored(JOBS, names[0], "team")
+    [owner] = job["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (
+        "GPUService",
+        stage.service.metadata.uid,
+        True,
+    )
+    labels = job["metadata"]["labels"]
+    assert labels[LABEL_SERVICE_UID] == stage.service.metadata.uid
+    assert labels[LABEL_REVISION] in names[0]
+
+
+async def test_the_status_keeps_what_a_later_version_wrote(stage: Stage) -> None:
+    await stage.write()
+    stored = stage.kube.stored(GPU_SERVICES, "answers", "team")
+    assert stored["status"]["wantedReplicas"] == 2
+    assert stored["status"]["later"] == 1
+
+
+async def test_a_request_whose_answer_was_lost_is_repeated_without_harm(stage: Stage) -> None:
+    stage.kube.fail("create", JOBS.plural, after_effect=True)
+    await stage.write()
+    await stage.write()
+    assert len(stage.kube.names(JOBS)) == 2
+    assert stage.problem == ""
+
+
+async def test_a_job_of_somebody_else_with_the_name_is_left_alone(stage: Stage) -> None:
+    given = step_of(ServiceInputs(stage.service), T0)
+    name = given.creates[0].name
+    stage.kube.put(JOBS, {"metadata": {"name": name, "namespace": "team", "labels": {"mine": "1"}}})
+    await stage.writer.write(given)
+    assert stage.kube.stored(JOBS, name, "team")["metadata"]["labels"] == {"mine": "1"}
+    assert f'gpujobs "{name}" exists and is not of this GPUService' in stage.problem
+    assert len(stage.kube.names(JOBS)) == 2, "the other replica was created nevertheless"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Forbidden(403, "Forbidden", "exceeded quota: jobs=3"), ApiError(422, "Invalid", "bad")],
+)
+async def test_a_refusal_is_remembered_until_a_job_is_created(
+    stage: Stage, error: ApiError
+) -> None:
+    stage.kube.fail("create", JOBS.plural, error, times=2)
+    await stage.write()
+    assert error.message in stage.problem
+    await stage.write()
+    assert stage.problem == ""
+    stage.kube.fail("create", JOBS.plural, error, times=2)
+    stage.writer.forget_others(set())
+    assert stage.problem == ""
+
+
+async def test_nothing_is_written_without_the_lead(stage: Stage) -> None:
+    stage.leads = False
+    await stage.write()
+    await stage.writer.front(stage.service)
+    assert stage.kube.writes() == []
+
+
+async def test_a_lost_lead_ends_the_step_in_its_middle(stage: Stage) -> None:
+    def lose(call: Any) -> None:
+        stage.leads = False
+
+    stage.kube.before = lose
+    await stage.write()
+    assert len(stage.kube.writes()) == 1
+
+
+@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "x"), Unavailable(0, "x", "y")])
+async def test_a_status_that_somebody_changed_first_waits_for_the_next_round(
+    stage: Stage, error: ApiError
+) -> None:
+    stage.kube.fail("replace", GPU_SERVICES.plural, error)
+    await stage.write()
+    assert (GPU_SERVICES.plural, "answers") not in stage.written
+    await stage.write()
+    assert (GPU_SERVICES.plural, "answers") in stage.written
+
+
+async def test_a_service_that_is_gone_is_forgotten(stage: Stage) -> None:
+    stage.kube.fail("replace", GPU_SERVICES.plural, NotFound(404, "NotFound", "x"))
+    await stage.write()
+    assert (GPU_SERVICES.plural, "gone") in stage.written
+
+
+async def test_the_service_in_front_selects_replicas_and_is_made_once(stage: Stage) -> None:
+    await stage.writer.front(stage.service)
+    await stage.writer.front(stage.service)
+    assert [call.plural for call in stage.kube.writes()] == [SERVICES.plural]
+    spec = stage.kube.stored(SERVICES, "answers", "team")["spec"]
+    assert spec["selector"] == {LABEL_SERVICE_UID: stage.service.metadata.uid}
+    assert spec["ports"][0]["port"] == 8000
+
+
+async def test_a_service_of_somebody_else_in_front_is_named(stage: Stage) -> None:
+    stage.kube.put(SERVICES, {"metadata": {"name": "answers", "namespace": "team"}})
+    await stage.writer.front(stage.service)
+    assert 'services "answers" exists' in stage.problem
+    assert "delete it" in stage.problem
+
+
+async def test_a_removed_job_that_is_gone_already_is_no_error(stage: Stage) -> None:
+    job = make_job("answers-aaaaaa-0")
+    step = replace(step_of(ServiceInputs(stage.service), T0), removes=(RemoveJob(job, "x"),))
+    await stage.writer.write(step)
+    assert (JOBS.plural, "gone") in stage.written
+
+
+def test_only_jobs_that_the_service_controls_count() -> None:
+    service = make_service()
+    uid = service.metadata.uid
+    stranger = make_job("answers-aaaaaa-0")
+    labels = {LABEL_SERVICE_UID: uid, LABEL_REVISION: "aaaaaa"}
+    stranger = replace(stranger, metadata=replace(stranger.metadata, labels=labels))
+    [given] = service_inputs([service], Snapshot(jobs=(stranger,)), lambda uid: "")
+    assert given.jobs == ()
+
+
+def _owned(service: GPUService) -> Any:
+    [create] = step_of(ServiceInputs(service), T0).creates
+    return placed(read_job(create, "uid-r", T0))
+
+
+def test_a_replica_is_joined_with_its_pod_and_its_newest_report() -> None:
+    service = make_service()
+    job = _owned(service)
+    pod = make_pod(job, ready=True)
+    report = received(job, make_report(serving=ServingReport(answered=7)))
+    snapshot = Snapshot(jobs=(job,), pods=(pod,), reports=(report,))
+    [given] = service_inputs([service], snapshot, lambda uid: "p")
+    assert given.problem == "p"
+    assert given.jobs == (ServiceJob(job, pod, report.report.serving),)
+    last = make_report(serving=ServingReport(answered=9))
+    ended = make_pod(job, exit_code=0, termination=last)
+    [given] = service_inputs([service], replace(snapshot, pods=(ended,)), lambda uid: "")
+    assert given.jobs[0].report == last.serving, "the last words of a process that has ended"
+
+
+async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage: Stage) -> None:
+    rounds: list[int] = []
+    services: list[GPUService] = []
+
+    def plan(inputs: Any, now: Any) -> Any:
+        rounds.append(1)
+        return plan_services(inputs, now)
+
+    def loop(snapshot: Callable[[], Snapshot | None]) -> ServiceLoop:
+        return ServiceLoop(
+            services=lambda: tuple(services),
+            snapshot=snapshot,
+            plan=plan,
+            writer=stage.writer,
+            may_act=lambda: stage.leads,
+            clock=lambda: T0,
+        )
+
+    await loop(Snapshot).round()
+    services.append(stage.service)
+    await loop(lambda: None).round()
+    stage.leads = False
+    await loop(Snapshot).round()
+    assert rounds == []
+    stage.leads = True
+    await loop(Snapshot).round()
+    assert rounds == [1]
+    assert len(stage.kube.names(JOBS)) == 2
+    assert stage.kube.names(SERVICES) == ["answers"]
