@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.manifest import GPUNODE, GPUPROFILE, GPUQUEUE, from_manifest, to_manifest
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import NotCheckedError, NotFoundError, UserError
@@ -121,6 +122,7 @@ class MemoryCluster:
     """A cluster that answers from lists; `may_list_all` False refuses as RBAC would."""
 
     held: Sequence[GPUJob] = ()
+    services: Sequence[GPUService] = ()
     namespace: str = "vision"
     may_list_all: bool = True
     asked: list[str] = field(default_factory=list[str])
@@ -165,6 +167,10 @@ class MemoryCluster:
             if (held.metadata.namespace, held.metadata.name) == (self.namespace, name):
                 return held
         raise NotFoundError(f"not found: gpujob {name} in namespace {self.namespace}")
+
+    def service(self, name: str) -> GPUService | None:
+        found = (one for one in self.services if one.metadata.name == name)
+        return next((one for one in found if one.metadata.namespace == self.namespace), None)
 
     def jobs(self, *, all_namespaces: bool = False, selector: str = "") -> Sequence[GPUJob]:
         self.asked.append("all" if all_namespaces else self.namespace)

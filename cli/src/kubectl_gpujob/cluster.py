@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.manifest import GPUJOB, from_manifest
+from gpujob_api.gpuservice import GPUService
+from gpujob_api.manifest import GPUJOB, GPUSERVICE, from_manifest
 from gpujob_api.meta import GROUP, LABEL_JOB_UID, VERSION
-from kubectl_gpujob.errors import UserError
+from kubectl_gpujob.errors import NotFoundError, UserError
 from kubectl_gpujob.kubectl import (
     Kubectl,
     KubectlError,
@@ -35,6 +36,10 @@ class Cluster(Protocol):
 
     def manifest(self, name: str) -> Manifest:
         """Returns the job's object as the API server stores it."""
+        ...
+
+    def service(self, name: str) -> GPUService | None:
+        """Returns the GPUService of this name, or None."""
         ...
 
     def jobs(self, *, all_namespaces: bool = False, selector: str = "") -> Sequence[GPUJob]: ...
@@ -105,6 +110,18 @@ class KubectlCluster:
             return from_manifest(GPUJob, self.manifest(name))
         except FieldError as error:
             raise UserError(f"the job cannot be read: {error}") from None
+
+    def service(self, name: str) -> GPUService | None:
+        if not is_name(name):
+            return None
+        what = f"gpuservice {name} in namespace {self.namespace}"
+        path = f"{OURS}/namespaces/{self.namespace}/{GPUSERVICE.plural}/{name}"
+        try:
+            return from_manifest(GPUService, self._kubectl.get(what, path))
+        except NotFoundError:
+            return None
+        except FieldError as error:
+            raise UserError(f"the service cannot be read: {error}") from None
 
     def jobs(self, *, all_namespaces: bool = False, selector: str = "") -> Sequence[GPUJob]:
         what = "gpujobs" if all_namespaces else f"gpujobs in namespace {self.namespace}"

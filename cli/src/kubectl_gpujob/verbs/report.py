@@ -10,6 +10,7 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Latency, Speedup
@@ -17,9 +18,10 @@ from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
 from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
 from gpujob_operator.decide.model.placement_record import ignored_hint
-from kubectl_gpujob import html, text
-from kubectl_gpujob.errors import EXIT_DONE
+from kubectl_gpujob import html, services, text
+from kubectl_gpujob.errors import EXIT_DONE, NotFoundError
 from kubectl_gpujob.grammar import World, add_output, add_target
+from kubectl_gpujob.screen import Screen
 
 Row = tuple[str, str]
 Comparison = tuple[str, str, str, str]
@@ -36,7 +38,7 @@ _COMPARISON = ("", "FIRST STEPS", "LATEST STEPS", "CHANGE")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="JOB", help="name of the job")
+    parser.add_argument("name", metavar="NAME", help="name of the job or of the GPUService")
     parser.add_argument(
         "--html", action="store_true", help="print one page of HTML, such as for a colleague"
     )
@@ -45,7 +47,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, world: World) -> int:
-    job, screen = world.cluster(options).job(options.name), world.screen
+    cluster, screen = world.cluster(options), world.screen
+    try:
+        job = cluster.job(options.name)
+    except NotFoundError:
+        service = cluster.service(options.name)
+        if service is None:
+            raise
+        return _show_service(service, options, screen)
     if options.output == "json":
         screen.json(as_json(job))
         return EXIT_DONE
@@ -59,6 +68,27 @@ def run(options: argparse.Namespace, world: World) -> int:
     if compared := comparison(job):
         screen.line()
         screen.table([dict(zip(_COMPARISON, row, strict=True)) for row in compared], _COMPARISON)
+    return EXIT_DONE
+
+
+def _show_service(service: GPUService, options: argparse.Namespace, screen: Screen) -> int:
+    if options.output == "json":
+        screen.json(services.as_json(service))
+        return EXIT_DONE
+    tables = [
+        (services.REPLICA_COLUMNS, services.replicas(service)),
+        (services.CANDIDATE_COLUMNS, services.candidates(service)),
+    ]
+    if options.html:
+        parts = [html.rows(services.rows(service))]
+        parts += [html.table(columns, found) for columns, found in tables if found]
+        screen.line(html.page(service.metadata.key, parts))
+        return EXIT_DONE
+    screen.rows(service.metadata.key, services.rows(service))
+    for columns, found in tables:
+        if found:
+            screen.line()
+            screen.table([dict(zip(columns, row, strict=True)) for row in found], columns)
     return EXIT_DONE
 
 
