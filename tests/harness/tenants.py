@@ -25,6 +25,7 @@ PLACEMENT = {"workers": [{"rank": 0, "node": "node-a", "gpus": ["GPU-1a"]}]}
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _EVERY_VERB = ["get", "list", "create", "update", "patch", "delete"]
 JOBS_RULE = {"apiGroups": ["gpujob.dev"], "resources": ["gpujobs"], "verbs": _EVERY_VERB}
+SERVICES_RULE = {"apiGroups": ["gpujob.dev"], "resources": ["gpuservices"], "verbs": _EVERY_VERB}
 PODS_RULE = {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": _EVERY_VERB}
 CLAIMS_RULE = {
     "apiGroups": [""],

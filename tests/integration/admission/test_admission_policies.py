@@ -16,6 +16,7 @@ from tests.harness.tenants import (
     JOBS_RULE,
     OPERATOR,
     PODS_RULE,
+    SERVICES_RULE,
     Tenants,
     collection,
     may_impersonate,
@@ -379,3 +380,68 @@ def test_the_operator_creates_no_claim_but_of_gpujobs(tenants: Tenants) -> None:
     # Others make claims as before.
     theirs = claim_manifest("theirs")
     tenants.admin.create(collection(namespace, "persistentvolumeclaims"), theirs)
+
+
+def service_manifest(name: str = "answers", **fields: Any) -> Json:
+    """A GPUService with the template of `job_manifest`."""
+    template = job_manifest(**fields)["spec"]["template"]
+    head = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUService", "metadata": {"name": name}}
+    return head | {"spec": {"template": template}}
+
+
+def test_who_may_not_create_pods_may_neither_create_nor_edit_a_service(tenants: Tenants) -> None:
+    """Its template may be edited, so each edit is another pod."""
+    namespace = tenants.namespace()
+    editor = tenants.user(namespace, "editor", SERVICES_RULE)
+    creator = tenants.user(namespace, "creator", SERVICES_RULE, PODS_RULE)
+    said = tenants.refusal(editor, namespace, "gpuservices", service_manifest())
+    assert "may not create pods in " in said
+    assert "a GPUService makes pods there" in said
+    creator.create(collection(namespace, "gpuservices"), service_manifest())
+    edit = service_manifest(**{f"{WORKER}.image": "other"})
+    assert "may not create pods in " in tenants.refusal(
+        editor, namespace, "gpuservices", edit, "PATCH"
+    )
+    assert tenants.refusal(creator, namespace, "gpuservices", edit, "PATCH") == ""
+
+
+@pytest.mark.parametrize(("fields", "named"), FORBIDDEN[:3] + FORBIDDEN[-1:])
+def test_a_service_asks_for_nothing_that_restricted_forbids(
+    tenants: Tenants, fields: Json, named: str
+) -> None:
+    namespace = tenants.namespace()
+    said = tenants.refusal(tenants.admin, namespace, "gpuservices", service_manifest(**fields))
+    assert named in said
+
+
+def test_a_services_account_is_checked_with_its_author_and_not_with_the_operator(
+    tenants: Tenants,
+) -> None:
+    namespace = tenants.namespace()
+    creator = tenants.user(namespace, "creator", SERVICES_RULE, PODS_RULE)
+    operator = tenants.user(NAMESPACE, OPERATOR, JOBS_RULE, PODS_RULE, everywhere=True)
+    account = {f"{POD}.serviceAccountName": "deployer"}
+    said = tenants.refusal(creator, namespace, "gpuservices", service_manifest(**account))
+    assert "may not impersonate the service account deployer" in said
+    replica = job_manifest("answers-0a1b2c-0", **account)
+    replica["metadata"]["ownerReferences"] = owned_by("GPUService")
+    assert tenants.refusal(operator, namespace, "gpujobs", replica) == ""
+    # An owner that the user wrote is no excuse.
+    author = tenants.user(namespace, "author", JOBS_RULE, PODS_RULE)
+    assert "may not impersonate" in tenants.refusal(author, namespace, "gpujobs", replica)
+
+
+def test_the_operator_creates_no_job_but_of_services(tenants: Tenants) -> None:
+    namespace = tenants.namespace()
+    operator = tenants.user(NAMESPACE, OPERATOR, JOBS_RULE, PODS_RULE, everywhere=True)
+    for owners in ([], owned_by("GPUJob"), owned_by("GPUService", "other.dev/v1")):
+        job = job_manifest("foreign")
+        job["metadata"]["ownerReferences"] = owners
+        said = tenants.refusal(operator, namespace, "gpujobs", job)
+        assert "metadata.ownerReferences" in said
+    replica = job_manifest("answers-0a1b2c-0")
+    replica["metadata"]["ownerReferences"] = owned_by("GPUService")
+    operator.create(collection(namespace, "gpujobs"), replica)
+    # A pod belongs to a job, never to a service itself.
+    pod = pod_manifest("direct", ownerReferences=owned_by("GPUService"))
+    assert "metadata.ownerReferences" in tenants.refusal(operator, namespace, "pods", pod)
