@@ -15,8 +15,8 @@ from gpujob_api.settings import Precision
 ENV_SERVING = "GPUJOB_SERVING"
 # The address to listen on. All addresses of the host by default.
 ENV_SERVING_HOST = "GPUJOB_SERVING_HOST"
-# A folder for compiled models, which replicas share.
-ENV_SERVING_ARTIFACTS = "GPUJOB_SERVING_ARTIFACTS"
+# A folder that keeps compiled models from one start to the next. None are kept without it.
+ENV_SERVING_CACHE = "GPUJOB_SERVING_CACHE"
 SERVING_PORT = 8000
 CANDIDATES_MAX = 24
 

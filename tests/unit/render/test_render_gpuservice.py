@@ -63,7 +63,7 @@ def test_compiled_models_lie_in_the_claim() -> None:
     manifest = service_job(create(make_service(artifacts_claim_name="cache")))
     container = worker(manifest)
     [mount] = container["volumeMounts"]
-    assert env(container)["GPUJOB_SERVING_ARTIFACTS"] == mount["mountPath"]
+    assert env(container)["GPUJOB_SERVING_CACHE"] == mount["mountPath"]
     [volume] = manifest["spec"]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"] == {"claimName": "cache"}
 

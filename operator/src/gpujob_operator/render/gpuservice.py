@@ -17,7 +17,7 @@ from gpujob_api.meta import (
 from gpujob_api.optimize import Optimize
 from gpujob_api.serving import (
     ENV_SERVING,
-    ENV_SERVING_ARTIFACTS,
+    ENV_SERVING_CACHE,
     ENV_SERVING_HOST,
     BackendName,
 )
@@ -80,9 +80,9 @@ def _template(create: CreateJob) -> dict[str, Any]:
     ]
     claim = service.spec.artifacts_claim_name
     if claim is not None:
-        ours.append({"name": ENV_SERVING_ARTIFACTS, "value": ARTIFACTS_DIRECTORY})
+        ours.append({"name": ENV_SERVING_CACHE, "value": ARTIFACTS_DIRECTORY})
         _mount(template["spec"], one, claim)
-    names = (ENV_SERVING, ENV_SERVING_HOST, ENV_SERVING_ARTIFACTS)
+    names = (ENV_SERVING, ENV_SERVING_HOST, ENV_SERVING_CACHE)
     users = [entry for entry in one.get("env") or () if entry.get("name") not in names]
     one["env"] = [*users, *ours]
     if create.role is Role.REPLICA:
