@@ -27,9 +27,10 @@ UID = "uid-answers"
 
 
 def make_service(name: str = "answers", **spec: Any) -> GPUService:
+    template = spec.pop("template", None) or make_template(command=("serve",))
     return GPUService(
         Metadata(name, "team", UID, "1", generation=1, creation_timestamp=T0),
-        GPUServiceSpec(**{"template": make_template(command=("serve",)), **spec}),
+        GPUServiceSpec(template, **spec),
     )
 
 

@@ -34,7 +34,11 @@ async def server(answers: list[int]) -> AsyncGenerator[int]:
 
 
 def probe(port: int, path: str | None = "/ready", **fields: Any) -> Probe:
-    given = {"period_seconds": 0.01, "timeout_seconds": 5.0, "failure_threshold": 1} | fields
+    given: dict[str, Any] = {
+        "period_seconds": 0.01,
+        "timeout_seconds": 5.0,
+        "failure_threshold": 1,
+    } | fields
     return Probe(
         port=port, path=path, host=HOST, initial_delay_seconds=0.0, success_threshold=1, **given
     )

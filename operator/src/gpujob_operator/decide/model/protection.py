@@ -7,6 +7,7 @@ from typing import Any
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_api.report import CheckpointReport, Protection
+from gpujob_api.settings import Task
 from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import pod_spec
@@ -30,8 +31,10 @@ def why_unprotected(
     """Returns why the job is unprotected, or None if it is protected.
 
     Also returns None while the worker has not reported whether the run can be resumed. `reported`
-    is newer than the job's status.
+    is newer than the job's status. A server has no run that could be lost.
     """
+    if job.spec.optimize.task is Task.SERVING:
+        return None
     if not _has_durable_place(job, configuration):
         return Unprotected.NO_DURABLE_PLACE
     if (reported or job.status.protection) is Protection.FROM_BEGINNING:
