@@ -2,10 +2,10 @@
 
     python -m bench.services [--rate 40] [--replicas 2] [--quick]
 
-A local cluster runs a real API server, EndpointSlices of the real controller, and real serving
-processes on CPU cards. Requests come open-loop at a Poisson rate, each over its own connection, to
-an address that the EndpointSlices name as ready, as kube-proxy would. No request is tried again.
-Meanwhile
+A local cluster runs a real API server and real serving processes on CPU cards. Requests come
+open-loop at a Poisson rate, each over its own connection, to an address of a ready pod, which is
+looked up every half second. That imitates EndpointSlices and kube-proxy, which take no loopback
+addresses. No request is tried again. Meanwhile
 
 - `rolling update`: the template is edited, and every replica is replaced;
 - `node reclaimed`: a spot node with a replica goes away, with notice and grace;
@@ -37,7 +37,8 @@ from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient, Json
 
 OURS = "/apis/gpujob.dev/v1alpha1/namespaces/default"
-SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+PODS = "/api/v1/namespaces/default/pods"
+PORT = 8000
 NAME = "digits"
 OBJECTIVE_MILLISECONDS = 250
 REQUEST_SECONDS_MAX = 20.0
@@ -124,14 +125,17 @@ class Load:
 
 
 def ready_addresses(client: ApiClient) -> list[str]:
-    found: list[str] = []
-    listed = client.get(SLICES, labelSelector=f"kubernetes.io/service-name={NAME}")["items"]
-    for one in listed:
-        ports = [port["port"] for port in one.get("ports") or ()]
-        for endpoint in one.get("endpoints") or ():
-            if endpoint.get("conditions", {}).get("ready") and ports:
-                found += [f"{address}:{ports[0]}" for address in endpoint["addresses"]]
-    return found
+    """Returns the addresses that an EndpointSlice would name: pods that are ready and not being
+    deleted.
+    """
+    pods = client.get(PODS, labelSelector=f"gpujob.dev/service={NAME}")["items"]
+    return [f"{pod['status']['podIP']}:{PORT}" for pod in pods if _is_ready(pod)]
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
 
 
 def service(replicas: int) -> Json:

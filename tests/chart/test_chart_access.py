@@ -56,12 +56,21 @@ def aggregated(values: Mapping[str, Any]) -> set[str]:
 
 def test_a_viewer_an_editor_and_an_admin_can_be_bound() -> None:
     objects = render()
-    assert rights(objects, "viewer") == {"gpujobs": READ, "gpuprofiles": READ}
+    assert rights(objects, "viewer") == {
+        "gpujobs": READ,
+        "gpuservices": READ,
+        "gpuprofiles": READ,
+    }
     forget = READ | {"delete", "deletecollection"}
-    assert rights(objects, "editor") == {"gpujobs": READ | WRITE, "gpuprofiles": forget}
+    assert rights(objects, "editor") == {
+        "gpujobs": READ | WRITE,
+        "gpuservices": READ | WRITE,
+        "gpuprofiles": forget,
+    }
     every = READ | WRITE
     assert rights(objects, "admin") == {
         "gpujobs": every,
+        "gpuservices": every,
         "gpunodes": every,
         "gpuqueues": every,
         "gpuprofiles": forget,

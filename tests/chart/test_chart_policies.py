@@ -76,9 +76,12 @@ def test_no_rule_takes_another_ones_variable(policy: str) -> None:
 def test_only_what_a_rule_is_about_is_looked_at() -> None:
     pods = policies({"admissionPolicies": {"podOwnership": False}})["pods"]["spec"]
     operations = [one["operations"] for one in pods["matchConstraints"]["resourceRules"]]
-    assert operations == [["CREATE", "DELETE"], ["CREATE"]]
-    (jobs,) = policies()["jobs"]["spec"]["matchConstraints"]["resourceRules"]
+    assert operations == [["CREATE", "DELETE"], ["CREATE"], ["CREATE"]]
+    jobs, services = policies()["jobs"]["spec"]["matchConstraints"]["resourceRules"]
     assert (jobs["resources"], jobs["operations"]) == (["gpujobs"], ["CREATE"])
+    # The template of a service may be edited.
+    assert services["resources"] == ["gpuservices"]
+    assert services["operations"] == ["CREATE", "UPDATE"]
 
 
 @pytest.mark.parametrize(("policy", "file", "value"), ALL)

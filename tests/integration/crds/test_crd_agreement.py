@@ -19,6 +19,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.manifest import RESOURCES, from_manifest, to_manifest
 from gpujob_api.short_form import SHORT_FIELDS
 from gpujob_local.control_plane.api_client import headers, ssl_context
@@ -36,6 +37,7 @@ LEAST: dict[type[Any], Json] = {
     GPUNode: {},
     GPUQueue: {},
     GPUProfile: {"fingerprint": "f", "image": "trainer"},
+    GPUService: {"template": TEMPLATE},
 }
 
 

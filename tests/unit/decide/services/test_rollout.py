@@ -107,7 +107,7 @@ def test_a_service_that_is_being_deleted_creates_nothing() -> None:
     assert all(not step.changes for step in scene.steps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     wanted=st.integers(1, 4),
     acts=st.lists(
