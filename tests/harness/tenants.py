@@ -115,7 +115,7 @@ class Tenants:
         token = self.admin.create(f"{accounts}/{name}/token", {"spec": {}})["status"]["token"]
         identity = self.running.control_plane.identity("admin")
         client = ApiClient(replace(identity, certificate=None, key=None, token=token))
-        resource = "pods" if everywhere else "gpujobs"
+        resource = "pods" if everywhere else str(rules[0]["resources"][0])
         # Rights are known to the API server a moment after they are given.
         self.running.control_plane.wait_until(
             lambda: _may_read(client, namespace, resource), f"the rights of {name}"
