@@ -51,6 +51,8 @@ class WorkerPhase(Enum):
     TRAINING = "training"
     EVALUATING = "evaluating"
     CHECKPOINTING = "checkpointing"
+    # It answers requests.
+    SERVING = "serving"
     DRAINING = "draining"
     FINISHED = "finished"
 

@@ -114,6 +114,9 @@ class ServingSettings:
     # Requests per second for which a measurement chooses.
     expected_rate: Annotated[float, Range(0, 10**9)] | None = None
     measure: bool = False
+    # After a stop request, requests are still accepted for this long, because a Service sends
+    # requests to a pod until all nodes have learned of its end.
+    drain_delay_seconds: Annotated[float, Range(0, 600)] = 3.0
 
     def __post_init__(self) -> None:
         check(self)

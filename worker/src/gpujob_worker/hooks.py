@@ -17,8 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gpujob_api.settings import Toggle
-from gpujob_worker.control.device import hold_to_card
+from gpujob_api.settings import Task, Toggle
 from gpujob_worker.control.inference import Inference
 from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.module_watch import ModuleWatch
@@ -48,6 +47,7 @@ from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.inject.wrapped_module import hide_from_script_compiler
 from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import hold_to_card
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.registry import apply_settings
@@ -120,6 +120,7 @@ class Hooks:
         self._net.when_cut(self._take_off)
         in_forked_children(self.in_child)
         session.begin_in_child = guard(self._train_in_child)
+        session.when_serving(guard(self._serve))
         if not self._inference.stated:
             self._watch_training()
         loaders = self._loaders
@@ -279,6 +280,13 @@ class Hooks:
         self._module_watch.discovery.finish()
         self._loaders.stop()
 
+    def _serve(self) -> None:
+        """Called when the script answers requests. Nothing of it is tuned by these hooks then."""
+        self._own_work.under_way = True
+        self._inference.stop()
+        self._module_watch.discovery.finish()
+        self._loaders.stop()
+
     def _train_in_child(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Installs fresh hooks in a forked child that trains. Daemonic children belong to a library
         and are left alone.
@@ -319,6 +327,8 @@ class Hooks:
     def _say_if_short(self) -> None:
         session, log = self._session, self._session.log
         if not session.optimizes or session.state.tuning_seconds is not None or session.launches:
+            return
+        if session.state.task is Task.SERVING:
             return
         steps = self._model.steps
         if not steps and log.lines:

@@ -111,6 +111,7 @@ class Process:
             parent=parent,
         )
         session.when_started(self._started)
+        session.is_hooked = True
         session.stop.end_run = end_run
         use(session)
         return session

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import Task
-from gpujob_worker.control.device import hold_to_card
 from gpujob_worker.control.own_work import OwnWork
 from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.answering import AnsweringRoot
@@ -21,6 +20,7 @@ from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import hold_to_card
 
 # A script that calls its model once or twice may only determine a size before it trains.
 CALLS_TO_RECOGNISE = 3

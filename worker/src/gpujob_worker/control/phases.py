@@ -15,7 +15,6 @@ from enum import Enum, auto
 import torch
 
 from gpujob_api.report import WorkerPhase
-from gpujob_worker.control.device import use_device
 from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.module_watch import WARM_UP_STEPS, ModuleWatch
 from gpujob_worker.control.rollback_guard import RollbackGuard
@@ -26,6 +25,7 @@ from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.fused_optimizer import device_of
 from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import use_device
 
 BASELINE_STEPS = 5
 # The steps after which a model is tuned.

@@ -11,7 +11,6 @@ import torch
 
 from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_worker.control.consensus import MEASURED, UNNUMBERED, Consensus
-from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import SharedTuner, tuner_for
 from gpujob_worker.control.rollback_guard import CONFIRM_STEPS
 from gpujob_worker.control.sharded_tuning import whole_root
@@ -26,6 +25,7 @@ from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import hold_to_limit
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.frozen_modules import FrozenModules

@@ -11,7 +11,6 @@ than before. Everything else waits for the tuning.
 import torch
 
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, refusal_together, tuner_for
 from gpujob_worker.control.sharded_tuning import whole_root
 from gpujob_worker.control.shared_decisions import settle_known
@@ -25,6 +24,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes
 from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import hold_to_limit, use_device
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring

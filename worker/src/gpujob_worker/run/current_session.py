@@ -17,8 +17,14 @@ def use(session: Session) -> None:
 
 
 def ensure_session() -> Session:
-    """Returns the session of this process, or a new one from the environment, which trains from now
-    on.
+    """Returns the session of this process, which trains from now on."""
+    session = known_session()
+    session.start()
+    return session
+
+
+def known_session() -> Session:
+    """Returns the session of this process, or a new one from the environment.
 
     A forked child has its parent's session, which counts its parent's steps and reports nothing
     here.
@@ -29,7 +35,6 @@ def ensure_session() -> Session:
         session = _current
     if session is None or session.is_of_parent:
         session = _made(session)
-    session.start()
     return session
 
 

@@ -276,6 +276,15 @@ class Meter:
         self.window.apart += 1
         self.memory.reset_peak()
 
+    def step_starts(self) -> None:
+        """Called at the start of a step that does not follow the last one directly. The time in
+        between belongs to no step.
+        """
+        self._paused = self._wait = 0.0
+        self._last = self.clock()
+        if self._launched is not None:
+            self._launched.begins = self._launched.events.mark()
+
     def step_done(self) -> None:
         now = self.clock()
         self.steps += 1

@@ -40,7 +40,7 @@ class RunState:
     samples_per_step: int | None = None
     steps_total: int | None = None
     first_step: int = 0
-    # `INFERENCE` if steps are calls of the model.
+    # `INFERENCE` if steps are calls of the model, `SERVING` if they are batches of requests.
     task: Task | None = None
     resumed_from_step: int | None = None
     checkpoint: CheckpointReport | None = None
@@ -161,6 +161,10 @@ class RunState:
         """
         self.task = Task.INFERENCE
         self.first_step += calls_before
+
+    def serves(self) -> None:
+        """Marks that steps are batches of requests."""
+        self.task = Task.SERVING
 
     def trains_after_all(self) -> None:
         """Marks that steps are an optimizer's from now on. Their numbers go on from the calls'."""

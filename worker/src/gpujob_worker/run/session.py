@@ -14,6 +14,7 @@ from gpujob_api.report import (
     Report,
     WorkerPhase,
 )
+from gpujob_api.serving import ServingReport
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.call_listener import CallListener
@@ -87,6 +88,11 @@ class Session:
         # The process only starts those that train.
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
+        # Whether the end of the process makes the last report (`process`).
+        self.is_hooked = False
+        self._on_serving: Callable[[], None] = lambda: None
+        self._serving: Callable[[], ServingReport | None] = lambda: None
+        self._on_shared: Callable[[bool], None] = lambda _: None
         # Called when a forked child trains; makes its own session there.
         self.begin_in_child: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
@@ -219,6 +225,7 @@ class Session:
             loss=self.state.loss,
             baseline=self.state.as_written,
             current=self.state.current,
+            serving=self._serving(),
             peaks=window.peaks,
             efficiency=self._efficiency(),
             data_wait_percent=window.data_wait_percent,
@@ -254,7 +261,23 @@ class Session:
         tuned = self.state.tuned or TunedSettings()
         return efficiency(self.meter, self.state.step_flop, self.state.device, tuned.precision)
 
+    def serves(
+        self, report: Callable[[], ServingReport | None], on_shared: Callable[[bool], None]
+    ) -> None:
+        """Marks that steps are batches of requests. `report` is a part of every report from now
+        on. `on_shared` is called with whether other jobs hold a part of the GPU.
+        """
+        self.state.serves()
+        self._serving, self._on_shared = report, on_shared
+        self._on_serving()
+
+    def when_serving(self, call: Callable[[], None]) -> None:
+        """Sets a callback for a process that turns out to answer requests."""
+        self._on_serving = call
+
     def _on_reply(self, reply: Reply) -> None:
+        if reply.shared is not None:
+            self._on_shared(reply.shared)
         if reply.stop is not None:
             self.stop.watch()
             seconds = reply.stop.deadline_seconds

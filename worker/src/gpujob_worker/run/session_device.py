@@ -1,4 +1,4 @@
-"""The training's device: measures its memory and enforces the memory limit."""
+"""The device of a session: measures its memory and enforces the memory limit."""
 
 import torch
 
