@@ -108,10 +108,10 @@ class Process:
             report_directory=options.report_directory,
             profiler=profiler,
             is_first=is_first_process(),
+            is_hooked=True,
             parent=parent,
         )
         session.when_started(self._started)
-        session.is_hooked = True
         session.stop.end_run = end_run
         use(session)
         return session

@@ -56,9 +56,12 @@ class Session:
         report_directory: Path | None = None,
         profiler: StepProfiler | None = None,
         is_first: bool = True,
+        is_hooked: bool = False,
         parent: "Session | None" = None,
     ) -> None:
-        """`parent` is the session of the process that forked this one."""
+        """With `is_hooked`, the end of the process makes the last report. `parent` is the session
+        of the process that forked this one.
+        """
         self.environment = environment
         self.features = features or Features()
         self.log = log or DecisionLog()
@@ -88,8 +91,7 @@ class Session:
         # The process only starts those that train.
         self.launches = False
         self._on_start: Callable[[], None] = lambda: None
-        # Whether the end of the process makes the last report (`process`).
-        self.is_hooked = False
+        self.is_hooked = is_hooked
         self._on_serving: Callable[[], None] = lambda: None
         self._serving: Callable[[], ServingReport | None] = lambda: None
         self._on_shared: Callable[[bool], None] = lambda _: None
