@@ -17,7 +17,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import gpujob_api
-import gpujob_worker
 
 # Calls that yield each number once, in an order of their own.
 _COUNTING = ("range", "trange", "enumerate", "count")
@@ -422,7 +421,8 @@ def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {paths[name] for name in names if name in paths}
-    own = [str(Path(of).resolve().parent) for of in (gpujob_api.__file__, gpujob_worker.__file__)]
+    worker = Path(__file__).resolve().parents[1]
+    own = [str(folder) for folder in (Path(gpujob_api.__file__).resolve().parent, worker)]
     return (*(folder + "/" for folder in (*folders, *own)), "<frozen")
 
 

@@ -1,0 +1,102 @@
+"""Runs the HTTP server until it is stopped, and then drains it.
+
+SIGTERM, a stop of the operator, Ctrl-C      not ready
+  for `drain_delay_seconds`                  requests are accepted
+  then, until the queue is answered          requests are refused with 503
+  then                                       the port is closed
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gpujob_worker.serving.lifecycle import Lifecycle, Stage
+from gpujob_worker.serving.server import Server
+
+POLL_SECONDS = 0.05
+# Connections that wait for the process to accept them.
+BACKLOG = 1024
+KEEP_ALIVE_SECONDS = 75.0
+# Of the time until the deadline, that the delay may take.
+DELAY_SHARE_MAX = 0.5
+# The part of the remaining time that is kept for the queue while bodies arrive.
+QUEUE_SHARE_MIN = 0.5
+CLOSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When and how the server ends."""
+
+    # Whether it has to end.
+    requested: Callable[[], bool]
+    # Seconds until the process has to be over.
+    remaining_seconds: Callable[[], float]
+    # Answers what is queued within these seconds, and returns whether all of it is answered.
+    drain: Callable[[float], bool]
+    # Called when the ending begins.
+    begins: Callable[[], None]
+    # How long requests are accepted after the ending began.
+    delay_seconds: Callable[[], float]
+
+
+class Front:
+    """The server on its socket."""
+
+    def __init__(self, server: Server, lifecycle: Lifecycle, ending: Ending) -> None:
+        self._server = server
+        self._lifecycle = lifecycle
+        self._ending = ending
+
+    async def run(self, listener: socket.socket, started: Callable[[], None]) -> bool:
+        """Serves until the ending is requested. Returns whether all accepted requests were
+        answered.
+        """
+        application = self._server.application()
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            shutdown_timeout=CLOSE_SECONDS,
+        )
+        await runner.setup()
+        try:
+            site = web.SockSite(runner, listener, backlog=BACKLOG)
+            await site.start()
+            self._lifecycle.enter(Stage.SERVING)
+            started()
+            await self._until(self._ending.requested)
+            drained = await self._drain()
+            await site.stop()
+            intake = self._server.intake
+            return await self._wait(lambda: not intake.requests) and drained
+        finally:
+            await runner.cleanup()
+            self._server.close()
+
+    async def _drain(self) -> bool:
+        ending = self._ending
+        self._lifecycle.enter(Stage.DRAINING)
+        ending.begins()
+        longest = max(0.0, DELAY_SHARE_MAX * ending.remaining_seconds())
+        await asyncio.sleep(min(ending.delay_seconds(), longest))
+        self._lifecycle.enter(Stage.REFUSING)
+        # A request whose body is on its way was accepted too.
+        intake = self._server.intake
+        reserve_seconds = QUEUE_SHARE_MIN * ending.remaining_seconds()
+        await self._wait(lambda: not intake.arriving, reserve_seconds)
+        return await asyncio.to_thread(ending.drain, max(0.0, ending.remaining_seconds()))
+
+    async def _wait(self, condition: Callable[[], bool], reserve_seconds: float = 0.0) -> bool:
+        """Waits for the condition until only `reserve_seconds` remain. Returns whether it came."""
+        remaining_seconds = self._ending.remaining_seconds
+        await self._until(lambda: condition() or remaining_seconds() <= reserve_seconds)
+        return condition()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Polls, because conditions come true in signal handlers and other threads too."""
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)

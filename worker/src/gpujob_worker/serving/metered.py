@@ -1,0 +1,78 @@
+"""A backend whose batches are the steps of the run: counted, timed, within the memory limit."""
+
+import time
+from collections.abc import Callable
+
+from gpujob_worker.run.failure import MemoryLimitError, is_out_of_memory
+from gpujob_worker.run.session import Session
+from gpujob_worker.run.session_device import hold_to_card
+from gpujob_worker.serving.backend import Backend, Tensors
+
+# CUDA reports an error of a kernel again on every later call of the process.
+_BROKEN_DEVICE = ("CUDA error", "device-side assert", "CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+class MeteredBackend:
+    """Passes batches to another backend, and measures them once `begin` was called.
+
+    `failure` is an error that every later batch would have too, so that the process has to end.
+    """
+
+    def __init__(
+        self, backend: Backend, session: Session, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend = backend
+        self._session = session
+        self._clock = clock
+        self._counts = False
+        self._since: float | None = None
+        self.failure: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        return self._backend.sizes
+
+    def begin(self) -> None:
+        """Counts batches from now on. Those before were no requests."""
+        self._counts = True
+
+    def running_seconds(self) -> float:
+        """Returns for how long the present batch has been executed, or 0 without one."""
+        since = self._since
+        return 0.0 if since is None else self._clock() - since
+
+    def run(self, inputs: Tensors) -> Tensors:
+        self._since = self._clock()
+        try:
+            return self._measured(inputs) if self._counts else self._backend.run(inputs)
+        except Exception as error:
+            if breaks_device(error):
+                self.failure = self.failure or error
+            raise
+        finally:
+            self._since = None
+
+    def _measured(self, inputs: Tensors) -> Tensors:
+        meter = self._session.meter
+        meter.step_starts()
+        meter.call_starts()
+        outputs = self._backend.run(inputs)
+        meter.call_ends(len(next(iter(inputs.values()))))
+        meter.step_done()
+        try:
+            hold_to_card(self._session)
+        except MemoryLimitError as error:
+            # The outputs are right. A GPU would have refused the memory before.
+            self.failure = self.failure or error
+        return outputs
+
+
+def breaks_device(error: Exception) -> bool:
+    """Returns whether the device fails from now on, whatever the batch."""
+    if is_out_of_memory(error):
+        return False
+    return any(text in str(error) for text in _BROKEN_DEVICE)

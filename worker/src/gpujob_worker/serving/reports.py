@@ -1,0 +1,57 @@
+"""What a serving process reports about itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpujob_api.serving import BackendName, Choice, ServingReport
+from gpujob_api.settings import Precision
+from gpujob_worker.serving.batcher import Batcher
+from gpujob_worker.serving.lifecycle import Lifecycle
+
+
+@dataclass(slots=True)
+class ServingState:
+    """The parts of a serving process, as they come into being."""
+
+    lifecycle: Lifecycle
+    batcher: Batcher | None = None
+    backend: str = BackendName.EAGER.value
+    precision: Precision = Precision.FLOAT32
+    choice: Choice | None = None
+    # Returns how many requests were refused before they reached the batcher.
+    refused: Callable[[], int] = lambda: 0
+    # The last reply of the operator about it.
+    shared: bool = False
+
+    def serves(self, batcher: Batcher) -> None:
+        self.batcher = batcher
+        batcher.shared = self.shared
+
+    def share(self, shared: bool) -> None:
+        """Sets whether other jobs hold a part of the GPU."""
+        self.shared = shared
+        if self.batcher is not None:
+            self.batcher.shared = shared
+
+    def report(self) -> ServingReport:
+        if self.batcher is None:
+            return ServingReport(backend=self.backend, precision=self.precision, choice=self.choice)
+        known = self.batcher.statistics()
+        return ServingReport(
+            ready=self.lifecycle.is_ready,
+            answered=known.answered,
+            failed=known.failed,
+            refused=known.refused + self.refused(),
+            queued=known.queued,
+            requests_per_second=known.requests_per_second,
+            samples_per_second=known.samples_per_second,
+            within_objective_percent=known.within_objective_percent,
+            latency=known.latency,
+            busy_percent=known.busy_percent,
+            batch_samples=known.batch_samples,
+            time=known.time,
+            policy=known.policy,
+            backend=self.backend,
+            precision=self.precision,
+            choice=self.choice,
+        )
