@@ -40,6 +40,6 @@ trap 'rm -f "$pins"' EXIT
 sed -nE 's/^([a-z][a-z0-9_-]*==[^\\]+).*/\1/p' requirements/torch.txt requirements/base.txt |
   grep -vE "^($(IFS='|' && echo "${gpu_packages[*]}"))==" >"$pins"
 printf '%s\n' "torch==$oldest.*" 'numpy>=2' safetensors xxhash pytest pytest-asyncio pytest-randomly \
-  pytest-timeout pytest-xdist hypothesis tqdm hatchling editables |
+  pytest-timeout pytest-xdist hypothesis tqdm aiohttp hatchling editables |
   "${compile[@]}" --constraint "$pins" --no-emit-package triton --no-emit-package nvidia-cusolver-cu12 \
     --no-emit-package nvidia-nvtx-cu12 --no-emit-package nvidia-cuda-nvrtc-cu12 - -o requirements/oldest.txt
