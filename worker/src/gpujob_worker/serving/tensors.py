@@ -61,7 +61,9 @@ def from_numbers(name: str, data: Any, shape: tuple[int, ...], dtype: torch.dtyp
         array: Any = np.array(data)
     except (ValueError, OverflowError, RecursionError):
         raise InputError(f"{name}: all lists in data must have the same length") from None
-    if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
+    # Nested lists end at a dimension of size 0.
+    is_other = array.ndim > 1 and array.size and array.shape != shape
+    if array.size != math.prod(shape) or is_other:
         got = list(array.shape) if array.ndim > 1 else f"{array.size} values"
         raise InputError(
             f"{name}: data must have shape {list(shape)}, or be flat with {math.prod(shape)}"
