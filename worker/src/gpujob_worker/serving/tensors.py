@@ -58,7 +58,8 @@ def from_numbers(name: str, data: Any, shape: tuple[int, ...], dtype: torch.dtyp
     if not isinstance(data, list):
         raise InputError(f"{name}: data must be a list; got {short(data)}")
     try:
-        array: Any = np.array(data)
+        # numpy would read numbers below and above 2^63 together as floats.
+        array: Any = np.array(data, dtype=object if dtype is torch.uint64 else None)
     except (ValueError, OverflowError, RecursionError):
         raise InputError(f"{name}: all lists in data must have the same length") from None
     # Nested lists end at a dimension of size 0.
@@ -79,7 +80,10 @@ def _converted(name: str, array: Any, dtype: torch.dtype) -> Any:
     wanted = np.dtype(str(dtype).removeprefix("torch."))
     accepted = {"b": "b", "i": "iu", "u": "iu", "f": "fiu"}[wanted.kind]
     datatype = datatype_of(dtype)
-    if array.size and array.dtype.kind not in accepted:
+    kind = array.dtype.kind
+    if kind == "O" and dtype is torch.uint64 and all(type(one) is int for one in array.flat):
+        kind = "u"
+    if array.size and kind not in accepted:
         what = {"b": "true or false", "f": "numbers"}.get(wanted.kind, "whole numbers of 64 bits")
         raise InputError(f"{name}: data of type {datatype} must be {what}")
     if array.size and wanted.kind in "iu":
