@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -19,7 +20,13 @@ from gpujob_worker.serving.server import Server
 POLL_SECONDS = 0.05
 # Connections that wait for the process to accept them.
 BACKLOG = 1024
-KEEP_ALIVE_SECONDS = 75.0
+CONNECTION_OPTIONS: dict[str, Any] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": 75.0,
+    # How long the rest of a refused body is read, so that its sender sees the response.
+    "lingering_time": 1.0,
+}
 # Of the time until the deadline, that the delay may take.
 DELAY_SHARE_MAX = 0.5
 # The part of the remaining time that is kept for the queue while bodies arrive.
@@ -56,12 +63,7 @@ class Front:
         answered.
         """
         application = self._server.application()
-        runner = web.AppRunner(
-            application,
-            access_log=None,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            shutdown_timeout=CLOSE_SECONDS,
-        )
+        runner = web.AppRunner(application, shutdown_timeout=CLOSE_SECONDS, **CONNECTION_OPTIONS)
         await runner.setup()
         try:
             site = web.SockSite(runner, listener, backlog=BACKLOG)

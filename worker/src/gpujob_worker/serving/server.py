@@ -167,7 +167,8 @@ class Server:
     async def _metrics(self, request: web.Request) -> web.Response:
         del request
         text = metrics_text(self._service.report(), self.responses, self.intake.requests)
-        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=text.encode(), headers=headers)
 
     async def _infer(self, request: web.Request) -> web.Response:
         if self._lifecycle.refuses:
@@ -187,9 +188,14 @@ class Server:
             return _response(written)
 
     async def _body(self, request: web.Request) -> bytearray:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            # A small compressed body may be an arbitrarily large one.
+            text = f"the body must have no Content-Encoding; got {short(encoding)}"
+            raise BodyError(415, text)
         try:
             return await read_body(request.content.iter_any(), self.intake.limits)
-        except (ClientError, ConnectionError, web.HTTPException) as error:
+        except (ClientError, ConnectionError, web.RequestPayloadError) as error:
             raise BodyError(400, f"the body cannot be read: {error}") from None
 
     async def _convert(
