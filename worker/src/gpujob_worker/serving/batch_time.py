@@ -9,8 +9,8 @@ estimated so that single batches that take very long do not matter:
 - A line is fitted to the groups by least squares of relative errors. The weight of a group halves
   each 64 batches in which it was not seen.
 - Two points of the prior, scaled by the median ratio of the last 9 batches to it, take part with a
-  small weight. They determine the slope as long as all batches have one size, and lift all sizes
-  together if a neighbour slows the device down.
+  small weight that halves each 64 batches, down to a bound. They determine the slope as long as all
+  batches have one size, and lift all sizes together if a neighbour slows the device down.
 
 The margin is a high quantile of the relative errors of the last 512 predictions.
 """
@@ -29,7 +29,8 @@ ERRORS_MIN = 20
 MARGIN_UNKNOWN = 0.25
 # Of the predicted time. The upper bound keeps requests admissible after a long disturbance.
 MARGIN_RANGE = (0.05, 1.0)
-PRIOR_WEIGHT = 0.5
+# Of a point of the prior at first, and in the end: batches in a row of one size tell no slope.
+PRIOR_WEIGHT_RANGE = (0.01, 0.5)
 # Sizes at which the prior takes part in the fit.
 PRIOR_SIZES = (1, 64)
 SECONDS_MIN = 1e-7
@@ -103,8 +104,10 @@ class BatchTimes:
     def _points(self) -> Iterable[tuple[float, float, float]]:
         """Yields samples, seconds and weight."""
         level = sorted(self._ratios)[(len(self._ratios) - 1) // 2]
+        low, high = PRIOR_WEIGHT_RANGE
+        weight = max(low, high * 0.5 ** (self._count / HALF_LIFE_BATCHES))
         for samples in PRIOR_SIZES:
-            yield samples, level * self._prior.seconds(samples), PRIOR_WEIGHT
+            yield samples, level * self._prior.seconds(samples), weight
         for group in self._groups.values():
             samples, seconds = group.median(self.line)
             age = self._count - group.newest

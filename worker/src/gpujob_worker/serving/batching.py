@@ -27,15 +27,10 @@ Request = TypeVar("Request")
 
 QUEUE_MAX = 1024
 AUTO_SIZE_MAX = 256
-# Of the objective, that the largest batch takes under Auto: a request may wait for one batch and
-# be in the next one.
-AUTO_SIZE_SHARE = 0.5
-# Batches that one request is split into.
-PARTS_MAX = 8
+# The largest request, in largest batches. Larger ones would hold up all others for long.
+REQUEST_FACTOR = 4
 # A batch is full once its fixed part is a smaller share: waiting would save less than that.
 FIXED_SHARE_MIN = 0.05
-# A request that alone takes longer than this share of the objective gets a later deadline.
-ALONE_SHARE = 0.5
 RETRY_SECONDS_RANGE = (0.001, 60.0)
 LATENESS_KEPT = 512
 LATENESS_PERCENT = 99.5
@@ -125,6 +120,9 @@ class BatchQueue(Generic[Request]):
         self._batching = batching
         self._sizes = sizes
         self._queue_max = queue_max
+        self._largest = batching.max_size or AUTO_SIZE_MAX
+        if sizes is not None:
+            self._largest = max((one for one in sizes if one <= self._largest), default=sizes[0])
         self._memory_size: int | None = None
         self._planned: deque[_Planned[Request]] = deque()
         self._planned_size = 0
@@ -133,7 +131,7 @@ class BatchQueue(Generic[Request]):
         self._wait_until: float | None = None
         self._lateness = RecentQuantile(LATENESS_KEPT)
         self._size_line: Line | None = None
-        self._size_max = 1
+        self._size_max = self._auto_size = 1
 
     @property
     def queued(self) -> int:
@@ -156,13 +154,16 @@ class BatchQueue(Generic[Request]):
         """The number of samples in a full batch."""
         if self._size_line is not self.times.line:
             self._size_line = self.times.line
-            self._size_max = self._find_size_max(self._size_line)
+            self._auto_size = self._find_auto_size(self._size_line)
+            self._size_max = self._find_size_max()
         return self._size_max
 
     @property
     def samples_max(self) -> int:
-        """The number of samples of the largest request."""
-        return PARTS_MAX * self.size_max
+        """The number of samples of the largest request. It does not depend on measurements, so
+        that a client's request is not valid at one time and invalid at another.
+        """
+        return REQUEST_FACTOR * self._largest
 
     def limit_size(self, size: int | None) -> None:
         """No later batch is larger than `size`, because memory ran out above it."""
@@ -186,30 +187,37 @@ class BatchQueue(Generic[Request]):
     ) -> Refused | None:
         """Queues a request, or refuses it.
 
-        The deadline is by default `now` plus the objective, or plus twice the request's own time
+        The deadline is by default `now` plus the objective, or plus twice the time of a whole batch
         if this is longer: an objective that the model cannot keep does not refuse everything.
+
+        A batch behind others must have room to become a large one. Otherwise, under overload, each
+        request that is just in time would get a batch that none can join, and most of the
+        device's time would go into fixed parts.
+
         Raises `ValueError` for less than one sample or more than `samples_max`.
         """
         if not 1 <= samples <= self.samples_max:
-            text = f"{PARTS_MAX} batches of {self.size_max}"
-            raise ValueError(
-                f"samples: must be 1 to {self.samples_max}, which are {text}; got {samples}"
-            )
-        whole, rest = divmod(samples, self.size_max)
-        own_seconds = whole * self._seconds(self.size_max) + (self._seconds(rest) if rest else 0)
+            text = f"{REQUEST_FACTOR} times the largest batch"
+            raise ValueError(f"samples: must be 1 to {self.samples_max}, {text}; got {samples}")
+        size_max = self.size_max
+        whole, rest = divmod(samples, size_max)
+        own_seconds = whole * self._seconds(size_max) + (self._seconds(rest) if rest else 0)
+        room_seconds = own_seconds
+        if self.policy is not BatchingPolicy.OFF:
+            room_seconds = max(own_seconds, self._seconds(min(size_max, self._auto_size)))
         if deadline is None:
-            allowed = max(self._objective_seconds, own_seconds / ALONE_SHARE)
-            deadline = now + allowed
+            deadline = now + max(self._objective_seconds, 2 * room_seconds)
+        backlog_end = self._backlog_end(now)
         if self._queued + whole + bool(rest) > self._queue_max:
-            return self._refused(self._backlog_end(now) - now)
+            return self._refused(backlog_end - now)
         if rest == samples and self._joins(samples, now, deadline):
             self._join(Part(request, 0, samples), deadline)
             return None
-        late = self._backlog_end(now) + own_seconds - deadline
+        late = backlog_end + (room_seconds if backlog_end > now else own_seconds) - deadline
         if late > 0:
             return self._refused(late)
-        for start in range(0, samples, self.size_max):
-            part = Part(request, start, min(self.size_max, samples - start))
+        for start in range(0, samples, size_max):
+            part = Part(request, start, min(size_max, samples - start))
             self._open(part, deadline)
         return None
 
@@ -310,16 +318,28 @@ class BatchQueue(Generic[Request]):
         low, high = RETRY_SECONDS_RANGE
         return Refused(min(high, max(low, seconds)))
 
-    def _find_size_max(self, line: Line) -> int:
-        size = self._batching.max_size
-        if size is None:
-            left = AUTO_SIZE_SHARE * self._objective_seconds - line.fixed_seconds
-            per_sample = line.per_sample_seconds
-            size = AUTO_SIZE_MAX
-            if left < per_sample * AUTO_SIZE_MAX:
-                size = max(1, int(left / per_sample)) if per_sample > 0 else 1
+    def _find_size_max(self) -> int:
+        size = self._largest
+        if self._batching.max_size is None:
+            size = min(size, self._auto_size)
         if self._memory_size is not None:
             size = min(size, self._memory_size)
         if self._sizes is None:
             return size
         return max((one for one in self._sizes if one <= size), default=self._sizes[0])
+
+    def _find_auto_size(self, line: Line) -> int:
+        """Returns the largest size that takes half of the objective, margin included: a request
+        may wait for one batch and be in the next one.
+
+        If one sample takes longer, it is the largest within the objective, and beyond it the
+        largest in twice the time of one sample.
+        """
+        objective_seconds = self._objective_seconds / (1 + self.times.margin())
+        one = line.seconds(1)
+        limits = (objective_seconds / 2, objective_seconds, 2 * one)
+        limit = next(limit for limit in limits if one <= limit)
+        left = limit - line.fixed_seconds
+        if left >= line.per_sample_seconds * AUTO_SIZE_MAX:
+            return AUTO_SIZE_MAX
+        return max(1, int(left / line.per_sample_seconds))

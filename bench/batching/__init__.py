@@ -1,0 +1,1 @@
+"""What it costs and gains to wait for more requests: `python -m bench.batching`."""
