@@ -93,6 +93,8 @@ class Accuracy:
     max_relative_error_percent: Annotated[float, Range(0, 100)] = 2.0
     # Rows whose largest entry is in the same place.
     min_agreement_percent: Percent = 99.5
+    # How far the script's own metric may fall, in percent of that of the reference.
+    max_drop_percent: Percent = 0.5
 
     def __post_init__(self) -> None:
         check(self)
@@ -162,6 +164,7 @@ class Candidate:
     relative_error_percent: Annotated[float, Range(0, 10**6, clamp=True)] | None = None
     agreement_percent: MeasuredPercent | None = None
     memory_bytes: Count | None = None
+    quantization: Quantization = Quantization.OFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Ways to execute a model: as written, in a lower precision, compiled, or exported."""

@@ -1,0 +1,311 @@
+"""Measures every way to execute a model that the settings allow, and chooses one.
+
+The script is run again in one process a plan (`candidate_process`), one after another, so that each
+has the device to itself. The reference runs first. This process only waits and compares.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from gpujob_api.serving import (
+    ENV_SERVING_CACHE,
+    BackendName,
+    Candidate,
+    Choice,
+    ServingSettings,
+)
+from gpujob_api.settings import (
+    ENV_CHECKPOINT_DIRECTORY,
+    ENV_MEMORY_LIMIT_BYTES,
+    ENV_REPORT_URL,
+    ENV_SETTINGS,
+    ENV_TERMINATION_FILE,
+    OptimizeMode,
+    Settings,
+)
+from gpujob_worker.serving.backends.answering import device_of
+from gpujob_worker.serving.backends.onnx_runtime import missing_package
+from gpujob_worker.serving.choosing.artifacts import Artifacts
+from gpujob_worker.serving.choosing.assignment import ENV_CANDIDATE, Assignment, Result, Work
+from gpujob_worker.serving.choosing.calibration import Examples, calibration
+from gpujob_worker.serving.choosing.candidates import plans, sizes, skip_reason
+from gpujob_worker.serving.choosing.children import Ended, Limits, command_again, run_child
+from gpujob_worker.serving.choosing.choose import Chosen, Demand, Measured, choose
+from gpujob_worker.serving.choosing.identity import artifact_key, surroundings
+from gpujob_worker.serving.choosing.timing import Timing, fit, level, levelled
+from gpujob_worker.serving.plan import REFERENCE, Plan
+
+# A candidate process reports nothing and is not tuned: the run is that of this process.
+_NOT_FOR_CANDIDATES = (ENV_REPORT_URL, ENV_TERMINATION_FILE, ENV_CHECKPOINT_DIRECTORY)
+_CHILD_SECONDS_MIN = 20.0
+_ONNX = (BackendName.ONNX_RUNTIME, BackendName.TENSOR_RT)
+
+
+class MeasureError(RuntimeError):
+    """Nothing can be measured. The message is for the report."""
+
+
+class RunChild(Protocol):
+    def __call__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        limits: Limits,
+    ) -> Ended: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Time of a whole measurement, and of one candidate in it. Disk of one candidate."""
+
+    seconds: float = 300.0
+    candidate_seconds: float = 120.0
+    disk_bytes: int = 8 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How candidates are started. The defaults run this process's own command again."""
+
+    command: Sequence[str] = field(default_factory=command_again)
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    budget: Budget = field(default_factory=Budget)
+    work: Work = field(default_factory=Work)
+    run: RunChild = run_child
+    now: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known so far. Every plan ends in `results` or in `refusals`."""
+
+    results: dict[Plan, Result] = field(default_factory=dict)
+    refusals: dict[Plan, str] = field(default_factory=dict)
+
+
+def measure(
+    model: nn.Module,
+    examples: Examples,
+    settings: ServingSettings,
+    *,
+    setup: Setup | None = None,
+) -> Choice:
+    """Returns the choice, the chosen candidate first. Takes at most the budget.
+
+    Raises `InputError` for calibration samples that show nothing, and `MeasureError` if the model
+    as written cannot be run by the same command again. Call it at the place of the script where
+    candidates call `run_candidate_if_asked`, and with the same arguments.
+    """
+    setup = setup or Setup()
+    samples = calibration(examples)
+    device = device_of(model)
+    if device.type == "cuda":
+        # The candidates get the whole reservation.
+        model.to("cpu")
+        torch.cuda.empty_cache()
+    start = setup.now()
+    with tempfile.TemporaryDirectory(prefix="gpujob-measure-") as name:
+        found = _run_all(Path(name), device, settings, setup)
+        levels = level([one.timing for one in found.results.values()])
+        measured = [
+            Measured(plan, levelled(result.timing, levels))
+            for plan, result in found.results.items()
+            if result.problem is None
+        ]
+        demand = Demand(settings.objective, settings.expected_rate, _memory_limit(setup))
+        chosen = choose(measured, demand)
+        _keep_artifact(Path(name), chosen.plan, found, device, settings, setup)
+    seconds = setup.now() - start
+    reason = "; ".join(part for part in (chosen.reason, samples.note) if part)
+    listed = _candidates(found, chosen, {one.plan: one.timing for one in measured})
+    where = _device_name(device)
+    plan = chosen.plan
+    return Choice(plan.backend, plan.precision, plan.quantization, where, seconds, reason, listed)
+
+
+def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setup: Setup) -> _Found:
+    cuda = device.type == "cuda"
+    end = setup.now() + setup.budget.seconds
+    found = _Found()
+    batch_sizes = sizes(settings, cuda=cuda)
+    reference = _run_one(folder, REFERENCE, batch_sizes, settings, setup, setup.budget.seconds)
+    if isinstance(reference, str):
+        raise MeasureError(f"the model as written, run by the same command again, {reference}")
+    if reference.problem is not None:
+        raise MeasureError(reference.problem)
+    found.results[REFERENCE] = reference
+    # The reference ended with the sizes that its time and memory allowed.
+    batch_sizes = tuple(one.size for one in reference.timing.sizes) or batch_sizes[:1]
+    waiting = list(plans(settings, cuda=cuda))
+    speeds: dict[Plan, float] = {}
+    for number, plan in enumerate(waiting):
+        reason = skip_reason(plan, speeds) or _missing(plan)
+        left = end - setup.now()
+        share = max(_CHILD_SECONDS_MIN, 2 * left / (len(waiting) - number))
+        seconds = min(left, setup.budget.candidate_seconds, share)
+        if reason is None and left < _CHILD_SECONDS_MIN:
+            reason = f"skipped: the {setup.budget.seconds:.0f} s of the measurement are over"
+        if reason is not None:
+            found.refusals[plan] = reason
+            continue
+        result = _run_one(folder, plan, batch_sizes, settings, setup, seconds)
+        if isinstance(result, str):
+            found.refusals[plan] = f"refused: {result}"
+            continue
+        found.results[plan] = result
+        if result.problem is not None:
+            found.refusals[plan] = f"refused: {result.problem}"
+        elif result.timing.sizes:
+            speeds[plan] = _speed(result.timing)
+    return found
+
+
+def _run_one(
+    folder: Path,
+    plan: Plan,
+    batch_sizes: tuple[int, ...],
+    settings: ServingSettings,
+    setup: Setup,
+    seconds: float,
+) -> "Result | str":
+    """Returns the result, or why there is none: it completes "the candidate ..."."""
+    own = _folder_of(folder, plan)
+    own.mkdir()
+    temporary = own / "tmp"
+    temporary.mkdir()
+    assignment = Assignment(
+        str(own),
+        str(_folder_of(folder, REFERENCE)),
+        plan.backend,
+        plan.precision,
+        plan.quantization,
+        batch_sizes,
+        setup.work,
+        settings,
+    )
+    environment = {
+        name: value for name, value in setup.environment.items() if name not in _NOT_FOR_CANDIDATES
+    }
+    environment[ENV_SETTINGS] = Settings(mode=OptimizeMode.OFF).to_text()
+    environment[ENV_CANDIDATE] = assignment.to_text()
+    environment["TMPDIR"] = str(temporary)
+    # Compilers share headers that they compile first. All of it is removed at the end.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    limits = Limits(seconds, _resident_limit(setup), setup.budget.disk_bytes)
+    ended = setup.run(setup.command, environment, folder, limits)
+    result = Result.read(own)
+    if ended.problem is not None:
+        return ended.problem
+    if result is None:
+        last = ended.tail.strip().splitlines()[-1:] or ["nothing was printed"]
+        return f"ended without a result, before it reached gpujob_worker.serve: {last[0][:200]}"
+    return result
+
+
+def _folder_of(folder: Path, plan: Plan) -> Path:
+    return folder / str(plan).replace(" ", "-")
+
+
+def _missing(plan: Plan) -> str | None:
+    """Returns which package is missing, so that no process is started to find it."""
+    missing = missing_package() if plan.backend in _ONNX else None
+    return None if missing is None else f"refused: {missing}"
+
+
+def _speed(timing: Timing) -> float:
+    """Returns the ratio of the best throughputs over all sizes, by that of the model as written."""
+    ours = max(one.size / max(one.seconds, 1e-9) for one in timing.sizes)
+    written = max(one.size / max(one.eager_seconds, 1e-9) for one in timing.sizes)
+    return ours / written
+
+
+def _memory_limit(setup: Setup) -> int | None:
+    text = setup.environment.get(ENV_MEMORY_LIMIT_BYTES, "")
+    return int(text) if text.isdigit() else None
+
+
+def _resident_limit(setup: Setup) -> int | None:
+    """Returns the host memory that a candidate may use: what is free now, less a tenth."""
+    del setup
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("MemAvailable:")), None)
+    return None if line is None else int(0.9 * 1024 * int(line.split()[1]))
+
+
+def _keep_artifact(
+    folder: Path,
+    plan: Plan,
+    found: _Found,
+    device: torch.device,
+    settings: ServingSettings,
+    setup: Setup,
+) -> None:
+    """Puts the chosen backend's file into the cache folder, from which replicas load it."""
+    cache = setup.environment.get(ENV_SERVING_CACHE, "")
+    result = found.results.get(plan)
+    if not cache or result is None or result.artifact is None:
+        return
+    # The sizes are part of the key, so they are those that a replica computes.
+    batch_sizes = tuple(one.size for one in found.results[REFERENCE].timing.sizes)
+    if batch_sizes != sizes(settings, cuda=device.type == "cuda"):
+        return
+    key = artifact_key(result.model, plan, batch_sizes, surroundings(device))
+    Artifacts(Path(cache)).put(key, _folder_of(folder, plan) / result.artifact)
+
+
+def _candidates(
+    found: _Found, chosen: Chosen, timings: Mapping[Plan, Timing]
+) -> tuple[Candidate, ...]:
+    """Returns all plans as in a report: the chosen one, then the fastest first, then refused."""
+    listed: list[Candidate] = []
+    for plan in dict.fromkeys((*found.results, *found.refusals)):
+        result = found.results.get(plan)
+        reason = found.refusals.get(plan, "")
+        one = Candidate(
+            plan.backend.value, plan.precision, not reason, reason, quantization=plan.quantization
+        )
+        if result is not None:
+            one = replace(
+                one,
+                relative_error_percent=result.relative_error_percent,
+                agreement_percent=result.agreement_percent,
+            )
+        timing = timings.get(plan)
+        if timing is not None and timing.sizes:
+            one = replace(
+                one,
+                accepted=plan not in chosen.refusals,
+                reason=chosen.refusals.get(plan, ""),
+                samples_per_second=max(t.size / max(t.seconds, 1e-9) for t in timing.sizes),
+                time=fit([(t.size, t.seconds) for t in timing.sizes]),
+                memory_bytes=timing.memory_bytes,
+            )
+        listed.append(one)
+    first = chosen.plan
+    listed.sort(
+        key=lambda one: (
+            (one.backend, one.precision, one.quantization)
+            != (first.backend.value, first.precision, first.quantization),
+            not one.accepted,
+            -(one.samples_per_second or 0.0),
+        )
+    )
+    return tuple(listed)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU {torch.backends.cpu.get_cpu_capability()}"
