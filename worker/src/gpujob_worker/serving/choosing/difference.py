@@ -9,13 +9,24 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Of a batch of one output. Errors are in percent.
+class Scale:
+    """The size of one output over all samples: root mean square of a row's 2-norm, and the largest
+    entry.
 
-    `relative`: 2-norm of the difference by that of the reference. `row`: the same of the worst row,
-    by the reference's root mean square over rows. `largest`: the largest difference, by the
-    reference's largest entry. `rows` counts places with a largest entry, and `other` those in which
-    it is another one.
+    A single row may be close to zero, so its own size is no measure of its error.
+    """
+
+    row: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of some rows of one output. Errors are in percent.
+
+    `relative`: 2-norm of the difference by that of as many rows of the usual size. `row`: the same
+    of the worst row. `largest`: the largest difference, by the largest entry of all samples. `rows`
+    counts places with a largest entry, and `other` those in which it is another one.
     """
 
     relative: float = 0.0
@@ -25,28 +36,36 @@ class Difference:
     other: int = 0
 
 
-def difference(ours: torch.Tensor, written: torch.Tensor, tie: float = 0.0) -> Difference:
+def scale_of(written: torch.Tensor) -> Scale:
+    """Returns the scale of an output. Places that are not finite are left out."""
+    if not written.is_floating_point() or not written.numel():
+        return Scale(0.0, 0.0)
+    flat = torch.where(torch.isfinite(written), written, 0).double().reshape(len(written), -1)
+    return Scale(float(flat.norm()) / len(written) ** 0.5, _largest(flat))
+
+
+def difference(
+    ours: torch.Tensor, written: torch.Tensor, *, scale: Scale | None = None, tie: float = 0.0
+) -> Difference:
     """Returns the difference of two tensors of equal shape and type.
 
     Places that are not finite in the reference are left out. A largest entry that the reference
     has within `tie` of its own does not count as another one. Values that are no real floats
-    differ in the share of unequal ones.
+    differ in the share of unequal ones. The scale is that of `written` by default.
     """
     if not written.is_floating_point():
         unequal = (ours != written).double().mean().item() if written.numel() else 0.0
-        return Difference(relative=100 * unequal, row=0.0, largest=0.0)
+        return Difference(relative=100 * unequal)
+    scale = scale or scale_of(written)
     finite = torch.isfinite(written)
     expected = torch.where(finite, written, 0).double()
     found = torch.where(finite, ours, 0).double()
     apart = (found - expected).reshape(len(written), -1)
-    flat = expected.reshape(len(written), -1)
-    norm = float(flat.norm())
-    scale = norm / max(1, len(written)) ** 0.5
     rows, other = _largest_entries(found, expected, tie)
     return Difference(
-        relative=_percent(float(apart.norm()), norm),
-        row=_percent(float(apart.norm(dim=1).max()) if apart.numel() else 0.0, scale),
-        largest=_percent(_largest(apart), _largest(flat)),
+        relative=_percent(float(apart.norm()), scale.row * len(written) ** 0.5),
+        row=_percent(float(apart.norm(dim=1).max()) if apart.numel() else 0.0, scale.row),
+        largest=_percent(_largest(apart), scale.largest),
         rows=rows,
         other=other,
     )

@@ -18,7 +18,7 @@ import torch
 from gpujob_api.serving import Accuracy
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.choosing.cases import Case, cases
-from gpujob_worker.serving.choosing.difference import Difference, difference
+from gpujob_worker.serving.choosing.difference import Difference, Scale, difference, scale_of
 from gpujob_worker.serving.rows import count, padded, rows_of
 
 # Fewer places show no share of disagreement, so none may disagree.
@@ -118,11 +118,15 @@ def judge(
         answers.append((case, outputs))
     worst = {name: _Worst() for name in reference.outputs}
     problem: str | None = None
+    scales = {name: scale_of(written) for name, written in reference.outputs.items()}
+    groups: dict[str, list[tuple[Case, Tensors]]] = {}
     for case, outputs in answers:
         problem = problem or _form_problem(outputs, reference, case)
+        groups.setdefault(case.name, []).append((case, outputs))
+    for group in groups.values():
         if problem is not None:
             break
-        problem = _values_problem(outputs, reference, case, accuracy, worst)
+        problem = _values_problem(group, reference, scales, accuracy, worst)
     return _verdict(problem, answers, reference, accuracy, worst, metric)
 
 
@@ -161,19 +165,23 @@ def _form_problem(outputs: Tensors, reference: Reference, case: Case) -> str | N
 
 
 def _values_problem(
-    outputs: Tensors,
+    group: list[tuple[Case, Tensors]],
     reference: Reference,
-    case: Case,
+    scales: Mapping[str, Scale],
     accuracy: Accuracy,
     worst: Mapping[str, _Worst],
 ) -> str | None:
-    expected = rows_of(reference.outputs, case.rows)
+    """Compares the batches of one kind together, because few rows have a chance error."""
+    case = group[0][0]
+    rows = [row for one, _ in group for row in one.rows]
+    expected = rows_of(reference.outputs, rows)
     for name, written in expected.items():
-        ours = outputs[name][: len(case.rows)]
+        ours = torch.cat([outputs[name][: len(one.rows)] for one, outputs in group])
         if written.is_floating_point() and not _finite_alike(ours, written):
             return f"{name}: a number that is not finite {case.name}"
         noise = reference.noise.get(name, Noise())
-        apart = difference(ours, written, tie=NOISE_FACTOR * noise.absolute)
+        tie = NOISE_FACTOR * noise.absolute
+        apart = difference(ours, written, scale=scales[name], tie=tie)
         one = worst[name]
         one.relative = max(one.relative, apart.relative)
         if case.whole:
