@@ -235,6 +235,7 @@ class Report:
             refused = replace(refused, reason=refused.reason[:characters])
         return replace(
             self,
+            serving=self.serving and self.serving.shortened(characters),
             explain=(),
             failure=failure,
             resume_refused=refused,

@@ -4,7 +4,7 @@ The settings are the JSON in GPUJOB_SERVING. A process without them serves with 
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated
 
@@ -19,6 +19,8 @@ ENV_SERVING_HOST = "GPUJOB_SERVING_HOST"
 ENV_SERVING_CACHE = "GPUJOB_SERVING_CACHE"
 SERVING_PORT = 8000
 CANDIDATES_MAX = 24
+# Of a text that is to be shortened, for each candidate that is kept.
+_CHARACTERS_PER_CANDIDATE = 64
 
 Milliseconds = Annotated[float, Range(0, 10**9)]
 # Clamped instead of rejected, because a figure out of range must not cost the report.
@@ -204,3 +206,15 @@ class ServingReport:
     backend: Name = BackendName.EAGER.value
     precision: Precision = Precision.FLOAT32
     choice: Choice | None = None
+
+    def shortened(self, characters: int) -> "ServingReport":
+        """Returns the report with at most about this many characters in each text of its choice,
+        and fewer candidates the smaller the number is. The chosen one is the last to go.
+        """
+        choice = self.choice
+        if choice is None:
+            return self
+        kept = choice.candidates[: characters // _CHARACTERS_PER_CANDIDATE]
+        candidates = tuple(replace(one, reason=one.reason[: characters // 8]) for one in kept)
+        shorter = replace(choice, reason=choice.reason[:characters], candidates=candidates)
+        return replace(self, choice=shorter)

@@ -71,18 +71,17 @@ def batched(model: torch.nn.Module, examples: Examples) -> Batched:
     state = ServingState(lifecycle)
     session.serves(state.report, state.share)
     session.start()
-    backend, signature = load_backend(model, given, settings, session)
-    metered = MeteredBackend(backend, session)
+    loaded = load_backend(model, given, settings, session)
+    metered = MeteredBackend(loaded.backend, session)
     batcher = Batcher(metered, settings.objective, settings.batching)
     batcher.warm_up(given)
     metered.begin()
-    state.backend = backend.name
-    state.serves(batcher)
+    state.serves(batcher, loaded.backend.name, loaded.precision)
     batcher.start()
     lifecycle.enter(Stage.SERVING)
     session.state.enter(WorkerPhase.SERVING)
     session.reporter.wake()
-    found = Batched(batcher, signature, lifecycle)
+    found = Batched(batcher, loaded.signature, lifecycle)
     atexit.register(_at_exit, session, found)
     return found
 

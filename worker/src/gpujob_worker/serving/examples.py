@@ -10,6 +10,8 @@ import torch
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.signature import ONLY_INPUT, InputError
 
+NEXT_STEP = "save a batch of real inputs with safetensors.torch.save_file({name: tensor}, path)"
+
 Examples = Tensors | torch.Tensor | str | os.PathLike[str]
 
 
@@ -45,6 +47,7 @@ def _from_file(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise InputError(f"examples: there is no file {path}") from None
+        raise InputError(f"examples: there is no file {path}; {NEXT_STEP}") from None
     except (OSError, SafetensorError) as error:
-        raise InputError(f"examples: {path} is not a file of safetensors: {error}") from None
+        text = f"{path} is not a file of safetensors: {error}; {NEXT_STEP}"
+        raise InputError(f"examples: {text}") from None

@@ -1,14 +1,30 @@
 """Makes the backend that the settings name, within the memory limit of the process."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from gpujob_api.serving import ServingSettings
+from gpujob_api.settings import Precision
 from gpujob_worker.run.session import Session
 from gpujob_worker.run.session_device import hold_to_limit, use_device
+from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backend import Backend, Tensors
+from gpujob_worker.serving.choosing.load import load, planned
 from gpujob_worker.serving.eager import EagerBackend
 from gpujob_worker.serving.messages import check_types
+from gpujob_worker.serving.plan import REFERENCE
 from gpujob_worker.serving.signature import Signature, signature
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A backend that is ready, and what it executes."""
+
+    backend: Backend
+    signature: Signature
+    precision: Precision
 
 
 def evaluated(model: torch.nn.Module, session: Session) -> torch.nn.Module:
@@ -28,12 +44,25 @@ def evaluated(model: torch.nn.Module, session: Session) -> torch.nn.Module:
 
 def load_backend(
     model: torch.nn.Module, examples: Tensors, settings: ServingSettings, session: Session
-) -> tuple[Backend, Signature]:
-    """Returns the backend, and the inputs and outputs of the model. Raises `InputError` for
-    examples that the model or the protocol does not take.
+) -> Loaded:
+    """Returns the backend, or the model as written if that cannot be built; the log has the reason.
+    Raises `InputError` for examples that the model or the protocol does not take.
     """
     found = signature(evaluated(model, session), examples)
     check_types(found)
-    del settings
+    backend = load(model, found, examples, settings, log=_noted(session))
+    # More libraries may have been loaded, and count against the limit.
     hold_to_limit(session)
-    return EagerBackend(model, found), found
+    plan = REFERENCE if isinstance(backend, EagerBackend) else planned(settings)
+    return Loaded(backend, found, plan.precision)
+
+
+def _noted(session: Session) -> Callable[[str], None]:
+    """Returns a function that prints a line, and keeps it for the reports."""
+
+    def note(line: str) -> None:
+        session.log.note("backend", line, aloud=False)
+        session.log.said("backend")
+        say(f"gpujob: {line}")
+
+    return note

@@ -23,8 +23,8 @@ class ServingState:
     # The last reply of the operator about it.
     shared: bool = False
 
-    def serves(self, batcher: Batcher) -> None:
-        self.batcher = batcher
+    def serves(self, batcher: Batcher, backend: str, precision: Precision) -> None:
+        self.batcher, self.backend, self.precision = batcher, backend, precision
         batcher.shared = self.shared
 
     def share(self, shared: bool) -> None:

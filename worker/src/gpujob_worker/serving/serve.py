@@ -10,8 +10,7 @@ An error of the model while it is loaded is raised.
 
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -20,11 +19,13 @@ from gpujob_api.serving import ENV_SERVING, ServingSettings
 from gpujob_worker.run.current_session import known_session
 from gpujob_worker.run.session import Session
 from gpujob_worker.run.standard_error import say
+from gpujob_worker.serving.choosing.guard import Metric
 from gpujob_worker.serving.examples import Examples, read_examples
 from gpujob_worker.serving.tensors import short
 
 NAME_CHARACTERS_MAX = 128
 NAME_SIGNS = "-_."
+PACKAGES = ("aiohttp", "numpy", "safetensors")
 
 
 def serve(
@@ -32,7 +33,7 @@ def serve(
     examples: Examples,
     *,
     name: str = "model",
-    metric: Callable[[Any], float] | None = None,
+    metric: Metric | None = None,
 ) -> NoReturn:
     """Serves the model by HTTP until the process is stopped, and never returns.
 
@@ -41,20 +42,27 @@ def serve(
     is the model's name in requests. `metric` judges outputs when backends are measured.
 
     Raises `SystemExit` at the end, `InputError` for examples that the model does not take, and what
-    the model raises while it is loaded.
+    the model raises while it is loaded. If the settings ask for a measurement of backends, the
+    process measures, reports and ends with 0 instead.
     """
-    del metric
+    _require_packages()
+    # Imported here, because these need packages that training does not need.
+    from gpujob_worker.serving.choosing.candidate_process import run_candidate_if_asked
+    from gpujob_worker.serving.serving_process import ServingProcess
+
+    run_candidate_if_asked(model, examples, metric)
     settings = read_settings()
     _check_name(name)
-    _require_aiohttp()
-    # Imported here, because aiohttp is needed for serving only.
-    from gpujob_worker.serving.serving_process import ServingProcess
 
     session = known_session()
     process = ServingProcess(session, settings, name)
     try:
         process.begin()
-        end: BaseException = process.run(model, read_examples(examples))
+        if settings.measure:
+            process.measure(model, read_examples(examples))
+            end: SystemExit = SystemExit(0)
+        else:
+            end = process.run(model, read_examples(examples))
     except BaseException as error:
         _finish(session, error)
         raise
@@ -78,9 +86,11 @@ def _check_name(name: str) -> None:
         raise ValueError(f"name: {text}; got {short(name)}")
 
 
-def _require_aiohttp() -> None:
-    if importlib.util.find_spec("aiohttp") is None:
-        say("gpujob: serving needs the package aiohttp: pip install 'aiohttp>=3.13'")
+def _require_packages() -> None:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        say(f"gpujob: serving needs packages that are not installed: pip install {names}")
         raise SystemExit(2)
 
 

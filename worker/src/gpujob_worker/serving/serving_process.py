@@ -17,10 +17,11 @@ from gpujob_worker.run.session import LAST_REPORT_SECONDS, Session
 from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.batcher import Batcher
+from gpujob_worker.serving.choosing.measure import measure
 from gpujob_worker.serving.front import Ending, Front
 from gpujob_worker.serving.lifecycle import Lifecycle
 from gpujob_worker.serving.listening import bound_socket
-from gpujob_worker.serving.loading import load_backend
+from gpujob_worker.serving.loading import evaluated, load_backend
 from gpujob_worker.serving.metered import MeteredBackend
 from gpujob_worker.serving.reports import ServingState
 from gpujob_worker.serving.server import Server, Service
@@ -52,18 +53,24 @@ class ServingProcess:
         self._session.start()
         self._session.listen_for_stop()
 
+    def measure(self, model: torch.nn.Module, examples: Tensors) -> None:
+        """Measures the backends, and reports the choice."""
+        self._session.state.enter(WorkerPhase.TUNING)
+        choice = measure(evaluated(model, self._session), examples, self._settings)
+        self._state.choice = choice
+        say(f"gpujob: chosen: {choice.reason}")
+
     def run(self, model: torch.nn.Module, examples: Tensors) -> Interrupted:
         """Returns how a stop ended the process. Raises what ended it otherwise."""
         host = os.environ.get(ENV_SERVING_HOST, "").strip()
         with bound_socket(host, self._settings.port) as listener:
-            backend, signature = load_backend(model, examples, self._settings, self._session)
-            metered = MeteredBackend(backend, self._session)
+            loaded = load_backend(model, examples, self._settings, self._session)
+            metered = MeteredBackend(loaded.backend, self._session)
             batcher = Batcher(metered, self._settings.objective, self._settings.batching)
             batcher.warm_up(examples)
             metered.begin()
-            self._state.backend = backend.name
-            self._state.serves(batcher)
-            drained = self._answer(listener, metered, batcher, signature)
+            self._state.serves(batcher, loaded.backend.name, loaded.precision)
+            drained = self._answer(listener, metered, batcher, loaded.signature)
         if metered.failure is not None:
             raise metered.failure
         return Interrupted(saved=drained)

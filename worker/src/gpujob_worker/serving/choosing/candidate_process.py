@@ -25,7 +25,7 @@ from gpujob_worker.serving.choosing.assignment import (
     NoiseFigures,
     Result,
 )
-from gpujob_worker.serving.choosing.calibration import Examples, calibration
+from gpujob_worker.serving.choosing.calibration import calibration
 from gpujob_worker.serving.choosing.clock import DeviceTimer, Effort, clock
 from gpujob_worker.serving.choosing.guard import (
     Metric,
@@ -37,6 +37,7 @@ from gpujob_worker.serving.choosing.guard import (
 )
 from gpujob_worker.serving.choosing.identity import model_hash, tensors_hash
 from gpujob_worker.serving.choosing.timing import Timing
+from gpujob_worker.serving.examples import Examples
 from gpujob_worker.serving.plan import REFERENCE
 from gpujob_worker.serving.rows import count, first_rows, padded, rows_of
 from gpujob_worker.serving.signature import Signature, signature

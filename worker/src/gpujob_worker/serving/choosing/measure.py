@@ -35,12 +35,13 @@ from gpujob_worker.serving.backends.answering import device_of
 from gpujob_worker.serving.backends.onnx_runtime import missing_package
 from gpujob_worker.serving.choosing.artifacts import Artifacts
 from gpujob_worker.serving.choosing.assignment import ENV_CANDIDATE, Assignment, Result, Work
-from gpujob_worker.serving.choosing.calibration import Examples, calibration
+from gpujob_worker.serving.choosing.calibration import calibration
 from gpujob_worker.serving.choosing.candidates import plans, sizes, skip_reason
 from gpujob_worker.serving.choosing.children import Ended, Limits, command_again, run_child
 from gpujob_worker.serving.choosing.choose import Chosen, Demand, Measured, choose
 from gpujob_worker.serving.choosing.identity import artifact_key, surroundings
 from gpujob_worker.serving.choosing.timing import Timing, fit, level, levelled
+from gpujob_worker.serving.examples import Examples
 from gpujob_worker.serving.plan import REFERENCE, Plan
 
 # A candidate process reports nothing and is not tuned: the run is that of this process.
