@@ -58,10 +58,12 @@ def load_backend(
 
 
 def _noted(session: Session) -> Callable[[str], None]:
-    """Returns a function that prints a line, and keeps it for the reports."""
+    """Returns a function that prints a line, and keeps all lines for the reports."""
+    lines: list[str] = []
 
     def note(line: str) -> None:
-        session.log.note("backend", line, aloud=False)
+        lines.append(line)
+        session.log.note("backend", "; ".join(lines), aloud=False)
         session.log.said("backend")
         say(f"gpujob: {line}")
 

@@ -1,0 +1,123 @@
+"""What a process reports, and that the last report fits into a termination message."""
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from gpujob_api.report import TERMINATION_MESSAGE_BYTES_MAX, Report, WorkerPhase
+from gpujob_api.serving import (
+    CANDIDATES_MAX,
+    BackendName,
+    BatchingPolicy,
+    BatchTime,
+    Candidate,
+    Choice,
+    RequestLatency,
+    ServingReport,
+)
+from gpujob_api.settings import Precision
+from gpujob_worker.serving.batcher import Batcher
+from gpujob_worker.serving.lifecycle import Lifecycle, Stage
+from gpujob_worker.serving.metrics import metrics_text
+from gpujob_worker.serving.reports import ServingState
+from gpujob_worker.serving.statistics import BatcherStatistics
+
+KNOWN = BatcherStatistics(
+    answered=12_345_678,
+    failed=2,
+    refused=3,
+    queued=4,
+    requests_per_second=5.5,
+    samples_per_second=6.5,
+    within_objective_percent=99.5,
+    latency=RequestLatency(1.0, 2.0, 3.0),
+    busy_percent=7.0,
+    batch_samples=8.0,
+    time=BatchTime(1.5, 0.25),
+    policy=BatchingPolicy.DEADLINE,
+)
+
+
+class KnownBatcher:
+    shared = False
+
+    def statistics(self) -> BatcherStatistics:
+        return KNOWN
+
+    def submit(self, inputs: Any, samples: int) -> Future[Any]:
+        raise NotImplementedError
+
+
+def test_a_report_from_loading_to_the_end() -> None:
+    state = ServingState(Lifecycle())
+    assert state.report() == ServingReport()
+    state.share(True)
+    batcher = KnownBatcher()
+    state.serves(cast("Batcher", batcher), "Compile", Precision.BFLOAT16)
+    assert batcher.shared, "a reply before the model was loaded counts"
+    state.share(False)
+    assert not batcher.shared
+    state.refused = lambda: 10
+    assert not state.report().ready
+    state.lifecycle.enter(Stage.SERVING)
+    assert state.report() == ServingReport(
+        ready=True,
+        answered=12_345_678,
+        failed=2,
+        refused=13,
+        queued=4,
+        requests_per_second=5.5,
+        samples_per_second=6.5,
+        within_objective_percent=99.5,
+        latency=RequestLatency(1.0, 2.0, 3.0),
+        busy_percent=7.0,
+        batch_samples=8.0,
+        time=BatchTime(1.5, 0.25),
+        policy=BatchingPolicy.DEADLINE,
+        backend="Compile",
+        precision=Precision.BFLOAT16,
+    )
+    state.lifecycle.enter(Stage.DRAINING)
+    assert not state.report().ready
+
+
+def test_stages_only_move_forward() -> None:
+    lifecycle = Lifecycle()
+    for stage in (Stage.DRAINING, Stage.SERVING, Stage.LOADING):
+        lifecycle.enter(stage)
+        assert lifecycle.stage is Stage.DRAINING
+    assert lifecycle.ends
+    assert not lifecycle.refuses
+
+
+def test_every_metric_has_its_type_and_exact_counts() -> None:
+    report = ServingReport(ready=True, latency=KNOWN.latency, within_objective_percent=99.5)
+    text = metrics_text(report, {200: 12_345_678, 503: 1}, 7)
+    lines = text.splitlines()
+    assert 'gpujob_serving_responses_total{code="200"} 12345678' in lines
+    assert 'gpujob_serving_latency_seconds{quantile="0.99"} 0.003' in lines
+    assert "gpujob_serving_requests_in_progress 7" in lines
+    series = {line.split(" ")[0].split("{")[0] for line in lines if not line.startswith("#")}
+    typed = {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
+    assert series == typed
+    assert "gpujob_serving_batch_samples" not in typed, "it is not known without a batch"
+
+
+@pytest.mark.parametrize("characters", [0, 20, 256])
+def test_a_long_choice_leaves_the_message_valid(characters: int) -> None:
+    one = Candidate("AOTInductor", Precision.BFLOAT16, accepted=False, reason="x" * characters)
+    choice = Choice(
+        BackendName.COMPILE,
+        Precision.FLOAT32,
+        reason="y" * 4 * characters,
+        candidates=(one,) * CANDIDATES_MAX,
+    )
+    report = Report(1, WorkerPhase.FINISHED, serving=ServingReport(choice=choice))
+    message = report.termination_message()
+    assert len(message.encode()) <= TERMINATION_MESSAGE_BYTES_MAX
+    found = Report.from_text(message).serving
+    assert found is not None
+    assert found.choice is not None
+    assert found.choice.backend is BackendName.COMPILE
+    assert found.choice.candidates
