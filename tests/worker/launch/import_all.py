@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-ABSENT = ("numpy", "safetensors", "torch", "xxhash")
+ABSENT = ("aiohttp", "numpy", "safetensors", "torch", "xxhash")
 
 
 class Anything(type):

@@ -127,7 +127,7 @@ async def open_loop(
         if len(tasks) == 50:
             stopped_at = time.monotonic()
             stop()
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(PAUSE_SECONDS)  # real time: whatever the answers, as many clients do
     return stopped_at, await asyncio.gather(*tasks)
 
 

@@ -8,12 +8,13 @@ the batcher's.
 """
 
 import asyncio
+import functools
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from aiohttp import ClientError, web
 
@@ -40,7 +41,6 @@ CONVERTING_THREADS = 2
 ERROR_CHARACTERS_MAX = 1000
 RETRY_SECONDS = 1.0
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -178,13 +178,14 @@ class Server:
         with self.intake.request(request.content_length):
             with self.intake.arrival():
                 body = await self._body(request)
-                known = service.signature
-                message = await self._convert(len(body), read_request, body, length, known)
-                del body
+                read = functools.partial(read_request, body, length, service.signature)
+                message = await self._convert(len(body), read)
+                del body, read
                 future = service.submit(message.inputs, message.samples)
             outputs = await _answer(future)
             size = sum(tensor.nbytes for tensor in outputs.values())
-            written = await self._convert(size, write_response, service.name, message, outputs)
+            write = functools.partial(write_response, service.name, message, outputs)
+            written = await self._convert(size, write)
             return _response(written)
 
     async def _body(self, request: web.Request) -> bytearray:
@@ -198,17 +199,10 @@ class Server:
         except (ClientError, ConnectionError, web.RequestPayloadError) as error:
             raise BodyError(400, f"the body cannot be read: {error}") from None
 
-    async def _convert(
-        self,
-        size: int,
-        call: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
+    async def _convert(self, size: int, call: Callable[[], Result]) -> Result:
         if size <= INLINE_BYTES_MAX:
-            return call(*args, **kwargs)
-        future = self._threads.submit(call, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+            return call()
+        return await asyncio.wrap_future(self._threads.submit(call))
 
 
 async def _answer(future: Future[Tensors]) -> Tensors:
