@@ -71,6 +71,7 @@ async def front(running: Running) -> AsyncGenerator[Served]:
         requested=lambda: running.stops,
         remaining_seconds=running.remaining_seconds,
         drain=batcher.drain,
+        abandon=batcher.close,
         begins=running.begins,
         delay_seconds=lambda: running.delay_seconds,
     )
@@ -134,8 +135,11 @@ async def test_a_batch_that_hangs_ends_the_drain_at_the_deadline() -> None:
     async with front(running) as found:
         waiting = asyncio.create_task(found.infer(1.0))
         await until(running.backend.begun.is_set)
+        queued = asyncio.create_task(found.infer(2.0))
+        await until(lambda: found.batcher.statistics().queued == 1)
         running.stops = True
         assert not await asyncio.wait_for(asyncio.shield(found.ended), 60)
+        assert (await queued)[0] == 503
         with pytest.raises(aiohttp.ClientError):
             await waiting
 

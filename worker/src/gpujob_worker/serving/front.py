@@ -8,6 +8,7 @@ SIGTERM, a stop of the operator, Ctrl-C      not ready
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class Ending:
     remaining_seconds: Callable[[], float]
     # Answers what is queued within these seconds, and returns whether all of it is answered.
     drain: Callable[[float], bool]
+    # Ends what is queued without an answer. May wait for the batch that is executed.
+    abandon: Callable[[], None]
     # Called when the ending begins.
     begins: Callable[[], None]
     # How long requests are accepted after the ending began.
@@ -73,8 +76,8 @@ class Front:
             await self._until(self._ending.requested)
             drained = await self._drain()
             await site.stop()
-            intake = self._server.intake
-            return await self._wait(lambda: not intake.requests) and drained
+            intake, reserve_seconds = self._server.intake, 0.0 if drained else -CLOSE_SECONDS
+            return await self._wait(lambda: not intake.requests, reserve_seconds) and drained
         finally:
             await runner.cleanup()
             self._server.close()
@@ -90,7 +93,11 @@ class Front:
         intake = self._server.intake
         reserve_seconds = QUEUE_SHARE_MIN * ending.remaining_seconds()
         await self._wait(lambda: not intake.arriving, reserve_seconds)
-        return await asyncio.to_thread(ending.drain, max(0.0, ending.remaining_seconds()))
+        drained = await asyncio.to_thread(ending.drain, max(0.0, ending.remaining_seconds()))
+        if not drained:
+            # A batch that hangs must not hold up the responses to the others, nor the exit.
+            threading.Thread(target=ending.abandon, name="gpujob-abandon", daemon=True).start()
+        return drained
 
     async def _wait(self, condition: Callable[[], bool], reserve_seconds: float = 0.0) -> bool:
         """Waits for the condition until only `reserve_seconds` remain. Returns whether it came."""

@@ -98,16 +98,18 @@ class ServingProcess:
             requested=lambda: self._session.stop.requested or metered.failure is not None,
             remaining_seconds=self._remaining_seconds,
             drain=batcher.drain,
+            abandon=batcher.close,
             begins=self._drain_begins,
             delay_seconds=self._delay_seconds,
         )
         batcher.start()
-        try:
-            with _Keyboard(self._session):
-                front = Front(server, self._lifecycle, ending)
-                return asyncio.run(front.run(listener, lambda: self._started(listener)))
-        finally:
+        with _Keyboard(self._session):
+            front = Front(server, self._lifecycle, ending)
+            drained = asyncio.run(front.run(listener, lambda: self._started(listener)))
+        if drained:
+            # A thread in a library at the interpreter's exit may end the process by a signal.
             batcher.close()
+        return drained
 
     def _started(self, listener: socket.socket) -> None:
         self._session.state.enter(WorkerPhase.SERVING)
