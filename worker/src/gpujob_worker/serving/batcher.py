@@ -17,8 +17,8 @@ from gpujob_worker.serving.statistics import BatcherStatistics, SlidingWindow
 from gpujob_worker.serving.warm_up import WARM_UP_SECONDS, WarmUp
 
 CLOSE_SECONDS = 5.0
-# Of the objective, before anything was measured.
-PRIOR_FIXED_SHARE, PRIOR_SAMPLE_SHARE = 0.1, 0.01
+# Of the objective, before anything was measured. Low, so that a guess refuses nothing.
+PRIOR_FIXED_SHARE, PRIOR_SAMPLE_SHARE = 0.02, 0.0005
 
 
 class Overloaded(RuntimeError):  # noqa: N818 - a state, as the two answers with 503 are

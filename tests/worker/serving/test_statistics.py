@@ -1,0 +1,80 @@
+"""The last minute of a batcher: sums and percentiles in bounded memory."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_worker.serving.statistics import BOUND_RATIO, WINDOW_SECONDS, SlidingWindow
+
+pytestmark = pytest.mark.any_torch
+
+
+def test_percentiles_are_at_most_two_percent_too_high() -> None:
+    window = SlidingWindow(1.0, now=100.0)
+    rng = random.Random(1)
+    latencies = sorted(rng.lognormvariate(-4, 1) for _ in range(2000))
+    for latency in latencies:
+        window.answered(101.0, latency, 1, failed=False)
+    found = window.sums(101.5).latency
+    assert found is not None
+    for percent, value in (
+        (50, found.p50_milliseconds),
+        (95, found.p95_milliseconds),
+        (99, found.p99_milliseconds),
+    ):
+        exact = 1000 * latencies[2000 * percent // 100 - 1]
+        assert exact <= value * (1 + 1e-9)
+        assert value <= exact * BOUND_RATIO * (1 + 1e-9)
+
+
+@given(latencies=st.lists(st.floats(0, 1e9), min_size=1, max_size=50))
+def test_percentiles_ascend_whatever_the_latencies(latencies: list[float]) -> None:
+    window = SlidingWindow(1.0, now=0.0)
+    for latency in latencies:
+        window.answered(1.0, latency, 1, failed=False)
+    found = window.sums(1.5).latency
+    assert found is not None
+    assert 0 < found.p50_milliseconds <= found.p95_milliseconds <= found.p99_milliseconds
+
+
+def test_what_is_older_than_a_minute_is_forgotten() -> None:
+    window = SlidingWindow(1.0, now=0.0)
+    for second in range(1000):
+        window.answered(second + 0.5, 0.1, 2, failed=False)
+        window.executed(second + 0.5, 0.25, 2)
+    found = window.sums(1000.0)
+    assert found.requests == WINDOW_SECONDS - 1
+    assert found.samples == 2 * found.requests
+    assert found.requests / found.seconds == pytest.approx(1.0, rel=0.02)
+    assert found.busy_seconds / found.seconds == pytest.approx(0.25, rel=0.02)
+    later = window.sums(1000.0 + WINDOW_SECONDS)
+    assert (later.requests, later.batches, later.latency) == (0, 0, None)
+
+
+def test_rates_soon_after_the_start_are_of_the_time_since_it() -> None:
+    window = SlidingWindow(1.0, now=50.0)
+    for _ in range(20):
+        window.answered(51.9, 0.1, 1, failed=False)
+    found = window.sums(52.0)
+    assert found.requests / found.seconds == pytest.approx(10.0)
+
+
+def test_late_and_failed_requests_are_not_within_the_objective() -> None:
+    window = SlidingWindow(0.1, now=0.0)
+    window.answered(1.0, 0.05, 1, failed=False)
+    window.answered(1.0, 0.05, 1, failed=True)
+    window.answered(1.0, 0.15, 1, failed=False)
+    found = window.sums(1.5)
+    assert (found.requests, found.within) == (3, 1)
+
+
+def test_a_minute_needs_bounded_memory() -> None:
+    window = SlidingWindow(1.0, now=0.0)
+    rng = random.Random(2)
+    for step in range(20_000):
+        window.answered(step / 100, rng.uniform(0, 1e-3), 1, failed=False)
+    seconds = list(window._seconds)  # pyright: ignore[reportPrivateUsage]
+    assert len(seconds) == WINDOW_SECONDS
+    assert max(len(second.latencies) for second in seconds) <= 101
