@@ -13,6 +13,7 @@ from gpujob_worker.serving.batch_time import (
     GROUP_BATCHES,
     MARGIN_RANGE,
     MARGIN_UNKNOWN,
+    USUAL_MARGIN_RANGE,
     BatchTimes,
     Line,
     fit,
@@ -97,10 +98,10 @@ def test_one_size_alone_takes_the_slope_from_the_prior() -> None:
 def test_one_batch_of_ten_seconds_changes_nothing(size: int) -> None:
     times = BatchTimes(TRUE)
     observe(times, mixed_sizes(300), TRUE)
-    line, margin = times.line, times.margin()
+    line, margin = times.line, times.margin
     times.observe(size, 10.0)
     assert times.seconds(size) == pytest.approx(line.seconds(size), rel=0.01)
-    assert times.margin() == margin
+    assert times.margin == margin
     observe(times, mixed_sizes(50), TRUE)
     assert times.seconds(size) == pytest.approx(TRUE.seconds(size), rel=0.01)
 
@@ -110,7 +111,7 @@ def test_a_slow_first_batch_is_forgotten_after_a_few() -> None:
     times.observe(1, 10.0)
     observe(times, [1, 1, 1], TRUE)
     assert times.seconds(1) == pytest.approx(TRUE.seconds(1), rel=0.01)
-    assert times.margin() == MARGIN_UNKNOWN
+    assert times.margin == MARGIN_UNKNOWN
 
 
 def test_a_neighbour_that_doubles_the_times_is_followed_within_a_group() -> None:
@@ -142,28 +143,40 @@ def test_the_margin_is_that_of_the_late_batches() -> None:
     for _ in range(2000):
         size = rng.choice((1, 4, 16))
         seconds = TRUE.seconds(size) * rng.uniform(1.0, 1.4)
-        late += seconds > times.seconds(size) * (1 + times.margin())
+        late += seconds > times.seconds(size) * (1 + times.margin)
         times.observe(size, seconds)
     assert late <= 0.02 * 2000
-    assert 0.1 < times.margin() < 0.4
+    assert 0.1 < times.margin < 0.4
 
 
 def test_the_margin_has_bounds() -> None:
     exact, wild = BatchTimes(TRUE), BatchTimes(TRUE)
     observe(exact, [4] * 100, TRUE)
-    assert exact.margin() == MARGIN_RANGE[0]
+    assert exact.margin == MARGIN_RANGE[0]
     rng = random.Random(3)
     for _ in range(300):
         wild.observe(4, TRUE.seconds(4) * rng.choice((1, 50)))
-    assert wild.margin() == MARGIN_RANGE[1]
+    assert wild.margin == MARGIN_RANGE[1]
+    assert wild.usual_margin == USUAL_MARGIN_RANGE[1]
+
+
+def test_rare_slow_batches_are_in_the_margin_of_the_percentile_alone() -> None:
+    strict, lenient = BatchTimes(TRUE, percentile=99.0), BatchTimes(TRUE, percentile=90.0)
+    for number in range(500):
+        seconds = TRUE.seconds(4) * (1.6 if number % 20 == 0 else 1.0)
+        strict.observe(4, seconds)
+        lenient.observe(4, seconds)
+    assert strict.margin == pytest.approx(0.6, rel=0.05)
+    assert lenient.margin == MARGIN_RANGE[0]
+    assert strict.usual_margin == USUAL_MARGIN_RANGE[0]
 
 
 def test_few_errors_give_the_margin_of_the_unknown() -> None:
     times = BatchTimes(TRUE)
     observe(times, [4] * ERRORS_MIN, TRUE)
-    assert times.margin() == MARGIN_UNKNOWN
+    assert times.margin == MARGIN_UNKNOWN
     observe(times, [4], TRUE)
-    assert times.margin() < MARGIN_UNKNOWN
+    assert times.margin < MARGIN_UNKNOWN
     assert times.observed == ERRORS_MIN + 1
 
 

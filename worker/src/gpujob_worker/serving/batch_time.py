@@ -12,7 +12,9 @@ estimated so that single batches that take very long do not matter:
   small weight that halves each 64 batches, down to a bound. They determine the slope as long as all
   batches have one size, and lift all sizes together if a neighbour slows the device down.
 
-The margin is a high quantile of the relative errors of the last 512 predictions.
+Margins are quantiles of the relative errors of the last 512 predictions: that of the objective's
+percentile for the last moment of a dispatch, and a lower one for the admission of requests. If rare
+slow batches counted there, a busy device would refuse requests all the time for their sake.
 """
 
 from collections import deque
@@ -24,11 +26,13 @@ from gpujob_worker.serving.quantile import RecentQuantile
 GROUP_BATCHES = 9
 HALF_LIFE_BATCHES = 64
 ERRORS_KEPT = 512
-# Before that many errors are known, the margin is MARGIN_UNKNOWN of the predicted time.
+# Before that many errors are known, margins are MARGIN_UNKNOWN of the predicted time.
 ERRORS_MIN = 20
 MARGIN_UNKNOWN = 0.25
-# Of the predicted time. The upper bound keeps requests admissible after a long disturbance.
+USUAL_PERCENT = 90.0
+# Of the predicted time. The upper bounds limit the effect of a long disturbance.
 MARGIN_RANGE = (0.05, 1.0)
+USUAL_MARGIN_RANGE = (0.05, 0.5)
 # Of a point of the prior at first, and in the end: batches in a row of one size tell no slope.
 PRIOR_WEIGHT_RANGE = (0.01, 0.5)
 # Sizes at which the prior takes part in the fit.
@@ -62,55 +66,55 @@ class _Group:
 
 
 class BatchTimes:
-    """The line and the margin, kept up to date by `observe`."""
+    """The line and the margins, kept up to date by `observe`.
+
+    A margin is the share of the predicted time to add: `margin` is exceeded as rarely as the
+    objective permits, `usual_margin` by one batch of ten.
+    """
 
     def __init__(self, prior: Line, percentile: float = 99.0) -> None:
         self.line = prior
+        self.margin = self.usual_margin = MARGIN_UNKNOWN
+        # The number of batches seen.
+        self.observed = 0
         self._prior = prior
-        # Half-way to 100, because the batch at the quantile itself is late.
-        self._percent = (percentile + 100) / 2
+        self._percentile = percentile
         self._groups: dict[int, _Group] = {}
         self._ratios: deque[float] = deque(maxlen=GROUP_BATCHES)
         self._errors = RecentQuantile(ERRORS_KEPT)
-        self._count = 0
-
-    @property
-    def observed(self) -> int:
-        """The number of batches seen."""
-        return self._count
 
     def seconds(self, samples: int) -> float:
         return self.line.seconds(samples)
 
-    def margin(self) -> float:
-        """Returns the share of the predicted time to add, so that a batch is late rarely enough."""
-        if len(self._errors) < ERRORS_MIN:
-            return MARGIN_UNKNOWN
-        low, high = MARGIN_RANGE
-        return min(high, max(low, self._errors.value(self._percent, MARGIN_UNKNOWN)))
-
     def observe(self, samples: int, seconds: float) -> None:
         """Adds a batch of `samples`, padding included, that took `seconds`."""
         seconds = max(SECONDS_MIN, seconds)
-        self._count += 1
-        if self._count > 1:
+        self.observed += 1
+        if self.observed > 1:
             self._errors.add(seconds / self.line.seconds(samples) - 1)
+        if len(self._errors) >= ERRORS_MIN:
+            self.margin = self._quantile(self._percentile, MARGIN_RANGE)
+            self.usual_margin = self._quantile(USUAL_PERCENT, USUAL_MARGIN_RANGE)
         group = self._groups.setdefault(samples.bit_length(), _Group())
         group.batches.append((samples, seconds))
-        group.newest = self._count
+        group.newest = self.observed
         self._ratios.append(seconds / self._prior.seconds(samples))
         self.line = fit(self._points())
+
+    def _quantile(self, percent: float, bounds: tuple[float, float]) -> float:
+        low, high = bounds
+        return min(high, max(low, self._errors.value(percent, MARGIN_UNKNOWN)))
 
     def _points(self) -> Iterable[tuple[float, float, float]]:
         """Yields samples, seconds and weight."""
         level = sorted(self._ratios)[(len(self._ratios) - 1) // 2]
         low, high = PRIOR_WEIGHT_RANGE
-        weight = max(low, high * 0.5 ** (self._count / HALF_LIFE_BATCHES))
+        weight = max(low, high * 0.5 ** (self.observed / HALF_LIFE_BATCHES))
         for samples in PRIOR_SIZES:
             yield samples, level * self._prior.seconds(samples), weight
         for group in self._groups.values():
             samples, seconds = group.median(self.line)
-            age = self._count - group.newest
+            age = self.observed - group.newest
             yield samples, seconds, len(group.batches) * 0.5 ** (age / HALF_LIFE_BATCHES)
 
 

@@ -264,8 +264,9 @@ class BatchQueue(Generic[Request]):
         line = self.times.line
         if line.fixed_seconds < FIXED_SHARE_MIN * line.seconds(first.size):
             return now
-        lateness = self._lateness.value(LATENESS_PERCENT, 0.0)
-        return first.deadline - lateness - self._seconds(first.samples + 1)
+        size = padded_size(first.samples + 1, self._sizes)
+        seconds = line.seconds(size) * (1 + self.times.margin)
+        return first.deadline - seconds - self._lateness.value(LATENESS_PERCENT, 0.0)
 
     def _joins(self, samples: int, now: float, deadline: float) -> bool:
         if not self._planned or self.policy is BatchingPolicy.OFF:
@@ -294,9 +295,9 @@ class BatchQueue(Generic[Request]):
         self._queued += 1
 
     def _seconds(self, samples: int) -> float:
-        """Returns the time of a batch with its margin."""
+        """Returns the time of a batch with the usual margin."""
         size = padded_size(samples, self._sizes)
-        return self.times.line.seconds(size) * (1 + self.times.margin())
+        return self.times.line.seconds(size) * (1 + self.times.usual_margin)
 
     def _backlog_end(self, now: float, *, without_last: bool = False) -> float:
         """Returns when the device has executed all planned batches, or all but the last one.
@@ -335,7 +336,7 @@ class BatchQueue(Generic[Request]):
         If one sample takes longer, it is the largest within the objective, and beyond it the
         largest in twice the time of one sample.
         """
-        objective_seconds = self._objective_seconds / (1 + self.times.margin())
+        objective_seconds = self._objective_seconds / (1 + self.times.usual_margin)
         one = line.seconds(1)
         limits = (objective_seconds / 2, objective_seconds, 2 * one)
         limit = next(limit for limit in limits if one <= limit)
