@@ -1,6 +1,8 @@
 """The thread between futures and the backend: nothing is lost, whatever fails or is cancelled."""
 
 import threading
+import time
+import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -50,6 +52,13 @@ def start() -> Generator[Start]:
 
 def answer(future: Future[Tensors]) -> list[float]:
     return values(future.result(SECONDS_MAX))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_a_request_is_answered(start: Start) -> None:
@@ -304,6 +313,40 @@ def test_a_callback_may_submit(start: Start) -> None:
     batcher.submit(samples(1), 1).add_done_callback(again)
     assert done.wait(SECONDS_MAX)
     assert answer(ended[0]) == [4]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit()])
+def test_a_callback_that_raises_does_not_end_the_thread(start: Start, error: BaseException) -> None:
+    batcher = start(Doubling())
+
+    def fail(_: Future[Tensors]) -> None:
+        raise error
+
+    batcher.submit(samples(1), 1).add_done_callback(fail)
+    assert batcher.drain(SECONDS_MAX)
+
+
+def test_parts_whose_outputs_cannot_be_joined_fail_their_request(start: Start) -> None:
+    class Growing(Doubling):
+        def run(self, inputs: Tensors) -> Tensors:
+            x = super().run(inputs)["y"]
+            return {"y": x[:, : len(self.batches)]}
+
+    batcher = start(Growing(), max_size=2)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        batcher.submit(samples(1, 2, 3), 3).result(SECONDS_MAX)
+    assert answer(batcher.submit(samples(4), 1)) == [8]
+
+
+def test_tensors_of_the_last_batch_are_released(start: Start) -> None:
+    batcher = start(Doubling())
+    inputs = samples(1)
+    watched = weakref.ref(inputs["x"])
+    future = batcher.submit(inputs, 1)
+    del inputs
+    future.result(SECONDS_MAX)
+    assert batcher.drain(SECONDS_MAX)
+    wait_until(lambda: watched() is None)
 
 
 def test_without_start_requests_wait_and_close_fails_them() -> None:

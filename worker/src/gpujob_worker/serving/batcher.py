@@ -194,8 +194,20 @@ class Batcher:
         return not self._queue.queued and not self._queue.running
 
     def _run(self) -> None:
-        while (dispatch := self._wait()) is not None:
-            self._execute(dispatch)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Executes the next batch. Returns False after `close`.
+
+        The batch is a variable of this call, so that its tensors are released while the thread
+        waits for another one.
+        """
+        dispatch = self._wait()
+        if dispatch is None:
+            return False
+        self._execute(dispatch)
+        return True
 
     def _wait(self) -> Dispatch[_Request] | None:
         """Returns the next batch, or None after `close`."""
@@ -249,6 +261,12 @@ class Batcher:
 
     def _ends(self, part: Part[_Request], outcome: Tensors | Exception) -> bool:
         """Returns whether this part's outcome ends its request."""
+        try:
+            return self._take(part, outcome)
+        except BaseException as error:  # of joining the outputs, or of a caller's callback
+            return self._fail(part.request, RuntimeError(f"{type(error).__name__}: {error}"))
+
+    def _take(self, part: Part[_Request], outcome: Tensors | Exception) -> bool:
         request = part.request
         if isinstance(outcome, Exception):
             return self._fail(request, outcome)
