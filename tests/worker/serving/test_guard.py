@@ -38,8 +38,8 @@ def reference(samples: int = 256, metric: float | None = None) -> Reference:
     return Reference(inputs, exact(inputs), {"scores": Noise()}, metric)
 
 
-def judged(run: Run, samples: int = 256, **accuracy: float) -> Verdict:
-    return judge(run, reference(samples), SIZES, Accuracy(**accuracy))
+def judged(run: Run, accuracy: Accuracy | None = None, samples: int = 256) -> Verdict:
+    return judge(run, reference(samples), SIZES, accuracy or Accuracy())
 
 
 def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Run:
@@ -189,7 +189,9 @@ def top_swapped(share: float) -> Run:
     return change
 
 
-LOOSE = {"max_relative_error_percent": 100.0}
+def agreeing(percent: float) -> Accuracy:
+    """Errors of any size, and so much agreement."""
+    return Accuracy(max_relative_error_percent=100.0, min_agreement_percent=percent)
 
 
 def test_a_row_close_to_zero_is_compared_by_the_scale_of_all_rows() -> None:
@@ -206,12 +208,12 @@ def test_a_row_close_to_zero_is_compared_by_the_scale_of_all_rows() -> None:
 
 
 def test_another_largest_entry_counts_against_the_agreement() -> None:
-    verdict = judged(top_swapped(0.2), **LOOSE)
+    verdict = judged(top_swapped(0.2), agreeing(99.5))
     assert verdict.agreement_percent is not None
     assert verdict.agreement_percent < 95
     assert verdict.problem is not None
     assert "at least 99.5 %" in verdict.problem
-    accepted = judged(top_swapped(0.2), min_agreement_percent=50.0, **LOOSE)
+    accepted = judged(top_swapped(0.2), agreeing(50.0))
     assert accepted.problem is None
 
 
@@ -225,7 +227,7 @@ def test_few_rows_permit_no_other_largest_entry() -> None:
             scores[row, top.indices] = top.values.flip(0)
         return {"scores": scores}
 
-    verdict = judged(one_row, samples=100, min_agreement_percent=98.0, **LOOSE)
+    verdict = judged(one_row, agreeing(98.0), samples=100)
     assert verdict.problem is not None
     assert "1 of 100 rows; fewer than 200 rows permit none" in verdict.problem
 

@@ -5,10 +5,13 @@ anew. Its first answers are compared with those of the model as written. Whateve
 as written serves, and the reason is printed.
 """
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -63,19 +66,28 @@ def load(
     if plan == REFERENCE:
         return eager
     batch_sizes = sizes(settings, cuda=device_of(model).type == "cuda")
-    for make in _ways(plan, model, signature, examples, batch_sizes, environment, log):
+    for way in _ways(plan, model, signature, examples, batch_sizes, environment, log):
         try:
-            backend = make()
+            backend = way.make()
             problem = _problem(backend, eager, examples, batch_sizes, settings)
         except Exception as error:
             lines = str(error).strip().splitlines() or ["no message"]
             problem = f"{type(error).__name__}: {lines[0][:300]}"
         else:
             if problem is None:
+                way.keep()
                 return backend
         log(f"{plan} is not used: {problem}")
     log("the model is served as written")
     return eager
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How to get the backend. `keep` is called once its answers are known to be right."""
+
+    make: Callable[[], Backend]
+    keep: Callable[[], None] = lambda: None
 
 
 def _ways(
@@ -86,32 +98,33 @@ def _ways(
     batch_sizes: tuple[int, ...],
     environment: Mapping[str, str],
     log: Callable[[str], None],
-) -> Iterator[Callable[[], Backend]]:
+) -> Iterator[_Way]:
     """Yields ways to get the backend: from the cache folder if it has one, and by a build."""
     cache = environment.get(ENV_SERVING_CACHE, "")
     name = FILES.get(plan.backend)
     folder = Path(tempfile.mkdtemp(prefix="gpujob-backend-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    fresh = folder / "built"
+    fresh.mkdir()
     key = ""
     if cache and name is not None:
         around = surroundings(device_of(model))
         key = artifact_key(model_hash(model), plan, batch_sizes, around)
         path, reason = Artifacts(Path(cache)).take(key, name, folder)
         if path is not None:
-            yield lambda: load_file(plan, path, signature, model, batch_sizes)
+            yield _Way(lambda: load_file(plan, path, signature, model, batch_sizes))
         else:
             log(f"{plan} is built: {reason}")
 
-    def built() -> Backend:
-        fresh = Path(tempfile.mkdtemp(dir=folder))
-        backend = build(plan, model, signature, examples, batch_sizes, fresh)
-        if key and name is not None and (fresh / name).is_file():
-            try:
-                Artifacts(Path(cache)).put(key, fresh / name)
-            except OSError as error:
-                log(f"the built {plan} is not kept in {cache}: {error}")
-        return backend
+    def keep() -> None:
+        if not key or name is None or not (fresh / name).is_file():
+            return
+        try:
+            Artifacts(Path(cache)).put(key, fresh / name)
+        except OSError as error:
+            log(f"the built {plan} is not kept in {cache}: {error}")
 
-    yield built
+    yield _Way(lambda: build(plan, model, signature, examples, batch_sizes, fresh), keep)
 
 
 def _problem(
