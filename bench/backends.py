@@ -6,7 +6,7 @@ For each of five small models, `gpujob_worker`'s measurement runs as in a GPUJob
 a process of its own, within `--seconds`. `of_best` compares the choice with a grid that is timed
 afterwards, in one process, with all accepted candidates in turns: device time a sample at the best
 size within the objective. Its goal is 0.97. 20 wrong backends and 5 that only round differently are
-then judged on every model: goals 0 accepted and 0 refused.
+then judged on every model: goals 0 accepted and 0 refused. All of it on one thread.
 """
 
 import argparse
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=GOAL_SECONDS)
     parser.add_argument("--guard-only", action="store_true")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     names = options.models.split(",")
     unknown = [name for name in names if name not in MODELS]
     if unknown:
@@ -161,9 +162,9 @@ def _choose_and_compare(
     found = subject(name)
     setup = Setup(
         command=[sys.executable, "-m", "bench.backends_candidate"],
-        environment={**os.environ, ENV_MODEL: name},
+        environment={**os.environ, ENV_MODEL: name, "OMP_NUM_THREADS": "1"},
         budget=Budget(seconds=seconds),
-        work=Work(size_seconds=1.0, clock_seconds=6.0),
+        work=Work(size_seconds=0.8, clock_seconds=4.0),
     )
     start = time.monotonic()
     choice = measure(found.model, found.inputs, settings, setup=setup)

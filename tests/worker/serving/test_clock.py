@@ -138,6 +138,13 @@ def test_a_busy_machine_is_taken_out_by_the_model_as_written() -> None:
     assert (second.memory_bytes, second.start_seconds) == (8, 5.0)
 
 
+def test_a_candidate_does_not_gain_from_disturbing_the_model_as_written() -> None:
+    # Its threads spin, so the model as written took a hundred times as long beside it.
+    spinning = Timing((SizeTime(4, 0.5, 0.5, 100.0, 50),))
+    (one,) = levelled(spinning, {4: 1.0}).sizes
+    assert one.seconds == pytest.approx(0.25)
+
+
 def test_a_size_that_no_other_process_timed_keeps_its_time() -> None:
     timing = Timing((SizeTime(4, 1.0, 1.0, 2.0, 1),))
     assert levelled(timing, {}).sizes[0].seconds == 1.0

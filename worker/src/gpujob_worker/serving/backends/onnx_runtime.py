@@ -82,6 +82,8 @@ def load(
     runtime: Any = importlib.import_module(_RUNTIME)
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
+    # Its threads would spin after each batch, on the cores of whatever runs next.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = [(provider, options)]
     providers += [_CUDA] if provider == _TENSOR_RT else []
     session = runtime.InferenceSession(str(path), settings, providers=providers)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ def surroundings(device: torch.device) -> dict[str, str]:
         found["name"] = torch.cuda.get_device_name(device)
         found["driver"] = str(_driver())
     else:
+        # Compiled code uses every instruction of the processor that it was compiled on.
         found["capability"] = torch.backends.cpu.get_cpu_capability()
+        found["instructions"] = hashlib.sha256(_processor_flags().encode()).hexdigest()[:16]
     return found
 
 
@@ -50,6 +53,15 @@ def artifact_key(model: str, plan: Plan, sizes: tuple[int, ...], around: dict[st
     """Returns the name of a compiled model in a cache folder. `model` is its hash."""
     parts = [model, str(plan), *map(str, sizes), *(f"{k}={v}" for k, v in sorted(around.items()))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+def _processor_flags() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor()
+    lines = text.splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _driver() -> object:

@@ -8,7 +8,6 @@ as written serves, and the reason is printed.
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import nn
 
 from gpujob_api.serving import ENV_SERVING_CACHE, BackendName, Quantization, ServingSettings
 from gpujob_api.settings import Precision
+from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backend import Backend, Tensors
 from gpujob_worker.serving.backends.answering import device_of
 from gpujob_worker.serving.backends.build import FILES, build, load_file
@@ -60,7 +60,7 @@ def load(
 ) -> Backend:
     """Returns a backend that is ready at all of its sizes. Raises nothing of a build's."""
     environment = os.environ if environment is None else environment
-    log = log or _print
+    log = log or (lambda text: say(f"gpujob: {text}"))
     plan = planned(settings)
     eager = EagerBackend(model, signature)
     if plan == REFERENCE:
@@ -140,8 +140,3 @@ def _problem(
         noise = noise_of(written, answer_all(eager, few, 1))
     verdict = judge(backend.run, Reference(few, written, noise), batch_sizes, settings.accuracy)
     return verdict.problem
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"gpujob: {text}\n")
-    sys.stderr.flush()

@@ -10,6 +10,9 @@ from gpujob_api.serving import BatchTime
 
 Seconds = Annotated[float, Range(0, 10**6, clamp=True)]
 SIZES_MAX = 32
+# A larger difference between processes is not the speed of the machine: a candidate may disturb the
+# model as written, for example by threads that spin, and must not gain from that.
+LEVEL_FACTOR_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,14 @@ def level(timings: Sequence[Timing]) -> dict[int, float]:
 def levelled(timing: Timing, levels: dict[int, float]) -> Timing:
     """Returns the timing as if all processes had run at the same speed.
 
-    What slowed a process down slowed the model as written down too, which ran in turns with it.
+    What slowed a process down slowed the model as written down too, which ran in turns with it. The
+    correction is at most by `LEVEL_FACTOR_MAX`.
     """
     sizes: list[SizeTime] = []
     for one in timing.sizes:
         common = levels.get(one.size, one.eager_seconds)
         factor = common / one.eager_seconds if one.eager_seconds > 0 else 1.0
+        factor = min(max(factor, 1 / LEVEL_FACTOR_MAX), LEVEL_FACTOR_MAX)
         p99 = factor * one.p99_seconds
         sizes.append(SizeTime(one.size, factor * one.seconds, p99, common, one.batches))
     return Timing(tuple(sizes), timing.memory_bytes, timing.start_seconds)
