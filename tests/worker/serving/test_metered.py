@@ -112,9 +112,17 @@ def test_the_first_error_of_the_device_is_kept() -> None:
 
 
 def test_memory_above_the_cpu_card_ends_the_process_and_keeps_the_answer() -> None:
-    found, _, session = metered(Environment(cpu_card_bytes=1))
+    found, _, session = metered(Environment(cpu_card_bytes=2**60))
     found.begin()
+    # Everything counts as too much from now on.
+    session.environment = Environment(cpu_card_bytes=1)
     assert found.run(X) is X
     assert isinstance(found.failure, MemoryLimitError)
     assert found.failure.needed_bytes > 1
     assert session.state.step == 1
+
+
+def test_a_model_that_exceeds_the_cpu_card_is_not_served() -> None:
+    found, _, _ = metered(Environment(cpu_card_bytes=1))
+    with pytest.raises(MemoryLimitError, match="CPU card out of memory"):
+        found.begin()

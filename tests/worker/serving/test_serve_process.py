@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gpujob_api.cpu_cards import VISIBLE_DEVICES, cpu_card_uuid
 from gpujob_api.report import Reply, Report, StopRequest, WorkerPhase
 from gpujob_api.serving import BatchingPolicy, Objective, ServingReport, ServingSettings
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, Task
@@ -55,7 +56,7 @@ class Replica:
 
 
 @contextmanager
-def replica(command: list[str], folder: Path, url: str = "") -> Generator[Replica]:
+def replica(command: list[str], folder: Path, url: str = "", **more: str) -> Generator[Replica]:
     port = free_port()
     # Nothing is refused for its latency, however slow the machine is.
     objective = Objective(latency_milliseconds=3_600_000)
@@ -70,7 +71,7 @@ def replica(command: list[str], folder: Path, url: str = "") -> Generator[Replic
     }
     process = subprocess.Popen(
         command,
-        env={**os.environ, **variables},
+        env={**os.environ, **variables, **more},
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
@@ -210,7 +211,7 @@ if what == "examples":
     gpujob_worker.serve(model, torch.zeros(8, 5))
 if what == "file":
     gpujob_worker.serve(model, "calibration.safetensors")
-if what == "keyboard":
+if what in ("card", "keyboard"):
     gpujob_worker.serve(model, torch.zeros(8, 4), name="m")
 """
 
@@ -220,12 +221,14 @@ if what == "keyboard":
     [
         ("examples", "UserError", "examples: the model does not take them"),
         ("file", "UserError", "examples: there is no file calibration.safetensors"),
+        ("card", "OutOfMemory", "CPU card out of memory"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_reported_with_the_reason(
     tmp_path: Path, what: str, failure: str, text: str
 ) -> None:
-    with replica([sys.executable, "-c", FAILING, what], tmp_path) as found:
+    card = {VISIBLE_DEVICES: cpu_card_uuid("node", 2**20, "0")} if what == "card" else {}
+    with replica([sys.executable, "-c", FAILING, what], tmp_path, **card) as found:
         _, errors = found.process.communicate(timeout=120)
         assert found.process.returncode == 1
         report = found.report

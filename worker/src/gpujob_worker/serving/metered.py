@@ -37,7 +37,12 @@ class MeteredBackend:
         return self._backend.sizes
 
     def begin(self) -> None:
-        """Counts batches from now on. Those before were no requests."""
+        """Counts batches from now on. Those before were no requests.
+
+        Raises `MemoryLimitError` if they took more memory than the process may take.
+        """
+        self._session.meter.read_memory()
+        hold_to_card(self._session)
         self._counts = True
 
     def running_seconds(self) -> float:
