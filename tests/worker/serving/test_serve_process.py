@@ -19,8 +19,14 @@ import pytest
 
 from gpujob_api.cpu_cards import VISIBLE_DEVICES, cpu_card_uuid
 from gpujob_api.report import Reply, Report, StopRequest, WorkerPhase
-from gpujob_api.serving import BatchingPolicy, Objective, ServingReport, ServingSettings
-from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, Task
+from gpujob_api.serving import (
+    BackendName,
+    BatchingPolicy,
+    Objective,
+    ServingReport,
+    ServingSettings,
+)
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, Precision, Task
 from tests.harness.report_receiver import Operator
 from tests.harness.repository import ROOT
 
@@ -258,3 +264,31 @@ def test_settings_that_are_none_end_the_process_with_the_field(tmp_path: Path) -
     assert "GPUJOB_SERVING" in ended.stderr
     assert "port" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_measures_reports_its_choice_and_ends(tmp_path: Path) -> None:
+    settings = ServingSettings(
+        Objective(latency_milliseconds=3_600_000),
+        backend=BackendName.EAGER,
+        precision=Precision.FLOAT32,
+        measure=True,
+    )
+    path = tmp_path / "termination"
+    variables = {
+        "GPUJOB_SERVING": settings.to_text(),
+        "GPUJOB_TERMINATION_FILE": str(path),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "gpujob_worker", "--", sys.executable, SCRIPT]
+    ended = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = Report.from_text(path.read_text())
+    assert (report.phase, report.failure) == (WorkerPhase.FINISHED, None)
+    assert report.serving is not None
+    choice = report.serving.choice
+    assert choice is not None
+    assert (choice.backend, choice.precision) == (BackendName.EAGER, Precision.FLOAT32)
+    assert choice.candidates[0].samples_per_second
