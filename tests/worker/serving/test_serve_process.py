@@ -188,7 +188,7 @@ async def test_a_stop_of_the_operator_under_the_hooks(tmp_path: Path, operator: 
     stop = Reply(0.2, StopRequest("Reclaimed", 60.0))
     operator.answers = [plain] * 5000
     command = [sys.executable, "-m", "gpujob_worker", "--explain", "--", sys.executable, SCRIPT]
-    with replica(command, tmp_path, operator.url) as found:
+    with replica(command, tmp_path, operator.url, GPUJOB_SETTINGS='{"task": "Serving"}') as found:
 
         def request_stop() -> None:
             operator.answers = [(200, stop.to_text().encode())] * 5000

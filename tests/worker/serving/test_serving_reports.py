@@ -58,7 +58,7 @@ def test_a_report_from_loading_to_the_end() -> None:
     assert batcher.shared, "a reply before the model was loaded counts"
     state.share(False)
     assert not batcher.shared
-    state.refused = lambda: 10
+    state.counts_refusals(lambda: 10)
     assert not state.report().ready
     state.lifecycle.enter(Stage.SERVING)
     assert state.report() == ServingReport(

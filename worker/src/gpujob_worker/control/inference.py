@@ -79,7 +79,8 @@ class Inference:
 
     def start(self) -> None:
         # Daemons are workers of a loader or a pool, which belong to a library.
-        if self._task is not Task.TRAINING and not multiprocessing.current_process().daemon:
+        other = self._task in (Task.TRAINING, Task.SERVING)
+        if not other and not multiprocessing.current_process().daemon:
             self._active = True
             self._discovery.start()
 

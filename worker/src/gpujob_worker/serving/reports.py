@@ -27,6 +27,14 @@ class ServingState:
         self.batcher, self.backend, self.precision = batcher, backend, precision
         batcher.shared = self.shared
 
+    def chose(self, choice: Choice) -> None:
+        """Sets the result of a measurement."""
+        self.choice = choice
+
+    def counts_refusals(self, count: Callable[[], int]) -> None:
+        """Sets what counts the requests that are refused before they reach the batcher."""
+        self.refused = count
+
     def share(self, shared: bool) -> None:
         """Sets whether other jobs hold a part of the GPU."""
         self.shared = shared

@@ -57,7 +57,7 @@ class ServingProcess:
         """Measures the backends, and reports the choice."""
         self._session.state.enter(WorkerPhase.TUNING)
         choice = measure(evaluated(model, self._session), examples, self._settings)
-        self._state.choice = choice
+        self._state.chose(choice)
         say(f"gpujob: chosen: {choice.reason}")
 
     def run(self, model: torch.nn.Module, examples: Tensors) -> Interrupted:
@@ -93,7 +93,7 @@ class ServingProcess:
             lambda: metered.running_seconds() < BATCH_SECONDS_MAX,
         )
         server = Server(service, self._lifecycle)
-        self._state.refused = lambda: server.intake.refused
+        self._state.counts_refusals(lambda: server.intake.refused)
         ending = Ending(
             requested=lambda: self._session.stop.requested or metered.failure is not None,
             remaining_seconds=self._remaining_seconds,
