@@ -171,6 +171,42 @@ def test_a_process_that_ends_without_a_result_is_refused_with_its_last_line() ->
     )
 
 
+def test_a_choice_that_requests_disprove_makes_room_for_the_next_one() -> None:
+    children = Children(
+        Eager_float32=Result(timing=timing(0.001)), Compile_float32=Result(timing=timing(0.0005))
+    )
+    tried: list[Plan] = []
+
+    def prove(plan: Plan) -> str | None:
+        tried.append(plan)
+        return "98.1 % within the objective, 99 % are asked for" if plan == COMPILE else None
+
+    setup = Setup(
+        command=["unused"], environment={}, run=children, now=lambda: children.time, prove=prove
+    )
+    choice = measure(model(), examples(), SETTINGS, setup=setup)
+    assert tried == [COMPILE, REFERENCE]
+    assert choice.backend is BackendName.EAGER
+    reason = next(one.reason for one in choice.candidates if one.backend == "Compile")
+    assert reason == "refused: 98.1 % within the objective, 99 % are asked for"
+
+
+def test_nothing_is_proved_twice_if_everything_is_disproved() -> None:
+    children = Children(Eager_float32=Result(timing=timing(0.001)))
+    tried: list[Plan] = []
+
+    def prove(plan: Plan) -> str | None:
+        tried.append(plan)
+        return "too slow"
+
+    setup = Setup(
+        command=["unused"], environment={}, run=children, now=lambda: children.time, prove=prove
+    )
+    choice = measure(model(), examples(), SETTINGS, setup=setup)
+    assert choice.backend is BackendName.EAGER
+    assert len(tried) == len(set(tried))
+
+
 def test_a_slow_precision_is_not_compiled() -> None:
     children = Children(
         Eager_float32=Result(timing=timing(0.001)), Eager_bfloat16=Result(timing=timing(0.01))

@@ -83,6 +83,8 @@ class Setup:
     work: Work = field(default_factory=Work)
     run: RunChild = run_child
     now: Callable[[], float] = time.monotonic
+    # Serves requests with a plan that was chosen, and returns why it is refused after all.
+    prove: Callable[[Plan], str | None] | None = None
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ def measure(
             if result.problem is None
         ]
         demand = Demand(settings.objective, settings.expected_rate, _memory_limit(setup))
-        chosen = choose(measured, demand)
+        chosen = _chosen(measured, demand, setup)
         _keep_artifact(Path(name), chosen.plan, found, device, settings, setup)
     seconds = setup.now() - start
     reason = "; ".join(part for part in (chosen.reason, samples.note) if part)
@@ -131,6 +133,19 @@ def measure(
     where = _device_name(device)
     plan = chosen.plan
     return Choice(plan.backend, plan.precision, plan.quantization, where, seconds, reason, listed)
+
+
+def _chosen(measured: Sequence[Measured], demand: Demand, setup: Setup) -> Chosen:
+    """Returns the first choice that is proved. Each plan is tried once."""
+    disproved: dict[Plan, str] = {}
+    while True:
+        left = [one for one in measured if one.plan not in disproved]
+        chosen = choose(left, demand)
+        plan = chosen.plan
+        problem = setup.prove(plan) if setup.prove is not None and not chosen.fallback else None
+        if problem is None:
+            return replace(chosen, refusals={**chosen.refusals, **disproved})
+        disproved[plan] = f"refused: {problem}"
 
 
 def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setup: Setup) -> _Found:
