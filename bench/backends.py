@@ -3,9 +3,10 @@
     python -m bench.backends [--models mlp,cnn] [--rate 200] [--seconds 300] [--guard-only]
 
 For each of five small models, `gpujob_worker`'s measurement runs as in a GPUJob: every candidate in
-a process of its own, within `--seconds`. `of_best` compares the choice with a grid that is timed
-afterwards, in one process, with all accepted candidates in turns: device time a sample at the best
-size within the objective. Its goal is 0.97. 20 wrong backends and 5 that only round differently are
+a process of its own, within `--seconds`. `of_best` compares the choice with the full grid, which is
+timed afterwards in one process, in turns: every plan that builds here and answers alike, also those
+that the measurement skipped or ended. It is the device time a sample at the best size within the
+objective. Its goal is 0.97. 20 wrong backends and 5 that only round differently are
 then judged on every model: goals 0 accepted and 0 refused. All of it on one thread.
 """
 
@@ -23,15 +24,13 @@ from typing import Any
 import torch
 
 from bench.backends_models import MODELS, Subject, subject
-from bench.backends_wrong import HARMLESS, OUTPUT, WRONG
+from bench.backends_wrong import HARMLESS, WRONG
 from bench.machine import print_result
 from bench.table import format_table
 from gpujob_api.serving import (
     Accuracy,
-    BackendName,
     Batching,
     Candidate,
-    Choice,
     Objective,
     ServingSettings,
 )
@@ -39,6 +38,8 @@ from gpujob_worker.serving.backend import Backend
 from gpujob_worker.serving.backends.build import build
 from gpujob_worker.serving.choosing.assignment import Work
 from gpujob_worker.serving.choosing.candidate_process import answer_all, run_candidate_if_asked
+from gpujob_worker.serving.choosing.candidates import plans
+from gpujob_worker.serving.choosing.candidates import sizes as batch_sizes
 from gpujob_worker.serving.choosing.choose import Demand, Measured, choose
 from gpujob_worker.serving.choosing.clock import DeviceTimer
 from gpujob_worker.serving.choosing.guard import Reference, judge, noise_of
@@ -132,12 +133,7 @@ def _unmet(is_met: bool) -> str:
 def _judge_injected(name: str) -> dict[str, Any]:
     """Judges each injected backend as a measurement does."""
     found = subject(name)
-    shape = signature(found.model, found.inputs)
-    eager = EagerBackend(found.model, shape)
-    written = answer_all(eager, found.inputs, MAX_SIZE)
-    few = first_rows(found.inputs, 32)
-    noise = noise_of(answer_all(eager, few, MAX_SIZE), answer_all(eager, few, 1))
-    reference = Reference(found.inputs, {OUTPUT: written[OUTPUT]}, noise)
+    reference = _reference(found)
     sizes = tuple(1 << power for power in range(MAX_SIZE.bit_length()))
 
     def problem(make: Any) -> str | None:
@@ -169,7 +165,7 @@ def _choose_and_compare(
     start = time.monotonic()
     choice = measure(found.model, found.inputs, settings, setup=setup)
     took = time.monotonic() - start
-    timings = _grid(found, choice, settings)
+    timings = _grid(found, settings)
     demand = Demand(settings.objective, settings.expected_rate)
     best = choose([Measured(plan, timing) for plan, timing in timings.items()], demand).plan
     ours = Plan(choice.backend, choice.precision, choice.quantization)
@@ -217,39 +213,56 @@ def _cost(timing: Timing, demand: Demand) -> float:
     return min(costs, default=float("inf"))
 
 
-def _grid(found: Subject, choice: Choice, settings: ServingSettings) -> dict[Plan, Timing]:
-    """Times every accepted candidate in turns with all others, in this process."""
-    del settings
+def _grid(found: Subject, settings: ServingSettings) -> dict[Plan, Timing]:
+    """Times all plans that build here and answer alike, in turns, in this process.
+
+    That includes those for which the measurement had no time.
+    """
     shape = signature(found.model, found.inputs)
-    sizes = tuple(1 << power for power in range(MAX_SIZE.bit_length()))
-    plans = [EAGER] + [
-        plan for one in choice.candidates if one.accepted and (plan := _plan(one)) != EAGER
-    ]
-    timer = DeviceTimer(torch.device("cpu"))
+    reference = _reference(found)
+    sizes = batch_sizes(settings, cuda=False)
     with tempfile.TemporaryDirectory(prefix="bench-backends-") as folder:
         backends: dict[Plan, Backend] = {}
-        for plan in plans:
+        for plan in (EAGER, *plans(settings, cuda=False)):
             own = Path(folder) / str(plan).replace(" ", "-")
             own.mkdir()
-            backends[plan] = build(plan, found.model, shape, found.inputs, sizes, own)
-        timings: dict[Plan, list[SizeTime]] = {plan: [] for plan in plans}
-        for size in sizes:
-            batch = first_rows(found.inputs, size)
-            seconds: dict[Plan, list[float]] = {plan: [] for plan in plans}
-            for number in range(ROUNDS):
-                for plan in plans if number % 2 else plans[::-1]:
-                    start = timer.now()
-                    backends[plan].run(batch)
-                    seconds[plan].append(timer.now() - start)
-            written = statistics.median(seconds[EAGER])
-            for plan, values in seconds.items():
-                middle = statistics.median(values)
-                timings[plan].append(SizeTime(size, middle, middle, written, len(values)))
+            try:
+                backend = build(plan, found.model, shape, found.inputs, sizes, own)
+            except Exception as error:
+                print(f"{plan} does not build here: {error}", file=sys.stderr)
+                continue
+            problem = judge(backend.run, reference, sizes, settings.accuracy).problem
+            if problem is None:
+                backends[plan] = backend
+        return _in_turns(found, backends, sizes)
+
+
+def _in_turns(
+    found: Subject, backends: dict[Plan, Backend], sizes: tuple[int, ...]
+) -> dict[Plan, Timing]:
+    timer = DeviceTimer(torch.device("cpu"))
+    order = list(backends)
+    timings: dict[Plan, list[SizeTime]] = {plan: [] for plan in order}
+    for size in sizes:
+        batch = first_rows(found.inputs, size)
+        seconds: dict[Plan, list[float]] = {plan: [] for plan in order}
+        for number in range(ROUNDS):
+            for plan in order if number % 2 else order[::-1]:
+                start = timer.now()
+                backends[plan].run(batch)
+                seconds[plan].append(timer.now() - start)
+        written = statistics.median(seconds[EAGER])
+        for plan, values in seconds.items():
+            middle = statistics.median(values)
+            timings[plan].append(SizeTime(size, middle, middle, written, len(values)))
     return {plan: Timing(tuple(times)) for plan, times in timings.items()}
 
 
-def _plan(one: Candidate) -> Plan:
-    return Plan(BackendName(one.backend), one.precision, one.quantization)
+def _reference(found: Subject) -> Reference:
+    eager = EagerBackend(found.model, signature(found.model, found.inputs))
+    few = first_rows(found.inputs, 32)
+    noise = noise_of(answer_all(eager, few, MAX_SIZE), answer_all(eager, few, 1))
+    return Reference(found.inputs, answer_all(eager, found.inputs, MAX_SIZE), noise)
 
 
 def candidate() -> int:
