@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
+from gpujob_api.serving import ServingReport
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.observe.dirty import Dirty
@@ -19,7 +20,7 @@ from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.port.reports import BODY_BYTES_MAX, ReportReceiver
 from gpujob_operator.port.requests import BURST_MAX, TokenCheckFailed, sender
 from gpujob_operator.telemetry.metrics import Metrics
-from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
+from tests.harness.builders import make_job, make_pod, make_report, placed, running, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.odd_json import ODD_SCALARS, to_json
 from tests.harness.pod_tokens import pod_token
@@ -67,6 +68,11 @@ class _Workers:
 
     def job_of(self, pod: PodView) -> GPUJob | None:
         return next((job for job in self.jobs.values() if speaks_for(pod, job)), None)
+
+    def held_gpus(self) -> list[str]:
+        placed = (job.status.placement for job in self.jobs.values())
+        workers = [worker for one in placed if one is not None for worker in one.workers]
+        return [uuid for worker in workers for uuid in worker.gpus]
 
 
 class _Bench:
@@ -117,6 +123,18 @@ async def test_a_report_is_kept_with_its_time_and_answered(bench: _Bench) -> Non
     (received,) = bench.receiver.newest()
     assert (received.job_uid, received.rank) == ("uid-job", 0)
     assert (received.report, received.received_at) == (report, bench.clock.now())
+
+
+async def test_a_server_is_told_whether_others_hold_a_part_of_its_gpu(bench: _Bench) -> None:
+    """Its batches then come as late as the objective allows."""
+    serving = make_report(serving=ServingReport(ready=True))
+    assert (await bench.post(serving))[1]["shared"] is False
+    neighbour = running(make_job("neighbour"))
+    bench.workers.jobs[neighbour.metadata.uid] = neighbour
+    assert (await bench.post(serving))[1]["shared"] is False, "the count is used for a while"
+    bench.clock.advance(3)
+    assert (await bench.post(serving))[1]["shared"] is True
+    assert "shared" not in (await bench.post(make_report()))[1], "a training does not ask"
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,13 @@ class Cache:
             if self.job_of(view) is not None:
                 yield pod.requests
 
+    def held_gpus(self) -> Iterator[str]:
+        """Yields the UUIDs of the GPUs that each job holds. A shared one comes several times."""
+        for job in self.jobs.views:
+            if isinstance(job, GPUJob) and job.status.placement is not None and not job.finished:
+                for worker in job.status.placement.workers:
+                    yield from worker.gpus
+
     def job(self, uid: str) -> GPUJob | None:
         job = self.jobs.get(uid)
         return job if isinstance(job, GPUJob) else None

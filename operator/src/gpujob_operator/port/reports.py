@@ -6,7 +6,8 @@ worker goes into the next snapshot.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol
 
@@ -40,6 +41,8 @@ BODY_SECONDS_MAX = 5.0
 REPORTS_KEPT_MAX = 20_000
 # How long a pod's requests are counted. After that it may send a burst again.
 LIMITED_SECONDS = 300.0
+# For how long a count of the jobs on each GPU is used.
+COUNTED_SECONDS = 2.0
 
 
 class TokenChecker(Protocol):
@@ -61,6 +64,10 @@ class Workers(Protocol):
 
     def job_of(self, pod: PodView) -> GPUJob | None:
         """Returns the job whose worker the pod is, or None."""
+        ...
+
+    def held_gpus(self) -> Iterable[str]:
+        """Yields the UUIDs of the GPUs that each job holds. A shared one comes several times."""
         ...
 
 
@@ -88,6 +95,8 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
+        self._holders: Counter[str] = Counter()
+        self._counted_at: float | None = None
         self._limits: TTLCache[str, RateLimit] = TTLCache(
             REPORTS_KEPT_MAX, LIMITED_SECONDS, timer=monotonic
         )
@@ -183,7 +192,15 @@ class ReportReceiver:
             request = StopRequest("PodDeleted", max(0.0, round(left, 1)))
         else:
             request = None
-        return Reply(interval_seconds=self._interval_seconds, stop=request)
+        shared = self._is_shared(pod) if report.serving is not None else None
+        return Reply(interval_seconds=self._interval_seconds, stop=request, shared=shared)
+
+    def _is_shared(self, pod: PodView) -> bool:
+        """Returns whether another job holds a part of one of the worker's GPUs."""
+        now = self._monotonic()
+        if self._counted_at is None or now - self._counted_at >= COUNTED_SECONDS:
+            self._holders, self._counted_at = Counter(self._workers.held_gpus()), now
+        return any(self._holders[uuid] > 1 for uuid in pod.gpus)
 
 
 def is_given_up(job: GPUJob, pod: PodView) -> bool:

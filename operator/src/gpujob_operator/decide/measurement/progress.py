@@ -240,7 +240,9 @@ def _settled(report: Report | None, usage: GPUUsage, configuration: Configuratio
     """
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
-    return report.phase not in _UNSETTLED and report.current is not None
+    # A server has executed its largest batch before it is ready.
+    is_warm = report.serving is not None and report.serving.ready
+    return report.phase not in _UNSETTLED and (report.current is not None or is_warm)
 
 
 def _source(source: ReservationSource) -> str:

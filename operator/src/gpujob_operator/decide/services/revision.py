@@ -9,7 +9,7 @@ import json
 
 from gpujob_api.codec import encode
 from gpujob_api.gpuservice import GPUService, GPUServiceSpec
-from gpujob_api.serving import BackendName, ServingSettings
+from gpujob_api.serving import BackendName, Quantization, ServingSettings
 from gpujob_api.settings import Precision
 
 _CHARACTERS = 6
@@ -18,30 +18,24 @@ _CHARACTERS = 6
 def settings_of(service: GPUService) -> ServingSettings:
     """Returns the settings of new replicas: the measured choice if there is one for this spec."""
     spec, optimize = service.spec, service.spec.optimize
-    settings = ServingSettings(
+    backend, precision = optimize.backend, optimize.precision
+    quantization = optimize.quantization
+    choice = service.status.choice
+    if optimize.measures:
+        if choice is None or service.status.choice_key != choice_key(service):
+            backend, precision = BackendName.EAGER, as_written(precision)
+            quantization = Quantization.OFF
+        else:
+            backend, precision = choice.backend, choice.precision
+            quantization = choice.quantization
+    return ServingSettings(
         objective=spec.objective,
         batching=optimize.batching,
         accuracy=optimize.accuracy,
-        backend=optimize.backend,
-        precision=optimize.precision,
-        quantization=optimize.quantization,
-        port=spec.port,
-    )
-    if not optimize.measures:
-        return settings
-    choice = service.status.choice
-    if choice is None or service.status.choice_key != choice_key(service):
-        backend, precision = BackendName.EAGER, as_written(optimize.precision)
-    else:
-        backend, precision = choice.backend, choice.precision
-    return ServingSettings(
-        objective=settings.objective,
-        batching=settings.batching,
-        accuracy=settings.accuracy,
         backend=backend,
         precision=precision,
-        quantization=settings.quantization,
-        port=settings.port,
+        quantization=quantization,
+        port=spec.port,
     )
 
 
