@@ -16,6 +16,7 @@ from gpujob_api.settings import Precision
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.backends import onnx_runtime, quantized
 from gpujob_worker.serving.backends.answering import answering
+from gpujob_worker.serving.backends.aot_inductor import samples_exported
 from gpujob_worker.serving.backends.build import build, load_file
 from gpujob_worker.serving.backends.build_error import BuildError
 from gpujob_worker.serving.backends.torch_backend import SizeError
@@ -256,6 +257,32 @@ def test_the_real_runtime_answers_alike_if_it_is_installed(tmp_path: Path) -> No
         outputs, expected = backend.run(batch), written(model, batch, shape)
         assert torch.allclose(outputs["scores"], expected["scores"], atol=1e-5)
         assert torch.equal(outputs["label"], expected["label"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_layer_with_as_many_channels_as_samples_is_compiled_for_all_sizes(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten()).eval()
+    inputs = {"input": torch.randn(16, 3, 4, 4)}
+    shape = signature(model, inputs)
+    plan = Plan(BackendName.AOT_INDUCTOR)
+    backend = build(plan, model, shape, inputs, (1, 4, 16), tmp_path)
+    for size in (1, 4, 16):
+        batch = first_rows(inputs, size)
+        expected = written(model, batch, shape)["output"]
+        assert torch.allclose(backend.run(batch)["output"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "samples"), [((1,), 1), ((1, 2, 4), 4), ((1, 8), 7), ((1, 64), 13)]
+)
+def test_an_exporter_gets_a_number_of_samples_that_layers_rarely_have(
+    sizes: tuple[int, ...], samples: int
+) -> None:
+    assert samples_exported(sizes) == samples
 
 
 def inputs_of(size: int) -> Tensors:

@@ -15,7 +15,7 @@ from gpujob_api.serving import BackendName
 from gpujob_api.settings import Precision
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.backends.answering import Answering, device_of
-from gpujob_worker.serving.backends.aot_inductor import dynamic_shapes
+from gpujob_worker.serving.backends.aot_inductor import dynamic_shapes, samples_exported
 from gpujob_worker.serving.backends.build_error import BuildError
 from gpujob_worker.serving.backends.torch_backend import check_size
 from gpujob_worker.serving.rows import first_rows
@@ -49,7 +49,7 @@ def build(
         raise BuildError(missing)
     device = device_of(model)
     provider_of(name, precision, device)  # a missing provider is found before the export
-    few = first_rows(examples, max(sizes))
+    few = first_rows(examples, samples_exported(sizes))
     path = folder / FILE
     with torch.no_grad():
         torch.onnx.export(
