@@ -21,7 +21,7 @@ from gpujob_operator.decide.model.service_plan import (
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.services.plan import step_of
 from gpujob_operator.render.gpuservice import service_job
-from tests.harness.builders import T0, make_template
+from tests.harness.builders import T0, make_template, placed
 
 UID = "uid-answers"
 
@@ -62,6 +62,7 @@ class ServiceWorld:
     service: GPUService = field(default_factory=make_service)
     start_seconds: Callable[[str], float | None] = lambda name: 3.0
     drain_seconds: float = 2.0
+    nodes: tuple[str, ...] = ("n0", "n1", "n2", "n3")
     now: datetime = T0
     jobs: dict[str, Live] = field(default_factory=dict[str, Live])
     steps: list[ServiceStep] = field(default_factory=list[ServiceStep])
@@ -154,7 +155,14 @@ class ServiceWorld:
         self.created.append(create.name)
         job = read_job(create, f"uid-{len(self.created)}", self.now)
         ready_at = None if seconds is None else self.now + timedelta(seconds=seconds)
+        if seconds is not None:
+            job = placed(job, (self._node(create), ("GPU-0",)))
         self.jobs[create.name] = Live(job, create.role, ready_at)
+
+    def _node(self, create: CreateJob) -> str:
+        """The first node that it need not avoid. Without one, the first."""
+        free = (node for node in self.nodes if node not in create.avoid_nodes)
+        return next(free, self.nodes[0])
 
     def _remove(self, name: str) -> None:
         live = self.jobs[name]
@@ -170,14 +178,14 @@ class ServiceWorld:
                 del self.jobs[name]
             elif live.again_at is not None and live.again_at <= self.now:
                 live.again_at = None
-                live.job = replace(live.job, status=GPUJobStatus(attempt=2))
+                live.job = placed(replace(live.job, status=GPUJobStatus()), attempt=2)
                 live.ready_at = self.now + timedelta(seconds=3)
             elif live.ready_at is not None and live.ready_at <= self.now and not live.ready:
                 status = replace(live.job.status, phase=JobPhase.RUNNING)
                 live.job, live.ready = replace(live.job, status=status), True
 
     def _pod(self, live: Live) -> PodView:
-        metadata = live.job.metadata
+        metadata, placement = live.job.metadata, live.job.status.placement
         return PodView(
             name=f"{metadata.name}-1-0",
             namespace=metadata.namespace,
@@ -186,7 +194,7 @@ class ServiceWorld:
             attempt=live.job.status.attempt,
             rank=0,
             phase=PodPhase.RUNNING,
-            node="n0",
+            node=placement.workers[0].node if placement is not None else None,
             addresses=("10.0.0.7",),
             ready=live.ready,
         )

@@ -9,6 +9,11 @@ from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE, LABEL_SERVICE_UID
 from gpujob_api.serving import BackendName, ServingSettings
 from gpujob_api.settings import Settings, Task
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.node_affinity import (
+    affinity_mismatch,
+    preferred_affinity,
+    required_affinity,
+)
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.service_plan import CreateJob, Role
 from gpujob_operator.render.gpuservice import core_service, service_job
@@ -57,6 +62,15 @@ def test_a_probe_of_the_users_own_stays() -> None:
     own = {"httpGet": {"path": "/health", "port": 1}}
     template["spec"]["containers"][0]["readinessProbe"] = own
     assert worker(service_job(create(make_service(template=template))))["readinessProbe"] == own
+
+
+def test_a_replica_prefers_other_nodes_than_those_of_the_others() -> None:
+    given = replace(create(make_service()), avoid_nodes=("n0", "n1"))
+    spec = service_job(given)["spec"]["template"]["spec"]
+    preferred = preferred_affinity(spec)
+    assert required_affinity(spec) == ()
+    for node, is_preferred in (("n0", False), ("n1", False), ("n2", True)):
+        assert (not affinity_mismatch(preferred, node, {})) is is_preferred
 
 
 def test_compiled_models_lie_in_the_claim() -> None:

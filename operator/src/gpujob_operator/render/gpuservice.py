@@ -1,6 +1,6 @@
 """Renders what a GPUService owns: its jobs, its Service, and its status."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpujob_api.codec import encode
@@ -31,6 +31,7 @@ READY_PATH = "/v2/health/ready"
 ARTIFACTS_DIRECTORY = "/var/cache/gpujob"
 ARTIFACTS_VOLUME = "gpujob-artifacts"
 _PROBE_SECONDS = 2
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def service_job(create: CreateJob) -> dict[str, Any]:
@@ -85,6 +86,8 @@ def _template(create: CreateJob) -> dict[str, Any]:
     names = (ENV_SERVING, ENV_SERVING_HOST, ENV_SERVING_CACHE)
     users = [entry for entry in one.get("env") or () if entry.get("name") not in names]
     one["env"] = [*users, *ours]
+    if create.avoid_nodes:
+        _avoid(template["spec"], create.avoid_nodes)
     if create.role is Role.REPLICA:
         one.setdefault("readinessProbe", _probe(service))
     else:
@@ -92,6 +95,14 @@ def _template(create: CreateJob) -> dict[str, Any]:
         for name in ("readinessProbe", "livenessProbe", "startupProbe"):
             one.pop(name, None)
     return template
+
+
+def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Adds a preference for other nodes to those of the template."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    preference = {"weight": 100, "preference": {"matchFields": fields}}
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    affinity[_PREFERRED] = [*(affinity.get(_PREFERRED) or ()), preference]
 
 
 def _mount(spec: dict[str, Any], container: dict[str, Any], claim: str) -> None:

@@ -5,24 +5,47 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpujob_api.gpujob import WorkerPlacement
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.serving import Objective
 from tests.harness.builders import make_template
-from tests.harness.services import ServiceWorld, make_service
+from tests.harness.services import Live, ServiceWorld, make_service
 
 NEW = make_template(command=("serve", "--version=2"))
+
+
+def _workers(live: Live) -> tuple[WorkerPlacement, ...]:
+    placement = live.job.status.placement
+    return placement.workers if placement is not None else ()
 
 
 def world(replicas: int = 2, most: int | None = None) -> ServiceWorld:
     return ServiceWorld(make_service(replicas=Replicas(replicas, most)))
 
 
-def test_a_service_gets_its_replicas_at_once_and_nothing_more() -> None:
+def test_a_service_gets_its_replicas_one_after_the_other_and_nothing_more() -> None:
+    """Each is created once the one before it has its GPU, so it can avoid that node."""
     scene = world(3).run(10)
-    assert scene.answering == [0, 0, 0, 3, 3, 3, 3, 3, 3, 3]
+    assert scene.answering == [0, 0, 0, 1, 2, 3, 3, 3, 3, 3]
+    nodes = [worker.node for one in scene.ready() for worker in _workers(one)]
+    assert len(set(nodes)) == 3
     assert len(scene.created) - 1 == 3, "and one measurement of backends"
     assert scene.condition("Ready")[:2] == ("True", "ReplicasReady")
     assert scene.condition("Progressing")[:2] == ("False", "Complete")
+
+
+def test_replicas_share_a_node_if_there_is_no_other() -> None:
+    scene = world(3)
+    scene.nodes = ("n0",)
+    scene.run(10)
+    assert len(scene.ready()) == 3
+
+
+def test_a_replica_without_a_gpu_waits_alone() -> None:
+    scene = world(3)
+    scene.start_seconds = lambda name: None
+    scene.run(30)
+    assert len(scene.replicas()) == 1
 
 
 def test_an_edit_of_the_template_replaces_one_replica_after_the_other() -> None:

@@ -1,9 +1,12 @@
-"""The node affinity that a pod template or a volume requires, read as kube-scheduler reads it."""
+"""The node affinity that a pod template or a volume requires or prefers, read as kube-scheduler
+reads it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 # The only field of a node that a term may name.
 _NAME = "metadata.name"
 _TERMS_SHOWN = 3
@@ -80,6 +83,30 @@ def required_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
         return _terms(pod_spec["affinity"]["nodeAffinity"][_REQUIRED])
     except (AttributeError, KeyError, TypeError):
         return ()
+
+
+def preferred_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
+    """Returns what the pod prefers of its node. Weights are not read.
+
+    A part that cannot be read makes the preference empty.
+    """
+    if not pod_spec.get("affinity"):
+        return ()
+    try:
+        listed = pod_spec["affinity"]["nodeAffinity"][_PREFERRED]
+        return tuple(_term(one["preference"]) for one in listed)
+    except (AttributeError, KeyError, TypeError):
+        return ()
+
+
+def with_preferences(required: NodeAffinity, preferred: NodeAffinity) -> NodeAffinity:
+    """Returns the affinity of a node that meets the requirement and all preferences."""
+    labels = tuple(one for term in preferred for one in term.of_labels)
+    names = tuple(one for term in preferred for one in term.of_name)
+    terms = required or (NodeSelectorTerm((), ()),)
+    return tuple(
+        NodeSelectorTerm((*term.of_labels, *labels), (*term.of_name, *names)) for term in terms
+    )
 
 
 def volume_affinity(node_selector: Mapping[str, Any]) -> NodeAffinity:

@@ -45,6 +45,8 @@ class CreateJob:
     role: Role
     revision: str
     settings: ServingSettings
+    # Nodes of other replicas. It goes elsewhere if it can.
+    avoid_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,15 @@ def assign(
     """Returns a place for every worker of the job, or the reasons why there is none.
 
     The capacity is unchanged. All GPUs of a gang are of one model, so that its workers run at the
-    same speed. `expected_run_seconds` is how long the job will run, if that is known: short jobs
+    same speed. Nodes that meet all preferences of the template come first.
+    `expected_run_seconds` is how long the job will run, if that is known: short jobs
     may backfill nominated GPUs.
     """
+    if requirements.preferred:
+        preferred = requirements.on_preferred_nodes
+        found = assign(preferred, assumed, configuration, expected_run_seconds)
+        if isinstance(found, Assignment):
+            return found
     backfill = assumed.may_backfill(expected_run_seconds)
     signature = (requirements.scheduling_signature, backfill)
     known = assumed.unfit_classes.get(signature)

@@ -24,8 +24,10 @@ from gpujob_operator.decide.model.gang_spread import SpreadRule, one_on_a_node, 
 from gpujob_operator.decide.model.held_gpus import known_context_bytes
 from gpujob_operator.decide.model.node_affinity import (
     NodeAffinity,
+    preferred_affinity,
     required_affinity,
     volume_affinity,
+    with_preferences,
 )
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.pod_template import (
@@ -63,6 +65,8 @@ class JobRequirements:
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     affinity: NodeAffinity = ()
+    # Counts only if the job fits on such a node.
+    preferred: NodeAffinity = ()
     # What the volumes of its claims require of nodes, with the claim's name.
     volumes: tuple[tuple[str, NodeAffinity], ...] = ()
     # Nodes that recently refused its pods, with the messages.
@@ -107,6 +111,11 @@ class JobRequirements:
         """The requirements including the nodes that were refused only together with others."""
         alone = tuple(one for one in self.refused_by if not one.beside or one.node in one.beside)
         return replace(self, refused_by=alone)
+
+    @cached_property
+    def on_preferred_nodes(self) -> "JobRequirements":
+        """The requirements with all preferences of nodes as requirements."""
+        return replace(self, affinity=with_preferences(self.affinity, self.preferred), preferred=())
 
     def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
         """Returns the requirements without measurements that exceed the largest GPU of this model.
@@ -314,6 +323,7 @@ def requirements_of(
         selector=template.get("nodeSelector") or {},
         tolerations=tolerations(job),
         affinity=required_affinity(template),
+        preferred=preferred_affinity(template),
         volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
         refused_by=tuple([one for one in current_refusals(job) if one.node is not None]),
         template_spread=spread_rules(job),

@@ -49,6 +49,7 @@ from gpujob_operator.decide.services.status import (
 
 FAILURE_PAUSE_SECONDS = 10.0
 FAILURE_PAUSE_SECONDS_MAX = 300.0
+NODES_AVOIDED_MAX = 32
 
 
 def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan:
@@ -71,15 +72,13 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     wanted, status = _wanted(service, replicas, revision, now)
     rollout = roll_out(replicas, revision, wanted)
     paused = status.next_replica_at is not None and status.next_replica_at > now
+    nodes = _nodes_of(replicas)
+    name = service.metadata.name
     creates = [
         CreateJob(
-            service,
-            replica_name(service.metadata.name, revision, number),
-            Role.REPLICA,
-            revision,
-            settings,
+            service, replica_name(name, revision, one), Role.REPLICA, revision, settings, nodes
         )
-        for number in (() if paused else rollout.creates)
+        for one in (() if paused else rollout.creates)
     ]
     removes = [RemoveJob(replica.job, reason) for replica, reason in rollout.removes]
     removes += _failed_to_remove(replicas, status)
@@ -95,6 +94,13 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
         status=written,
         events=(*events, *failures) if written is not None else (),
     )
+
+
+def _nodes_of(replicas: tuple[Replica, ...]) -> tuple[str, ...]:
+    """Returns the nodes on which live replicas are, so that one node is never all of them."""
+    placements = (one.job.status.placement for one in replicas if one.live)
+    workers = (worker for one in placements if one is not None for worker in one.workers)
+    return tuple(sorted({worker.node for worker in workers}))[:NODES_AVOIDED_MAX]
 
 
 def _wanted(

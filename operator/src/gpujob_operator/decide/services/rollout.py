@@ -4,7 +4,8 @@
 2. Replicas of an older revision that do not answer are removed at once.
 3. At most one replica more than wanted exists while revisions change. An older one is removed only
    once as many as wanted answer without it, so no request finds fewer.
-4. Of too many replicas, those that do not answer go first, waiting ones before starting ones, then
+4. A replica is created once the one before it has its GPU, so that it can avoid that node.
+5. Of too many replicas, those that do not answer go first, waiting ones before starting ones, then
    the newest.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from gpujob_operator.decide.services.replicas import Replica
 
 SURGE_MAX = 1
+CREATED_AT_ONCE = 1
 # Ordinals that may be in use by jobs that are still being deleted.
 ORDINALS_MAX = 1000
 
@@ -44,7 +46,9 @@ def roll_out(replicas: Sequence[Replica], revision: str, wanted: int) -> Rollout
     surplus = len(new) - wanted
     if surplus > 0:
         removes += [(one, "fewer replicas are wanted") for one in _least_useful(new)[:surplus]]
-    missing = min(wanted - len(new), wanted + SURGE_MAX - len(new) - len(kept))
+    missing = min(wanted - len(new), wanted + SURGE_MAX - len(new) - len(kept), CREATED_AT_ONCE)
+    if any(not one.is_placed for one in new):
+        missing = 0
     return Rollout(_free_ordinals(replicas, revision, max(0, missing)), tuple(removes))
 
 
