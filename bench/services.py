@@ -8,7 +8,7 @@ looked up every half second. That imitates EndpointSlices and kube-proxy, which 
 addresses. No request is tried again. Meanwhile
 
 - `rolling update`: the template is edited, and every replica is replaced;
-- `node reclaimed`: a spot node with a replica goes away, with notice and grace;
+- `node reclaimed`: a node with a replica goes away, with notice and grace;
 - `operator killed`: the operator ends by SIGKILL, and another one takes the lead;
 - `all at once`: the template is edited, a node is reclaimed, and the operator is killed.
 
@@ -181,9 +181,7 @@ class Acts:
         await self._complete(lambda status: status.get("revision") != before.get("revision"))
 
     async def node_reclaimed(self) -> None:
-        node = await asyncio.to_thread(self._spot_node)
-        if node is None:
-            raise RuntimeError("no replica is on a spot node")
+        node = await asyncio.to_thread(self._node)
         await asyncio.to_thread(self._cluster.reclaim, node, NOTICE_SECONDS, GRACE_SECONDS)
         await self._complete(lambda status: all(one.get("node") != node for one in _of(status)))
         await asyncio.to_thread(self._cluster.start_node, node)
@@ -198,18 +196,14 @@ class Acts:
         self._edit()
         await asyncio.sleep(2)
         self._cluster.kill_operator()
-        node = await asyncio.to_thread(self._spot_node)
-        reclaimed = None
-        if node is not None:
-            reclaimed = asyncio.create_task(
-                asyncio.to_thread(self._cluster.reclaim, node, NOTICE_SECONDS, GRACE_SECONDS)
-            )
+        node = await asyncio.to_thread(self._node)
+        reclaimed = asyncio.create_task(
+            asyncio.to_thread(self._cluster.reclaim, node, NOTICE_SECONDS, GRACE_SECONDS)
+        )
         await asyncio.to_thread(self._cluster.start_operator)
-        if reclaimed is not None:
-            await reclaimed
+        await reclaimed
         await self._complete(lambda status: True)
-        if node is not None:
-            await asyncio.to_thread(self._cluster.start_node, node)
+        await asyncio.to_thread(self._cluster.start_node, node)
 
     def _edit(self) -> None:
         self._version += 1
@@ -223,10 +217,11 @@ class Acts:
         found = self._client.get(f"{OURS}/gpuservices/{NAME}")
         return {**(found.get("status") or {}), "generation": found["metadata"]["generation"]}
 
-    def _spot_node(self) -> str | None:
+    def _node(self) -> str:
+        """A node with a replica, a spot node if there is one."""
         spot = {node.name for node in self._cluster.options.nodes if node.spot}
-        used = (one.get("node") for one in _of(self._status()))
-        return next((node for node in used if node in spot), None)
+        used = [one["node"] for one in _of(self._status()) if one.get("node")]
+        return next((node for node in used if node in spot), used[0])
 
     async def _complete(self, also: Callable[[Json], bool]) -> None:
         """Waits until every replica is of the newest revision and answers."""

@@ -61,6 +61,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def test_a_part_of_the_objective_is_left_for_reading_and_sending() -> None:
+    queue = Batcher(Doubling(), Objective(100), Batching())._queue
+    assert queue._objective_seconds == pytest.approx(0.095)
+    assert Batcher(Doubling(), Objective(1), Batching())._queue._objective_seconds == 0.001
+
+
 def test_a_request_is_answered(start: Start) -> None:
     batcher = start(Doubling())
     assert answer(batcher.submit(samples(1, 2), 2)) == [2, 4]

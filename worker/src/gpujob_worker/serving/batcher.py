@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpujob_api.serving import Batching, BatchTime, Objective
 from gpujob_worker.serving.backend import Backend, Tensors
@@ -19,6 +19,8 @@ from gpujob_worker.serving.warm_up import WARM_UP_SECONDS, WarmUp
 CLOSE_SECONDS = 5.0
 # Of the objective, before anything was measured. Low, so that a guess refuses nothing.
 PRIOR_FIXED_SHARE, PRIOR_SAMPLE_SHARE = 0.02, 0.0005
+# Of the objective, for reading a request before the queue and sending its answer after it.
+OUTSIDE_SHARE = 0.05
 
 
 class Overloaded(RuntimeError):  # noqa: N818 - a state, as the two answers with 503 are
@@ -43,6 +45,12 @@ class _Request:
     future: Future[Tensors] = field(default_factory=Future[Tensors])
     outputs: list[Tensors] = field(default_factory=list[Tensors])
     answered_samples: int = 0
+
+
+def _within(objective: Objective) -> Objective:
+    """Returns the objective of the queue, which leaves time to read and to send."""
+    milliseconds = objective.latency_milliseconds * (1 - OUTSIDE_SHARE)
+    return replace(objective, latency_milliseconds=max(milliseconds, 1.0))
 
 
 class Batcher:
@@ -71,7 +79,7 @@ class Batcher:
             line = Line(prior.fixed_milliseconds / 1000, prior.per_sample_milliseconds / 1000)
         self._runner = ModelRunner(backend)
         self._queue = BatchQueue[_Request](
-            objective,
+            _within(objective),
             batching,
             BatchTimes(line, objective.percentile),
             sizes=backend.sizes,
