@@ -154,7 +154,7 @@ def _fullest(schema: Json) -> list[Json]:
     if "template" not in schema["properties"]:
         return [full]
     long = {name: value for name, value in full.items() if name not in SHORT_FIELDS}
-    if not SHORT_FIELDS <= full.keys():
+    if not full.keys() >= SHORT_FIELDS:
         return [long | {"template": TEMPLATE}]
     short = {name: full[name] for name in SHORT_FIELDS}
     return [long | {"template": TEMPLATE}, short]
