@@ -46,7 +46,10 @@ def test_an_update_loses_no_request() -> None:
 def test_a_service_answers_while_a_training_shares_its_card() -> None:
     with LocalCluster.start(cluster_of(NodeOptions("node-1", cards=1))) as cluster:
         client = cluster.client()
-        client.create(f"{OURS}/gpuservices", service(1))
+        body = service(1)
+        # A training that was never measured counts as 100 % busy.
+        body["spec"]["sharing"] = {"maxSlowdownPercent": 60}
+        client.create(f"{OURS}/gpuservices", body)
         until(lambda: len(ready_addresses(client)) == 1)
         manifests = list(yaml.safe_load_all((ROOT / "examples" / "gpujob.yaml").read_text()))
         for manifest in manifests:
@@ -56,7 +59,8 @@ def test_a_service_answers_while_a_training_shares_its_card() -> None:
             )
             if not core:
                 # An unmeasured job with Auto would wait for a card of its own.
-                manifest["spec"] |= {"gpu": {"memory": "700Mi"}, "sharing": {"mode": "Shared"}}
+                shared = {"mode": "Shared", "maxSlowdownPercent": 60}
+                manifest["spec"] |= {"gpu": {"memory": "700Mi"}, "sharing": shared}
             client.create(folder, manifest)
 
         def trains() -> bool:
