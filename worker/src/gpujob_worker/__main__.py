@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import ENV_SETTINGS
+from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.device.cpu_cores import keep_to_cores
+from gpujob_worker.device.nvml import visible_memory_bytes
 from gpujob_worker.launch.command import hooked, ignores_path, resolved, runs_python
+from gpujob_worker.launch.engine_flags import hold
 from gpujob_worker.launch.forwarder import adopts_orphans, run_as_child
 from gpujob_worker.options import ENV_OPTIONS, parser, read_options
-from gpujob_worker.run.environment import read_environment
+from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.profiling import nsys_command
 
 EXIT_USAGE = 2
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not command:
         parser().error("a command is needed: gpujob-run -- python train.py")
     try:
-        grace_seconds = read_environment(os.environ, options.settings).grace_seconds
+        values = read_environment(os.environ, options.settings)
     except FieldError as error:
         sys.stderr.write(f"gpujob-run: {error}\n")
         return EXIT_USAGE
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if program is None:
         sys.stderr.write(f"gpujob-run: {command[0]}: command not found\n")
         return EXIT_NOT_FOUND
+    program = _held(program, values)
     flag = ignores_path(program)
     if flag is not None:
         text = f"python {flag} does not read PYTHONPATH: the script runs as it is"
@@ -55,9 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if not runs_python(program) and adopts_orphans():
-        run_as_child(program, environment, grace_seconds)
+        run_as_child(program, environment, values.grace_seconds)
     os.execve(program[0], program, environment)  # noqa: S606 - by design
     return 0  # reached only if a test continues in this process
+
+
+def _held(program: list[str], values: Environment) -> list[str]:
+    """Returns the command. An engine on a shared GPU gets its memory flag, except in modes that
+    change nothing.
+    """
+    limit_bytes = values.memory_limit_bytes if values.settings.mode is OptimizeMode.AUTO else None
+    held = hold(program, limit_bytes, lambda: visible_memory_bytes(os.environ))
+    if held.line:
+        sys.stderr.write(f"gpujob-run: {held.line}\n")
+    return list(held.command)
 
 
 def _without(words: list[str], flags: tuple[str, ...], valued: tuple[str, ...]) -> list[str]:
