@@ -248,7 +248,7 @@ def test_few_samples_are_stated_and_too_few_are_an_error(tmp_path: Path) -> None
         measure(model(), tmp_path / "missing.safetensors", SETTINGS, setup=setup)
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(b"not tensors")
-    with pytest.raises(InputError, match=r"examples: .* is not a safetensors file"):
+    with pytest.raises(InputError, match=r"examples: .* is not a file of safetensors"):
         measure(model(), damaged, SETTINGS, setup=setup)
 
 
