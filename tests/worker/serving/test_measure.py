@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from gpujob_worker.serving.choosing.candidate_process import measure_plan, run_c
 from gpujob_worker.serving.choosing.children import Ended, Limits
 from gpujob_worker.serving.choosing.guard import Metric
 from gpujob_worker.serving.choosing.measure import Budget, MeasureError, Setup, measure
+from gpujob_worker.serving.choosing.requests import Load, Seen
 from gpujob_worker.serving.choosing.timing import SizeTime, Timing
 from gpujob_worker.serving.plan import REFERENCE, Plan
 from gpujob_worker.serving.signature import InputError
@@ -64,10 +66,14 @@ class Children:
     def __init__(self, **answers: Result | str) -> None:
         self.answers = answers
         self.asked: list[Assignment] = []
+        # Assignments to answer requests, and what became of the requests, by plan.
+        self.proofs: list[Assignment] = []
+        self.seen: dict[str, Result | str] = {}
         self.environments: list[Mapping[str, str]] = []
         self.limits: list[Limits] = []
         self.time = 0.0
         self.seconds = 10.0
+        self.proof_seconds = 12.0
 
     def __call__(
         self,
@@ -78,6 +84,8 @@ class Children:
     ) -> Ended:
         assignment = Assignment.from_environment(environment)
         assert assignment is not None
+        if assignment.load is not None:
+            return self.proof(assignment, limits)
         self.asked.append(assignment)
         self.environments.append(environment)
         self.limits.append(limits)
@@ -89,6 +97,18 @@ class Children:
             (Path(assignment.folder) / answer.artifact).write_text("compiled")
         answer.write(Path(assignment.folder))
         return Ended(None, self.seconds, "")
+
+    def proof(self, assignment: Assignment, limits: Limits) -> Ended:
+        self.proofs.append(assignment)
+        self.limits.append(limits)
+        self.time += min(self.proof_seconds, limits.seconds)
+        assert not (Path(assignment.folder) / RESULT).exists()
+        kept = Result(seen=Seen(sent=1000, within=998))
+        answer = self.seen.get(str(assignment.plan).replace(" ", "_"), kept)
+        if isinstance(answer, str):
+            return Ended(answer or None, self.proof_seconds, "some output")
+        answer.write(Path(assignment.folder))
+        return Ended(None, self.proof_seconds, "")
 
 
 def chosen(
@@ -207,6 +227,105 @@ def test_nothing_is_proved_twice_if_everything_is_disproved() -> None:
     assert len(tried) == len(set(tried))
 
 
+def two_fast_ones(**seen: Result | str) -> Children:
+    """Returns children of which Compile is twice as fast as the model as written."""
+    children = Children(
+        Eager_float32=Result(timing=timing(0.001)), Compile_float32=Result(timing=timing(0.0005))
+    )
+    children.seen = seen
+    return children
+
+
+def reason_of(choice: Choice, backend: str) -> str:
+    return next(one.reason for one in choice.candidates if one.backend == backend)
+
+
+def test_the_choice_is_proved_by_requests_in_a_process_of_its_own() -> None:
+    children = two_fast_ones()
+    choice = chosen(children)
+    assert [one.plan for one in children.proofs] == [COMPILE]
+    assert children.proofs[0].folder == next(
+        one.folder for one in children.asked if one.plan == COMPILE
+    )
+    # 60 % of 4 samples in 0.5 ms would be more than a sender in the same process is for.
+    assert children.proofs[0].load == Load(1000.0)
+    text = "99.8 % of 1,000 requests at 1,000 a second were answered within 100 ms"
+    assert text in choice.reason
+
+
+def test_the_expected_rate_is_that_of_the_proof() -> None:
+    children = two_fast_ones()
+    chosen(children, replace(SETTINGS, expected_rate=120.0))
+    assert [one.load for one in children.proofs] == [Load(120.0)]
+
+
+def test_requests_that_are_late_disprove_a_choice() -> None:
+    children = two_fast_ones(Compile_float32=Result(seen=Seen(sent=1000, within=970, refused=20)))
+    choice = chosen(children)
+    assert [one.plan for one in children.proofs] == [COMPILE, REFERENCE]
+    assert choice.backend is BackendName.EAGER
+    assert reason_of(choice, "Compile") == (
+        "refused: 97.0 % of 1,000 requests at 1,000 a second were answered within 100 ms, "
+        "99 % are needed, 20 refused"
+    )
+    assert "99.8 % of 1,000 requests" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("was ended by SIGSEGV", "refused: under requests, it was ended by SIGSEGV"),
+        (Result(problem="RuntimeError: no"), "refused: under requests: RuntimeError: no"),
+        (Result(), "refused: under requests: no figures"),
+    ],
+)
+def test_a_choice_that_fails_under_requests_is_disproved(answer: Result | str, reason: str) -> None:
+    choice = chosen(two_fast_ones(Compile_float32=answer))
+    assert choice.backend is BackendName.EAGER
+    assert reason_of(choice, "Compile") == reason
+
+
+def test_a_proof_without_time_disproves_nothing() -> None:
+    children = two_fast_ones(Compile_float32="took longer than 30 s")
+    children.proof_seconds = 1000.0
+    choice = chosen(children)
+    assert choice.backend is BackendName.COMPILE
+    assert "not proved: the requests took longer than 30 s" in choice.reason
+    late = two_fast_ones()
+    late.seconds = 195.0
+    choice = chosen(late, budget=Budget(seconds=200.0, proof_seconds=0.0))
+    assert choice.backend is BackendName.EAGER
+    assert late.proofs == []
+    assert "not proved: the 200 s of the measurement are over" in choice.reason
+
+
+def test_without_a_request_in_the_time_nothing_is_disproved() -> None:
+    children = two_fast_ones(Compile_float32=Result(seen=Seen()))
+    choice = chosen(children, replace(SETTINGS, expected_rate=0.01))
+    assert choice.backend is BackendName.COMPILE
+    assert "not proved: no request in 10 s at 0.01 a second" in choice.reason
+
+
+def test_the_last_resort_is_not_proved() -> None:
+    children = Children(Eager_float32=Result(timing=timing(5.0)))
+    choice = chosen(children)
+    assert "no backend keeps the objective" in choice.reason
+    assert children.proofs == []
+
+
+def test_time_is_kept_for_the_proof() -> None:
+    children = two_fast_ones()
+    children.seconds = 110.0
+    chosen(children, budget=Budget(seconds=220.0, candidate_seconds=150.0))
+    # Candidates took all the time that they may take.
+    assert sum(one.seconds for one in children.limits[1:-1]) >= 220.0 - 30.0 - 110.0
+    assert len(children.proofs) == 1
+    assert children.limits[-1].seconds >= 30.0
+    assert children.time <= 220.0
+    assert Budget(seconds=50.0).kept_seconds == 10.0
+    assert Budget().kept_seconds == 30.0
+
+
 def test_a_slow_precision_is_not_compiled() -> None:
     children = Children(
         Eager_float32=Result(timing=timing(0.001)), Eager_bfloat16=Result(timing=timing(0.01))
@@ -291,6 +410,18 @@ def test_a_lower_precision_is_measured_with_its_error(tmp_path: Path) -> None:
     text = Result.read(tmp_path / "reference")
     assert text is not None
     assert text.metric == 1.0
+
+
+@pytest.mark.parametrize("plan", [REFERENCE, LOWER])
+def test_a_plan_answers_requests_through_the_batcher(tmp_path: Path, plan: Plan) -> None:
+    load = Load(1000.0, requests_max=20)
+    given = replace(assignment(tmp_path, plan), load=load, settings=SETTINGS)
+    result = measure_plan(given, model(), examples())
+    assert result.problem is None
+    assert result.seen is not None
+    # How many were in time depends on the machine.
+    assert 1 <= result.seen.sent <= 20
+    assert result.seen.failed == 0
 
 
 def test_int8_weights_are_measured(tmp_path: Path) -> None:

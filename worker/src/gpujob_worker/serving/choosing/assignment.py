@@ -15,6 +15,7 @@ from gpujob_api.bounds import Items, Message, Range, Text
 from gpujob_api.codec import FieldError, check, decode, encode, parse_json
 from gpujob_api.serving import BackendName, Quantization, ServingSettings
 from gpujob_api.settings import Precision
+from gpujob_worker.serving.choosing.requests import Load, Seen
 from gpujob_worker.serving.choosing.timing import SIZES_MAX, Timing
 from gpujob_worker.serving.plan import Plan
 
@@ -38,7 +39,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`reference` is the folder of the reference, which is `folder` itself in its own process."""
+    """`reference` is the folder of the reference, which is `folder` itself in its own process.
+
+    With `load`, the plan was measured before, and answers requests instead.
+    """
 
     folder: Annotated[str, Text(4096)]
     reference: Annotated[str, Text(4096)]
@@ -48,6 +52,7 @@ class Assignment:
     sizes: Annotated[tuple[int, ...], Items(SIZES_MAX)]
     work: Work = field(default_factory=Work)
     settings: ServingSettings = field(default_factory=ServingSettings)
+    load: Load | None = None
 
     @property
     def plan(self) -> Plan:
@@ -95,6 +100,8 @@ class Result:
     answers: Sha256 = ""
     noise: Annotated[tuple[NoiseFigures, ...], Items(256)] = ()
     metric: float | None = None
+    # Of a process that answered requests, only this and `problem` are set.
+    seen: Seen | None = None
 
     def write(self, folder: Path) -> None:
         """Writes the file at once, so that a reader finds all of it or nothing."""

@@ -36,6 +36,7 @@ from gpujob_worker.serving.choosing.guard import (
     noise_of,
 )
 from gpujob_worker.serving.choosing.identity import model_hash, tensors_hash
+from gpujob_worker.serving.choosing.proof import answered
 from gpujob_worker.serving.choosing.timing import Timing
 from gpujob_worker.serving.examples import Examples
 from gpujob_worker.serving.plan import REFERENCE
@@ -70,12 +71,16 @@ def run_candidate_if_asked(
 def measure_plan(
     assignment: Assignment, model: nn.Module, examples: Examples, metric: Metric | None = None
 ) -> Result:
-    """Returns the result of the assignment's plan. Raises what the build raises."""
+    """Returns the result of the assignment's plan, or of requests to it. Raises what the build
+    raises.
+    """
     model.eval()
     device = device_of(model)
     _hold_memory(device)
     samples = calibration(examples)
     shape = signature(model, samples.inputs)
+    if assignment.load is not None:
+        return Result(seen=answered(assignment, assignment.load, model, shape, samples.inputs))
     identity = model_hash(model), tensors_hash(samples.inputs)
     if assignment.is_reference:
         return _reference(assignment, model, shape, samples.inputs, identity, metric)

@@ -1,7 +1,8 @@
 """Measures every way to execute a model that the settings allow, and chooses one.
 
 The script is run again in one process a plan (`candidate_process`), one after another, so that each
-has the device to itself. The reference runs first. This process only waits and compares.
+has the device to itself. The reference runs first. This process only waits and compares. What it
+chooses is proved by requests, in one more process, before it is reported.
 """
 
 import os
@@ -34,12 +35,20 @@ from gpujob_api.settings import (
 from gpujob_worker.serving.backends.answering import device_of
 from gpujob_worker.serving.backends.onnx_runtime import missing_package
 from gpujob_worker.serving.choosing.artifacts import Artifacts
-from gpujob_worker.serving.choosing.assignment import ENV_CANDIDATE, Assignment, Result, Work
+from gpujob_worker.serving.choosing.assignment import (
+    ENV_CANDIDATE,
+    RESULT,
+    Assignment,
+    Result,
+    Work,
+)
 from gpujob_worker.serving.choosing.calibration import calibration
 from gpujob_worker.serving.choosing.candidates import plans, sizes, skip_reason
 from gpujob_worker.serving.choosing.children import Ended, Limits, command_again, run_child
 from gpujob_worker.serving.choosing.choose import Chosen, Demand, Measured, choose
 from gpujob_worker.serving.choosing.identity import artifact_key, surroundings
+from gpujob_worker.serving.choosing.proof import load_for
+from gpujob_worker.serving.choosing.requests import Load, problem, text
 from gpujob_worker.serving.choosing.timing import Timing, fit, level, levelled
 from gpujob_worker.serving.examples import Examples
 from gpujob_worker.serving.plan import REFERENCE, Plan
@@ -66,11 +75,18 @@ class RunChild(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Time of a whole measurement, and of one candidate in it. Disk of one candidate."""
+    """Time of a whole measurement, of one candidate in it, and of the part that is kept for the
+    proof of the choice, a fifth at most. Disk of one candidate.
+    """
 
     seconds: float = 300.0
     candidate_seconds: float = 120.0
+    proof_seconds: float = 30.0
     disk_bytes: int = 8 * 1024**3
+
+    @property
+    def kept_seconds(self) -> float:
+        return min(self.proof_seconds, self.seconds / 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ class Setup:
     work: Work = field(default_factory=Work)
     run: RunChild = run_child
     now: Callable[[], float] = time.monotonic
-    # Serves requests with a plan that was chosen, and returns why it is refused after all.
+    # Takes the place of the proof by requests: returns why a plan is refused after all.
     prove: Callable[[Plan], str | None] | None = None
 
 
@@ -125,32 +141,95 @@ def measure(
             if result.problem is None
         ]
         demand = Demand(settings.objective, settings.expected_rate, _memory_limit(setup))
-        chosen = _chosen(measured, demand, setup)
+        timings = {one.plan: one.timing for one in measured}
+        end = start + setup.budget.seconds
+        prover = _Prover(Path(name), timings, found, settings, setup, end)
+        chosen = _chosen(measured, demand, setup.prove or prover.problem)
         _keep_artifact(Path(name), chosen.plan, found, device, settings, setup)
     seconds = setup.now() - start
-    reason = "; ".join(part for part in (chosen.reason, samples.note) if part)
-    listed = _candidates(found, chosen, {one.plan: one.timing for one in measured})
+    reason = "; ".join(part for part in (chosen.reason, prover.note, samples.note) if part)
+    listed = _candidates(found, chosen, timings)
     where = _device_name(device)
     plan = chosen.plan
     return Choice(plan.backend, plan.precision, plan.quantization, where, seconds, reason, listed)
 
 
-def _chosen(measured: Sequence[Measured], demand: Demand, setup: Setup) -> Chosen:
+def _chosen(
+    measured: Sequence[Measured], demand: Demand, prove: Callable[[Plan], str | None]
+) -> Chosen:
     """Returns the first choice that is proved. Each plan is tried once."""
     disproved: dict[Plan, str] = {}
     while True:
         left = [one for one in measured if one.plan not in disproved]
         chosen = choose(left, demand)
         plan = chosen.plan
-        problem = setup.prove(plan) if setup.prove is not None and not chosen.fallback else None
-        if problem is None:
+        reason = None if chosen.fallback else prove(plan)
+        if reason is None:
             return replace(chosen, refusals={**chosen.refusals, **disproved})
-        disproved[plan] = f"refused: {problem}"
+        disproved[plan] = f"refused: {reason}"
+
+
+class _Prover:
+    """Proves choices by requests, in the same way and within the same time as they are measured.
+
+    `note` is about the last proof that disproved nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        timings: Mapping[Plan, Timing],
+        found: _Found,
+        settings: ServingSettings,
+        setup: Setup,
+        end: float,
+    ) -> None:
+        self._folder = folder
+        self._timings = timings
+        self._found = found
+        self._settings = settings
+        self._setup = setup
+        self._end = end
+        self.note = ""
+
+    def problem(self, plan: Plan) -> str | None:
+        """Returns why the plan is refused after all, or None.
+
+        A proof for which the time is too short disproves nothing.
+        """
+        self.note = ""
+        left = self._end - self._setup.now()
+        budget = self._setup.budget
+        if left < min(_CHILD_SECONDS_MIN, budget.seconds / 5):
+            self.note = f"not proved: the {budget.seconds:.0f} s of the measurement are over"
+            return None
+        load = load_for(self._timings[plan], self._settings)
+        seconds = min(left, budget.candidate_seconds)
+        reference = self._found.results[REFERENCE]
+        sizes = tuple(one.size for one in reference.timing.sizes)
+        _unlink_result(self._folder, plan)
+        started = self._setup.now()
+        result = _run_one(self._folder, plan, sizes, self._settings, self._setup, seconds, load)
+        if isinstance(result, str):
+            if self._setup.now() - started >= seconds:
+                self.note = f"not proved: the requests {result}"
+                return None
+            return f"under requests, it {result}"
+        if result.problem is not None or result.seen is None:
+            return f"under requests: {result.problem or 'no figures'}"
+        if result.seen.sent == 0:
+            self.note = (
+                f"not proved: no request in {load.seconds_max:g} s at {load.rate_text} a second"
+            )
+            return None
+        objective = self._settings.objective
+        self.note = text(result.seen, load, objective)
+        return problem(result.seen, load, objective)
 
 
 def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setup: Setup) -> _Found:
     cuda = device.type == "cuda"
-    end = setup.now() + setup.budget.seconds
+    end = setup.now() + setup.budget.seconds - setup.budget.kept_seconds
     found = _Found()
     batch_sizes = sizes(settings, cuda=cuda)
     reference = _run_one(folder, REFERENCE, batch_sizes, settings, setup, setup.budget.seconds)
@@ -192,12 +271,13 @@ def _run_one(
     settings: ServingSettings,
     setup: Setup,
     seconds: float,
+    load: Load | None = None,
 ) -> "Result | str":
     """Returns the result, or why there is none: it completes "the candidate ..."."""
     own = _folder_of(folder, plan)
-    own.mkdir()
+    own.mkdir(exist_ok=load is not None)
     temporary = own / "tmp"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=load is not None)
     assignment = Assignment(
         str(own),
         str(_folder_of(folder, REFERENCE)),
@@ -207,6 +287,7 @@ def _run_one(
         batch_sizes,
         setup.work,
         settings,
+        load,
     )
     environment = {
         name: value for name, value in setup.environment.items() if name not in _NOT_FOR_CANDIDATES
@@ -229,6 +310,11 @@ def _run_one(
 
 def _folder_of(folder: Path, plan: Plan) -> Path:
     return folder / str(plan).replace(" ", "-")
+
+
+def _unlink_result(folder: Path, plan: Plan) -> None:
+    """Removes the figures of the measurement, so that they are not taken for those of the proof."""
+    (_folder_of(folder, plan) / RESULT).unlink(missing_ok=True)
 
 
 def _missing(plan: Plan) -> str | None:
