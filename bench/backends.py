@@ -1,24 +1,27 @@
 """Whether the choice of a backend finds the fastest valid one, and refuses each wrong one.
 
     python -m bench.backends [--models mlp,cnn] [--rate 200] [--seconds 300] [--guard-only]
+        [--device cuda]
 
 For each of five small models, `gpujob_worker`'s measurement runs as in a GPUJob: every candidate in
 a process of its own, within `--seconds`. `of_best` compares the choice with the full grid, which is
 timed afterwards in one process, in turns: every plan that builds here and answers alike, also those
 that the measurement skipped or ended. It is the device time a sample at the best size within the
 objective. Its goal is 0.97. 20 wrong backends and 5 that only round differently are
-then judged on every model: goals 0 accepted and 0 refused. All of it on one thread.
+then judged on every model, on the CPU: goals 0 accepted and 0 refused. All of it on one thread.
 """
 
 import argparse
 import copy
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -52,7 +55,7 @@ from gpujob_worker.serving.rows import first_rows
 from gpujob_worker.serving.signature import signature
 
 GOAL_OF_BEST, GOAL_SECONDS = 0.97, 300.0
-ENV_MODEL = "BENCH_BACKENDS_MODEL"
+ENV_MODEL, ENV_DEVICE = "BENCH_BACKENDS_MODEL", "BENCH_BACKENDS_DEVICE"
 MAX_SIZE = 16
 ROUNDS = 40
 COLUMNS = ("model", "chosen", "of_best", "best", "candidates", "accepted", "seconds")
@@ -67,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--objective", type=float, default=100.0, help="milliseconds")
     parser.add_argument("--seconds", type=float, default=GOAL_SECONDS)
     parser.add_argument("--guard-only", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
+    # Candidates have sessions of their own, and are ended by the measurement.
+    signal.signal(signal.SIGTERM, _leave)
     torch.set_num_threads(1)
     names = options.models.split(",")
     unknown = [name for name in names if name not in MODELS]
@@ -84,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
     for name in [] if options.guard_only else names:
-        row, timed = _choose_and_compare(name, settings, options.seconds)
+        row, timed = _choose_and_compare(name, settings, options.seconds, options.device)
         rows.append(row)
         cells += timed
         print(format_table([row], COLUMNS), file=sys.stderr)
@@ -98,7 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line)
     load = os.getloadavg()[0]
     print_result(
-        rows, bench="backends", guard=guard, grid=cells, goals=goals, load=load, rate=options.rate
+        rows,
+        bench="backends",
+        device=options.device,
+        guard=guard,
+        grid=cells,
+        goals=goals,
+        load=load,
+        rate=options.rate,
     )
     return 0
 
@@ -124,6 +137,10 @@ def _goals(guard: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> l
             f"{_unmet(longest <= GOAL_SECONDS)}",
         ]
     return lines
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _unmet(is_met: bool) -> str:
@@ -153,19 +170,27 @@ def _judge_injected(name: str) -> dict[str, Any]:
 
 
 def _choose_and_compare(
-    name: str, settings: ServingSettings, seconds: float
+    name: str, settings: ServingSettings, seconds: float, device: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     found = subject(name)
+    found.model.to(device)
     setup = Setup(
         command=[sys.executable, "-m", "bench.backends_candidate"],
-        environment={**os.environ, ENV_MODEL: name, "OMP_NUM_THREADS": "1"},
+        environment={
+            **os.environ,
+            ENV_MODEL: name,
+            ENV_DEVICE: device,
+            "OMP_NUM_THREADS": "1",
+        },
         budget=Budget(seconds=seconds),
         work=Work(size_seconds=0.8, clock_seconds=4.0),
     )
     start = time.monotonic()
     choice = measure(found.model, found.inputs, settings, setup=setup)
     took = time.monotonic() - start
-    timings = _grid(found, settings)
+    # The measurement left the device to its candidates.
+    found.model.to(device)
+    timings = _grid(found, settings, cuda=device == "cuda")
     demand = Demand(settings.objective, settings.expected_rate)
     best = choose([Measured(plan, timing) for plan, timing in timings.items()], demand).plan
     ours = Plan(choice.backend, choice.precision, choice.quantization)
@@ -213,17 +238,17 @@ def _cost(timing: Timing, demand: Demand) -> float:
     return min(costs, default=float("inf"))
 
 
-def _grid(found: Subject, settings: ServingSettings) -> dict[Plan, Timing]:
+def _grid(found: Subject, settings: ServingSettings, *, cuda: bool) -> dict[Plan, Timing]:
     """Times all plans that build here and answer alike, in turns, in this process.
 
     That includes those for which the measurement had no time.
     """
     shape = signature(found.model, found.inputs)
     reference = _reference(found)
-    sizes = batch_sizes(settings, cuda=False)
+    sizes = batch_sizes(settings, cuda=cuda)
     with tempfile.TemporaryDirectory(prefix="bench-backends-") as folder:
         backends: dict[Plan, Backend] = {}
-        for plan in (EAGER, *plans(settings, cuda=False)):
+        for plan in (EAGER, *plans(settings, cuda=cuda)):
             own = Path(folder) / str(plan).replace(" ", "-")
             own.mkdir()
             try:
@@ -268,6 +293,7 @@ def _reference(found: Subject) -> Reference:
 def candidate() -> int:
     """The script of a candidate process: makes the model, and measures where it would serve."""
     found = subject(os.environ[ENV_MODEL])
+    found.model.to(os.environ.get(ENV_DEVICE, "cpu"))
     run_candidate_if_asked(found.model, found.inputs)
     return 1
 

@@ -100,6 +100,14 @@ PLAN = (
     _shared("law", "the law of interference against ten measured pairs", 120, "pairs"),
     _worker("resnet50", "loader workers: at least 97 % of the search by hand", 150, "hand"),
     _worker("vit", "the same, and compiled code that loses is not kept", 200, "compiled,hand"),
+    Part(
+        "serving",
+        "services: batching at the deadline, and the choice of a backend with CUDA graphs",
+        500,
+        "bench.serving_gpu",
+        (),
+        ("batching", "backends"),
+    ),
     _shared("mps", "MPS and time slicing side by side", 60, "mps"),
     Part(
         "tight",

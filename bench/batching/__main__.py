@@ -1,6 +1,7 @@
 """What it gains to dispatch a batch at its deadline instead of at once, and what it costs.
 
     python -m bench.batching [--quick] [--parts virtual,bursts,noise,eager,onnx,overhead]
+        [--device cuda]
 
 - `virtual`: the product's rules in virtual time, on a device whose batches take exactly
   fixed + per_sample * b, under Poisson arrivals. GPU time of Deadline against that of Immediate,
@@ -13,7 +14,8 @@
   times as long. The objective is one of the 99th percentile.
 - `eager`, `onnx`: the real batcher and a real model on the CPU, one thread, requests that do not
   wait for answers. The policies take turns with the same arrivals. Latencies begin with the call
-  of `submit`. `processor_ms` is the model's processor time for each answered request.
+  of `submit`. `processor_ms` is the model's processor time for each answered request, and
+  `clock_ms` is the time of its batches, copies included. On a GPU the latter is compared.
 - `overhead`: the batcher's own time for each request, with a device without cost.
 
 A goal that is not met is printed as such.
@@ -24,12 +26,13 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from bench.batching.backends import Eager, OnnxRuntime, model
+from bench.batching.backends import PROVIDERS, Eager, OnnxRuntime, model
 from bench.batching.live import compare, median_milliseconds, overhead
 from bench.batching.policies import FixedDelay, Profile, delays, ours
 from bench.batching.virtual import Device, Played, play, poisson
@@ -51,6 +54,8 @@ ROUND_SECONDS, ROUND_SECONDS_QUICK = 5.0, 1.0
 # The objective of the real model, in times of one sample: the table of virtual loads has 5 and 13.
 LIVE_OBJECTIVE = 10.0
 LIVE_LOADS = (0.2, 0.4, 0.6)
+# What the policies are compared by: the column, and its name in a goal.
+COSTS = {"cpu": ("processor_ms", "processor time"), "cuda": ("clock_ms", "time of batches")}
 OVERHEAD_REQUESTS, OVERHEAD_REQUESTS_QUICK = 40_000, 2000
 RATIO_GOAL, WITHIN_GOAL_PERCENT, OVERHEAD_GOAL_MICROSECONDS = 0.45, 99.9, 100.0
 GOODPUT_GOAL = 0.9
@@ -116,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="few requests: figures are rough")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
+    parser.add_argument("--device", choices=tuple(PROVIDERS), default="cpu", help="of the models")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")
     unknown = sorted(set(parts) - set(PARTS))
@@ -125,12 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Rows] = {}
     goals: list[Goal] = []
     for part in parts:
-        _PARTS[part](options.quick, results, goals)
+        _PARTS[part](options, results, goals)
     rows = [goal.row() for goal in goals]
     print("\nGoals")
     print(format_table(rows, ("goal", "figure", "met")))
     every = [{"part": part, **row} for part, found in results.items() for row in found]
-    print_result(every, bench="batching", goals=rows)
+    print_result(every, bench="batching", device=options.device, goals=rows)
     return 0
 
 
@@ -139,8 +145,10 @@ def _show(title: str, rows: Rows, columns: Sequence[str]) -> None:
     print(format_table(rows, columns), flush=True)
 
 
-def measure_virtual(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
-    count = REQUESTS_QUICK if quick else REQUESTS
+def measure_virtual(
+    options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]
+) -> None:
+    count = REQUESTS_QUICK if options.quick else REQUESTS
     rows = results["virtual"] = []
     for profile in PROFILES:
         by_load = [round(load / profile.line.seconds(1)) for load in LOADS]
@@ -194,7 +202,9 @@ def _per_request(played: Played) -> float:
     return played.busy_seconds / len(played.latencies)
 
 
-def measure_bursts(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
+def measure_bursts(
+    options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]
+) -> None:
     rows = results["bursts"] = []
     for profile in PROFILES:
         for policy in (BatchingPolicy.IMMEDIATE, BatchingPolicy.DEADLINE):
@@ -243,9 +253,9 @@ def noisy(profile: Profile, seed: int) -> Device:
     return seconds
 
 
-def measure_noise(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
+def measure_noise(options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]) -> None:
     rows = results["noise"] = []
-    count = REQUESTS_QUICK if quick else REQUESTS
+    count = REQUESTS_QUICK if options.quick else REQUESTS
     for profile in PROFILES:
         objective = profile.objective_milliseconds / 1000
         for rate in RATES:
@@ -271,50 +281,63 @@ def measure_noise(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> N
     _show("Virtual time, batches vary by 10 %, 1 % take three times as long", rows, NOISE_COLUMNS)
 
 
-def measure_eager(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
-    _measure_live("eager", Eager(model()), quick, results, goals)
+def measure_eager(options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]) -> None:
+    _measure_live("eager", Eager(model(), options.device), options, results, goals)
 
 
-def measure_onnx(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
+def measure_onnx(options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]) -> None:
     absent = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if absent:
         print(f"\nONNX Runtime: not measured, because {' and '.join(absent)} is not installed")
         return
-    _measure_live("onnx", OnnxRuntime(model()), quick, results, goals)
+    provider = PROVIDERS[options.device]
+    if provider not in import_module("onnxruntime").get_available_providers():
+        print(f"\nONNX Runtime: not measured, because it has no {provider} here")
+        return
+    _measure_live("onnx", OnnxRuntime(model(), options.device), options, results, goals)
 
 
 def _measure_live(
-    part: str, backend: Backend, quick: bool, results: dict[str, Rows], goals: list[Goal]
+    part: str,
+    backend: Backend,
+    options: argparse.Namespace,
+    results: dict[str, Rows],
+    goals: list[Goal],
 ) -> None:
+    cost, words = COSTS[options.device]
     times = {size: median_milliseconds(backend, size) for size in (1, 4, 16, 64)}
     text = ", ".join(f"{size}: {value:.2f}" for size, value in times.items())
     objective = Objective(max(20.0, LIVE_OBJECTIVE * times[1]))
-    seconds = ROUND_SECONDS_QUICK if quick else ROUND_SECONDS
-    rounds = ROUNDS_QUICK if quick else ROUNDS
+    seconds = ROUND_SECONDS_QUICK if options.quick else ROUND_SECONDS
+    rounds = ROUNDS_QUICK if options.quick else ROUNDS
     rows = results[part] = []
     for load in LIVE_LOADS:
         rate = 1000 * load / times[1]
-        found = compare(backend, objective, rate, seconds, rounds)
+        found = compare(backend, objective, rate, seconds, rounds, cost)
         rows += found
         deadline = next(row for row in found if row["policy"] == BatchingPolicy.DEADLINE.value)
         of = f"{backend.name}, {round(rate)}/s: "
         ratio = deadline["of_immediate"]
-        goals.append(Goal(f"{of}processor time of Immediate's", ratio, RATIO_GOAL, True))
+        goals.append(Goal(f"{of}{words} of Immediate's", ratio, RATIO_GOAL, True))
         within = deadline["within_percent"]
         goals.append(Goal(f"{of}% within the objective", within, 99.0, False))
     title = f"{backend.name}, objective {objective.latency_milliseconds:.1f} ms, samples: ms {text}"
     _show(title, rows, LIVE_COLUMNS)
 
 
-def measure_overhead(quick: bool, results: dict[str, Rows], goals: list[Goal]) -> None:
-    rows = results["overhead"] = overhead(OVERHEAD_REQUESTS_QUICK if quick else OVERHEAD_REQUESTS)
+def measure_overhead(
+    options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]
+) -> None:
+    rows = results["overhead"] = overhead(
+        OVERHEAD_REQUESTS_QUICK if options.quick else OVERHEAD_REQUESTS
+    )
     for row in rows:
         text = f"overhead, {row['policy']}, {row['at_a_time']} at a time, processor microseconds"
         goals.append(Goal(text, row["processor_us"], OVERHEAD_GOAL_MICROSECONDS, True))
     _show("The batcher's own time, microseconds for each request", rows, OVERHEAD_COLUMNS)
 
 
-_PARTS: dict[str, Callable[[bool, dict[str, Rows], list[Goal]], None]] = {
+_PARTS: dict[str, Callable[[argparse.Namespace, dict[str, Rows], list[Goal]], None]] = {
     "virtual": measure_virtual,
     "bursts": measure_bursts,
     "noise": measure_noise,

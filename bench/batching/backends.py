@@ -1,4 +1,4 @@
-"""Real backends on the CPU: one model executed by torch as written, and by ONNX Runtime."""
+"""Real backends: one model executed by torch as written, and by ONNX Runtime."""
 
 import time
 from importlib import import_module
@@ -10,6 +10,7 @@ from torch import nn
 from gpujob_worker.serving.backend import Backend, Tensors
 
 WIDTH, LAYERS = 1024, 6
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def model() -> nn.Sequential:
@@ -25,12 +26,13 @@ class Eager:
     name = "Eager"
     sizes: tuple[int, ...] | None = None
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self._module = module.to(device)
+        self._device = device
 
     def run(self, inputs: Tensors) -> Tensors:
         with torch.inference_mode():
-            return {"y": self._module(inputs["x"])}
+            return {"y": self._module(inputs["x"].to(self._device)).cpu()}
 
 
 class OnnxRuntime:
@@ -39,13 +41,13 @@ class OnnxRuntime:
     name = "OnnxRuntime"
     sizes: tuple[int, ...] | None = None
 
-    def __init__(self, module: nn.Sequential) -> None:
+    def __init__(self, module: nn.Sequential, device: str = "cpu") -> None:
         """Raises `ImportError` without onnxruntime and onnx."""
         runtime: Any = import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self._session: Any = runtime.InferenceSession(
-            _graph(module), options, providers=["CPUExecutionProvider"]
+            _graph(module), options, providers=[PROVIDERS[device]]
         )
 
     def run(self, inputs: Tensors) -> Tensors:

@@ -86,9 +86,10 @@ def median_milliseconds(backend: Backend, size: int, runs: int = 30) -> float:
 
 
 def compare(
-    backend: Backend, objective: Objective, rate: float, seconds: float, rounds: int
+    backend: Backend, objective: Objective, rate: float, seconds: float, rounds: int, cost: str
 ) -> list[dict[str, Any]]:
-    """One row a policy. They take turns, in rounds of the same arrivals."""
+    """One row a policy. They take turns, in rounds of the same arrivals. `cost` is the column that
+    is compared."""
     policies = (BatchingPolicy.OFF, BatchingPolicy.IMMEDIATE, BatchingPolicy.DEADLINE)
     meters = {policy: Metered(backend) for policy in policies}
     batchers = {policy: started(meters[policy], objective, policy) for policy in policies}
@@ -107,7 +108,7 @@ def compare(
     immediate = next(row for row in rows if row["policy"] == BatchingPolicy.IMMEDIATE.value)
     for row in rows:
         row["backend"], row["rate"] = backend.name, round(rate)
-        row["of_immediate"] = row["processor_ms"] / immediate["processor_ms"]
+        row["of_immediate"] = row[cost] / immediate[cost]
     return rows
 
 
