@@ -306,6 +306,14 @@ def test_without_a_request_in_the_time_nothing_is_disproved() -> None:
     assert "not proved: no request in 10 s at 0.01 a second" in choice.reason
 
 
+def test_figures_of_a_disproved_plan_are_not_those_of_the_last_resort() -> None:
+    late = Result(seen=Seen(sent=1000, within=970))
+    choice = chosen(two_fast_ones(Compile_float32=late, Eager_float32=late))
+    assert choice.backend is BackendName.EAGER
+    assert choice.reason == "no backend keeps the objective"
+    assert reason_of(choice, "Compile").startswith("refused: 97.0 % of 1,000 requests")
+
+
 def test_the_last_resort_is_not_proved() -> None:
     children = Children(Eager_float32=Result(timing=timing(5.0)))
     choice = chosen(children)

@@ -20,7 +20,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED
 
 _THOUSANDTHS = 1000
-# argparse accepts a flag's unique prefix. Shorter ones are ambiguous in both engines.
+# argparse accepts a flag's prefix. A shorter word is not taken for one.
 _PREFIX_MIN = len("--gpu-")
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 

@@ -223,8 +223,10 @@ class _Prover:
             )
             return None
         objective = self._settings.objective
-        self.note = text(result.seen, load, objective)
-        return problem(result.seen, load, objective)
+        reason = problem(result.seen, load, objective)
+        if reason is None:
+            self.note = text(result.seen, load, objective)
+        return reason
 
 
 def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setup: Setup) -> _Found:
