@@ -517,6 +517,16 @@ def test_a_candidate_that_crashes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_plans_that_are_late_under_requests_are_refused(tmp_path: Path) -> None:
+    first, *candidates = run_script(tmp_path, "late").splitlines()
+    assert first == "chosen: Eager no backend keeps the objective"
+    for line in candidates:
+        assert "False refused: 0.0 % of " in line
+        assert "were answered within 100 ms, 99 % are needed" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_candidate_that_ends_too_early_is_refused(tmp_path: Path) -> None:
     text = run_script(tmp_path, "early")
     assert "before it reached gpujob_worker.serve: the file of the weights is gone" in text
