@@ -140,13 +140,19 @@ class ServiceWorld:
     def fail(self, name: str, message: str = "ModuleNotFoundError: no module torch") -> None:
         live = self.jobs[name]
         failure = JobFailure(FailureClass.USER_ERROR, message)
-        status = replace(live.job.status, phase=JobPhase.FAILED, failure=failure, stop=None)
+        status = replace(
+            live.job.status,
+            phase=JobPhase.FAILED,
+            failure=failure,
+            stop=None,
+            finished_at=self.now,
+        )
         live.job, live.ready, live.ready_at = replace(live.job, status=status), False, None
         live.again_at = None
 
     def finish(self, name: str, report: ServingReport | None = None) -> None:
         live = self.jobs[name]
-        status = replace(live.job.status, phase=JobPhase.SUCCEEDED)
+        status = replace(live.job.status, phase=JobPhase.SUCCEEDED, finished_at=self.now)
         live.job, live.ready, live.ready_at = replace(live.job, status=status), False, None
         live.report = report
 

@@ -3,6 +3,7 @@
 import itertools
 
 from gpujob_api.gpuservice import Replicas
+from tests.harness.builders import make_template
 from tests.harness.services import ServiceWorld, make_service
 
 
@@ -48,6 +49,70 @@ def test_a_replica_that_answers_ends_the_count_of_failures() -> None:
     scene.run(30)
     assert len(scene.ready()) == 1
     assert scene.status.failures == 0
+
+
+def crashing_edit(scene: ServiceWorld, seconds: int) -> list[int]:
+    """Edits a service whose replicas answer. Each new one fails at once. Returns when."""
+    old = {one.job.metadata.name for one in scene.ready()}
+    scene.start_seconds = lambda name: None
+    scene.edit(template=make_template(command=("wrong",)))
+    ends: list[int] = []
+    for second in range(seconds):
+        scene.tick()
+        for one in scene.replicas():
+            if one.job.metadata.name not in old and not one.job.finished:
+                scene.fail(one.job.metadata.name)
+                ends.append(second)
+    return ends
+
+
+def test_the_pause_grows_although_replicas_from_before_the_edit_answer() -> None:
+    scene = world(2).run(10)
+    ends = crashing_edit(scene, 200)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(ends)]
+    assert [round(pause, -1) for pause in pauses[:4]] == [10, 20, 40, 80]
+    assert min(scene.answering[10:]) == 2
+
+
+def test_an_edit_is_not_delayed_by_the_pause_of_the_revision_before() -> None:
+    scene = world(1).run(10)
+    crashing_edit(scene, 100)
+    assert scene.status.failures >= 3
+    scene.start_seconds = lambda name: 3.0
+    scene.edit(template=make_template(command=("right",)))
+    scene.run(10)
+    assert scene.status.failures == 0
+    assert len(scene.revisions()) == 2, "the correction, and the failed one with its log"
+    assert len(scene.ready()) == 1
+    assert scene.condition("Progressing")[1] == "Complete"
+
+
+def test_an_older_replica_that_fails_after_a_newer_one_counts_too() -> None:
+    scene = world(2).run(10)
+    first, second = (one.job.metadata.name for one in scene.ready())
+    scene.start_seconds = lambda name: None
+    scene.fail(second)
+    scene.run(1)
+    scene.fail(first)
+    scene.run(1)
+    assert (scene.status.failures, scene.status.last_failed) == (2, first)
+    scene.run(5)
+    assert scene.status.failures == 2
+    assert [one.job.metadata.name for one in scene.replicas()] == [first]
+
+
+def test_a_replica_of_an_older_revision_that_fails_delays_nothing() -> None:
+    scene = world(2).run(10)
+    old = scene.ready()[0].job.metadata.name
+    scene.start_seconds = lambda name: 60.0
+    scene.edit(template=make_template(command=("slow",)))
+    scene.run(2)
+    scene.fail(old)
+    scene.run(2)
+    assert scene.status.failures == 0
+    [note] = [note for step in scene.steps for note in step.events if note.reason == "ReplicaEnded"]
+    assert note.message.startswith(f"{old}: ")
+    assert "next replica" not in note.message
 
 
 def test_a_server_that_ends_with_0_has_failed_its_service() -> None:

@@ -29,6 +29,7 @@ from gpujob_operator.decide.model.service_plan import (
 )
 from gpujob_operator.decide.services.replicas import (
     Replica,
+    created_at,
     measurement_name,
     replica_name,
     replicas_of,
@@ -65,10 +66,11 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
         return ServiceStep(service)
     replicas = replicas_of(inputs.jobs)
     status, events = _with_choice(service, inputs.jobs)
-    status, failures = _with_failures(status, replicas, now)
     service = replace(service, status=status)
     settings = settings_of(service)
     revision = revision_of(service, settings)
+    status, failures = _with_failures(status, replicas, revision, now)
+    service = replace(service, status=status)
     wanted, status = _wanted(service, replicas, revision, now)
     rollout = roll_out(replicas, revision, wanted)
     paused = status.next_replica_at is not None and status.next_replica_at > now
@@ -126,29 +128,56 @@ def _wanted(
 
 
 def _with_failures(
-    status: GPUServiceStatus, replicas: tuple[Replica, ...], now: datetime
+    status: GPUServiceStatus, replicas: tuple[Replica, ...], revision: str, now: datetime
 ) -> tuple[GPUServiceStatus, tuple[EventNote, ...]]:
-    """Returns the status with replicas that ended by themselves since the last round.
+    """Returns the status with the latest replica that ended by itself since the last round.
 
-    The newest of them is kept, because its pod's log has the reason.
+    The latest one is kept, because its pod's log has the reason. Those of an older revision delay
+    no replica of the newest.
     """
-    newest = next((one for one in reversed(replicas) if one.finished), None)
-    if newest is None or newest.name == status.last_failed:
-        settled = any(one.ready for one in replicas) and (
-            status.next_replica_at is None or status.next_replica_at <= now
-        )
-        if settled and status.failures:
+    if status.revision != revision:
+        # An edit may be the correction.
+        status = replace(status, failures=0, next_replica_at=None)
+    latest = max((one for one in replicas if one.finished), key=_ended_at, default=None)
+    if latest is None or latest.name == status.last_failed:
+        if status.failures and _has_recovered(status, replicas, latest, now):
             return replace(status, failures=0, next_replica_at=None), ()
         return status, ()
+    text = f"{latest.name}: {end_of(latest)}"
+    if latest.revision != revision:
+        note = EventNote("ReplicaEnded", text, EventType.WARNING)
+        return replace(status, last_failed=latest.name), (note,)
     pause = backoff_seconds(FAILURE_PAUSE_SECONDS, status.failures, FAILURE_PAUSE_SECONDS_MAX)
     after = replace(
         status,
         failures=status.failures + 1,
-        last_failed=newest.name,
+        last_failed=latest.name,
         next_replica_at=now + timedelta(seconds=pause),
     )
-    text = f"{newest.name}: {end_of(newest)}; the next replica starts in {pause:.0f} s"
+    text = f"{text}; the next replica starts in {pause:.0f} s"
     return after, (EventNote("ReplicaEnded", text, EventType.WARNING),)
+
+
+def _ended_at(replica: Replica) -> tuple[float, float, str]:
+    ended_at = replica.job.status.finished_at
+    return (ended_at.timestamp() if ended_at is not None else 0.0, *created_at(replica))
+
+
+def _has_recovered(
+    status: GPUServiceStatus,
+    replicas: tuple[Replica, ...],
+    latest: Replica | None,
+    now: datetime,
+) -> bool:
+    """Returns whether a replica answers that was created after the latest one that failed.
+
+    Those from before it prove nothing: they answer although each new one fails.
+    """
+    if status.next_replica_at is not None and status.next_replica_at > now:
+        return False
+    return any(
+        one.ready and (latest is None or created_at(one) > created_at(latest)) for one in replicas
+    )
 
 
 def end_of(replica: Replica) -> str:

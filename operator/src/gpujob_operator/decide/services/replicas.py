@@ -77,12 +77,13 @@ def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
         if match is None or LABEL_REVISION not in one.job.metadata.labels:
             continue
         found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report))
-    return tuple(sorted(found, key=_age))
+    return tuple(sorted(found, key=created_at))
 
 
-def _age(replica: Replica) -> tuple[float, str]:
-    created_at = replica.job.metadata.creation_timestamp
-    return (created_at.timestamp() if created_at is not None else 0.0, replica.name)
+def created_at(replica: Replica) -> tuple[float, str]:
+    """Returns the key that sorts replicas by age, oldest first."""
+    time = replica.job.metadata.creation_timestamp
+    return (time.timestamp() if time is not None else 0.0, replica.name)
 
 
 def replica_name(service: str, revision: str, ordinal: int) -> str:
