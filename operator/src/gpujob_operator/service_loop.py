@@ -60,16 +60,21 @@ class ServiceLoop:
         if not services or snapshot is None or not self._may_act():
             return
         self._writer.forget_others({service.metadata.uid for service in services})
-        inputs = service_inputs(services, snapshot, self._writer.problem)
+        now = self._clock()
         for service in services:
             if service.metadata.deletion_timestamp is None:
-                await self._writer.front(service)
-        for step in self._plan(inputs, self._clock()).steps:
+                await self._writer.front(service, now)
+        writer = self._writer
+        inputs = service_inputs(services, snapshot, writer.problem, writer.front_problem)
+        for step in self._plan(inputs, now).steps:
             await self._writer.write(step)
 
 
 def service_inputs(
-    services: Iterable[GPUService], snapshot: Snapshot, problem: Callable[[str], str]
+    services: Iterable[GPUService],
+    snapshot: Snapshot,
+    problem: Callable[[str], str],
+    front_problem: Callable[[str], str],
 ) -> tuple[ServiceInputs, ...]:
     """Returns the services with their jobs, which are those that they control."""
     jobs: dict[str, list[GPUJob]] = defaultdict(list)
@@ -92,6 +97,7 @@ def service_inputs(
             service,
             tuple(_with_pod(job, pods, reports) for job in jobs[service.metadata.uid]),
             problem(service.metadata.uid),
+            front_problem(service.metadata.uid),
         )
         for service in services
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -53,12 +54,16 @@ class Stage:
         self.notes.append(note.reason)
 
     async def write(self, service: GPUService | None = None) -> None:
-        given = ServiceInputs(service or self.service, (), self.problem)
+        given = ServiceInputs(service or self.service, (), self.problem, self.front_problem)
         await self.writer.write(step_of(given, T0))
 
     @property
     def problem(self) -> str:
         return self.writer.problem(self.service.metadata.uid)
+
+    @property
+    def front_problem(self) -> str:
+        return self.writer.front_problem(self.service.metadata.uid)
 
 
 @pytest.fixture
@@ -126,7 +131,7 @@ async def test_a_refusal_is_remembered_until_a_job_is_created(
 async def test_nothing_is_written_without_the_lead(stage: Stage) -> None:
     stage.leads = False
     await stage.write()
-    await stage.writer.front(stage.service)
+    await stage.writer.front(stage.service, T0)
     assert stage.kube.writes() == []
 
 
@@ -157,8 +162,8 @@ async def test_a_service_that_is_gone_is_forgotten(stage: Stage) -> None:
 
 
 async def test_the_service_in_front_selects_replicas_and_is_made_once(stage: Stage) -> None:
-    await stage.writer.front(stage.service)
-    await stage.writer.front(stage.service)
+    await stage.writer.front(stage.service, T0)
+    await stage.writer.front(stage.service, T0)
     assert [call.plural for call in stage.kube.writes()] == [SERVICES.plural]
     spec = stage.kube.stored(SERVICES, "answers", "team")["spec"]
     assert spec["selector"] == {LABEL_SERVICE_UID: stage.service.metadata.uid}
@@ -167,9 +172,34 @@ async def test_the_service_in_front_selects_replicas_and_is_made_once(stage: Sta
 
 async def test_a_service_of_somebody_else_in_front_is_named(stage: Stage) -> None:
     stage.kube.put(SERVICES, {"metadata": {"name": "answers", "namespace": "team"}})
-    await stage.writer.front(stage.service)
-    assert 'services "answers" exists' in stage.problem
-    assert "delete it" in stage.problem
+    await stage.writer.front(stage.service, T0)
+    assert 'services "answers" exists' in stage.front_problem
+    assert "delete it" in stage.front_problem
+    await stage.write()
+    assert "delete it" in stage.front_problem, "created replicas do not correct it"
+    condition = next(one for one in stage.service.status.conditions if one.type == "Ready")
+    assert (condition.status.value, condition.reason) == ("False", "ServiceRejected")
+    assert 'services "answers" exists' in condition.message
+
+
+async def test_a_refused_service_is_requested_again_after_a_pause(stage: Stage) -> None:
+    stage.kube.put(SERVICES, {"metadata": {"name": "answers", "namespace": "team"}})
+    for second in range(11):
+        await stage.writer.front(stage.service, T0 + timedelta(seconds=second))
+    assert len(stage.kube.writes()) == 3
+    stage.kube.remove(SERVICES, "answers", "team")
+    await stage.writer.front(stage.service, T0 + timedelta(seconds=16))
+    assert stage.front_problem == ""
+    assert stage.kube.names(SERVICES) == ["answers"]
+
+
+async def test_a_service_that_somebody_deleted_is_created_again(stage: Stage) -> None:
+    await stage.writer.front(stage.service, T0)
+    stage.kube.remove(SERVICES, "answers", "team")
+    await stage.writer.front(stage.service, T0 + timedelta(seconds=59))
+    assert stage.kube.names(SERVICES) == []
+    await stage.writer.front(stage.service, T0 + timedelta(seconds=60))
+    assert stage.kube.names(SERVICES) == ["answers"]
 
 
 async def test_a_removed_job_that_is_gone_already_is_no_error(stage: Stage) -> None:
@@ -185,7 +215,7 @@ def test_only_jobs_that_the_service_controls_count() -> None:
     stranger = make_job("answers-aaaaaa-0")
     labels = {LABEL_SERVICE_UID: uid, LABEL_REVISION: "aaaaaa"}
     stranger = replace(stranger, metadata=replace(stranger.metadata, labels=labels))
-    [given] = service_inputs([service], Snapshot(jobs=(stranger,)), lambda uid: "")
+    [given] = service_inputs([service], Snapshot(jobs=(stranger,)), lambda uid: "", lambda uid: "")
     assert given.jobs == ()
 
 
@@ -200,12 +230,14 @@ def test_a_replica_is_joined_with_its_pod_and_its_newest_report() -> None:
     pod = make_pod(job, ready=True)
     report = received(job, make_report(serving=ServingReport(answered=7)))
     snapshot = Snapshot(jobs=(job,), pods=(pod,), reports=(report,))
-    [given] = service_inputs([service], snapshot, lambda uid: "p")
-    assert given.problem == "p"
+    [given] = service_inputs([service], snapshot, lambda uid: "p", lambda uid: "f")
+    assert (given.problem, given.front_problem) == ("p", "f")
     assert given.jobs == (ServiceJob(job, pod, report.report.serving),)
     last = make_report(serving=ServingReport(answered=9))
     ended = make_pod(job, exit_code=0, termination=last)
-    [given] = service_inputs([service], replace(snapshot, pods=(ended,)), lambda uid: "")
+    [given] = service_inputs(
+        [service], replace(snapshot, pods=(ended,)), lambda uid: "", lambda uid: ""
+    )
     assert given.jobs[0].report == last.serving, "the last words of a process that has ended"
 
 

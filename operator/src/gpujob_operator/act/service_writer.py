@@ -7,6 +7,7 @@ that the service's conditions can give the reason.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import Metadata
@@ -22,6 +23,10 @@ log = Log(__name__)
 
 PROBLEMS_MAX = 1000
 MESSAGE_CHARACTERS_MAX = 512
+# A Service is not watched. One that somebody deleted is created again after this time.
+FRONT_CHECKED_EVERY = timedelta(seconds=60)
+# After a refusal, the next request follows after this time.
+FRONT_REFUSED_PAUSE = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +56,24 @@ class ServiceWriter:
         self._feedback = feedback
         self._may_act = may_act
         self._unknown = unknown
-        self._fronted: set[str] = set()
+        # When the Service is requested again, by UID.
+        self._front_at: dict[str, datetime] = {}
         self._problems: dict[str, str] = {}
+        self._front_problems: dict[str, str] = {}
 
     def problem(self, uid: str) -> str:
-        """Returns why the last job or Service of this service was refused, or ""."""
+        """Returns why the last job of this service was refused, or ""."""
         return self._problems.get(uid, "")
+
+    def front_problem(self, uid: str) -> str:
+        """Returns why there is no Service in front of the replicas, or ""."""
+        return self._front_problems.get(uid, "")
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets services that are gone."""
-        self._fronted &= uids
-        for uid in self._problems.keys() - uids:
-            del self._problems[uid]
+        for kept in (self._front_at, self._problems, self._front_problems):
+            for uid in kept.keys() - uids:
+                del kept[uid]
 
     async def write(self, step: ServiceStep) -> None:
         service = step.service
@@ -80,11 +91,14 @@ class ServiceWriter:
         except ApiError as error:
             log.warning("service not written", service=service.metadata.key, error=str(error))
 
-    async def front(self, service: GPUService) -> None:
-        """Creates the Service in front of the replicas, once for each process."""
+    async def front(self, service: GPUService, now: datetime) -> None:
+        """Creates the Service in front of the replicas, if there is none. Does nothing in most
+        rounds.
+        """
         uid = service.metadata.uid
-        if uid in self._fronted or not self._may_act():
+        if self._front_at.get(uid, now) > now or not self._may_act():
             return
+        self._front_at[uid] = now + FRONT_REFUSED_PAUSE
         name, namespace = service.metadata.name, service.metadata.namespace
         try:
             await self._kube.create(SERVICES, core_service(service), namespace)
@@ -96,13 +110,14 @@ class ServiceWriter:
                 return
             if not _belongs(found, uid):
                 text = f'services "{name}" exists and is not of this GPUService: delete it'
-                self._refused(service, f"{text}, or create the GPUService under another name")
+                text = f"{text}, or create the GPUService under another name"
+                self._refused(self._front_problems, service, text)
                 return
         except ApiError as error:
-            self._refused(service, f"Service {name}: {error}")
+            self._refused(self._front_problems, service, f"Service {name}: {error}")
             return
-        self._fronted.add(uid)
-        self._problems.pop(uid, None)
+        self._front_at[uid] = now + FRONT_CHECKED_EVERY
+        self._front_problems.pop(uid, None)
 
     async def _creates(self, step: ServiceStep) -> bool:
         """Creates the jobs. Returns False if this process may not act any more."""
@@ -123,20 +138,22 @@ class ServiceWriter:
             answer = await self._kube.get(JOBS, create.name, namespace)
             if not _belongs(answer, service.metadata.uid):
                 text = f'gpujobs "{create.name}" exists and is not of this GPUService: delete it'
-                self._refused(service, text)
+                self._refused(self._problems, service, text)
                 return
         except (Conflict, NotFound):
             raise
         except ApiError as error:
-            self._refused(service, f"GPUJob {create.name}: {error}")
+            self._refused(self._problems, service, f"GPUJob {create.name}: {error}")
             return
         self._feedback.written(JOBS, answer)
         log.info("replica created", service=service.metadata.key, job=create.name)
 
-    def _refused(self, service: GPUService, text: str) -> None:
-        log.warning("service refused", service=service.metadata.key, problem=text)
-        if len(self._problems) < PROBLEMS_MAX or service.metadata.uid in self._problems:
-            self._problems[service.metadata.uid] = text[:MESSAGE_CHARACTERS_MAX]
+    def _refused(self, problems: dict[str, str], service: GPUService, text: str) -> None:
+        uid, kept = service.metadata.uid, text[:MESSAGE_CHARACTERS_MAX]
+        if problems.get(uid) != kept:
+            log.warning("service refused", service=service.metadata.key, problem=text)
+        if len(problems) < PROBLEMS_MAX or uid in problems:
+            problems[uid] = kept
 
     async def _remove(self, remove: RemoveJob) -> None:
         metadata = remove.job.metadata

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from gpujob_api.gpuservice import Replicas, ServiceOptimize
+from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.serving import (
     BackendName,
     Candidate,
     Choice,
+    Objective,
     Quantization,
     ServingReport,
     ServingSettings,
@@ -14,6 +16,7 @@ from gpujob_api.serving import (
 from gpujob_api.settings import Precision
 from gpujob_operator.decide.model.service_plan import Role
 from gpujob_operator.decide.services.revision import choice_key, settings_of
+from tests.harness.builders import T0
 from tests.harness.services import Live, ServiceWorld, make_service
 
 CHOICE = Choice(
@@ -53,6 +56,30 @@ def test_nothing_is_measured_before_a_replica_answers() -> None:
     assert settings_in(one).measure
     assert one.job.spec.sharing.mode.value == "Exclusive"
     assert "readinessProbe" not in one.job.spec.worker_container()
+    assert scene.condition("BackendChosen")[:2] == ("Unknown", "Measuring")
+
+
+def test_the_condition_has_the_job_that_measures_and_why_it_waits() -> None:
+    scene = ServiceWorld().run(8)
+    [one] = measurements(scene)
+    name = one.job.metadata.name
+    assert scene.condition("BackendChosen")[2].startswith(f"{name} measures backends; ")
+    waiting = Condition(
+        "Scheduled", ConditionStatus.FALSE, "InsufficientCapacity", "0 of 2 GPUs", T0
+    )
+    one.job = replace(one.job, status=replace(one.job.status, conditions=(waiting,)))
+    scene.run(1)
+    message = scene.condition("BackendChosen")[2]
+    assert f"{name} waits to measure backends: InsufficientCapacity: 0 of 2 GPUs" in message
+
+
+def test_a_choice_for_an_earlier_spec_is_not_shown_as_the_choice() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(1))).run(10)
+    measured(scene)
+    scene.run(20)
+    assert scene.condition("BackendChosen")[1] == "Measured"
+    scene.edit(objective=Objective(20.0))
+    scene.run(2)
     assert scene.condition("BackendChosen")[:2] == ("Unknown", "Measuring")
 
 

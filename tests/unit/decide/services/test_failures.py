@@ -74,6 +74,32 @@ def test_the_pause_grows_although_replicas_from_before_the_edit_answer() -> None
     assert min(scene.answering[10:]) == 2
 
 
+def test_a_rollout_that_fails_names_the_failed_replica_at_once_and_until_one_answers() -> None:
+    scene = world(1).run(10)
+    crashing_edit(scene, 3)
+    reasons: set[str] = set()
+    scene.start_seconds = lambda name: 60.0
+    for _ in range(30):
+        scene.tick()
+        reasons.add(scene.status.summary.reason)
+    assert scene.condition("Ready")[0] == "True"
+    status, reason, message = scene.condition("Progressing")
+    assert (status, reason) == ("True", "Updating")
+    assert "ModuleNotFoundError" in message
+    [text] = reasons
+    assert "ended by itself: UserError: ModuleNotFoundError" in text
+
+
+def test_a_service_that_starts_again_still_names_the_failure() -> None:
+    scene = world(1).run(10)
+    scene.fail(scene.ready()[0].job.metadata.name)
+    scene.start_seconds = lambda name: 60.0
+    scene.run(15)
+    assert len(scene.replicas()) == 2
+    assert scene.condition("Ready")[1] == "ReplicasFailing"
+    assert "ModuleNotFoundError" in scene.condition("Ready")[2]
+
+
 def test_an_edit_is_not_delayed_by_the_pause_of_the_revision_before() -> None:
     scene = world(1).run(10)
     crashing_edit(scene, 100)

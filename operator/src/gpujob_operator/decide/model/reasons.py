@@ -151,7 +151,9 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "ReplicasStarting": "fewer do; the message has the reason of one of the others. True while "
         "at least one answers",
         "ReplicasFailing": "fewer do, because replicas end by themselves",
-        "ReplicaRejected": "the API server refused a replica or the Service",
+        "ReplicaRejected": "the API server refused a replica",
+        "ServiceRejected": "there is no Service in front of the replicas, because the API server "
+        "refused it or another one has its name",
         "Suspended": "`spec.suspend` is true",
     },
     "Progressing": {

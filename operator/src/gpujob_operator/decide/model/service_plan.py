@@ -29,11 +29,14 @@ class ServiceJob:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInputs:
-    """One service and its jobs. `problem` is why the last write for it was refused."""
+    """One service and its jobs. `problem` is why the last job was refused, `front_problem` why
+    there is no Service in front of the replicas.
+    """
 
     service: GPUService
     jobs: tuple[ServiceJob, ...] = ()
     problem: str = ""
+    front_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     removes += _failed_to_remove(replicas, status)
     more, gone = _measurement(service, inputs.jobs, replicas)
     status = with_figures(service, status, replicas, revision, wanted, now)
-    status = with_conditions(service, status, replicas, settings, inputs.problem, now)
+    status = with_conditions(inputs, service, status, replicas, settings, now)
     changes = is_written_now(inputs.service.status, status, now)
     written = replace(status, observed_at=now) if changes else None
     return ServiceStep(
@@ -143,7 +143,7 @@ def _with_failures(
         if status.failures and _has_recovered(status, replicas, latest, now):
             return replace(status, failures=0, next_replica_at=None), ()
         return status, ()
-    text = f"{latest.name}: {end_of(latest)}"
+    text = f"{latest.name}: {latest.why_ended()}"
     if latest.revision != revision:
         note = EventNote("ReplicaEnded", text, EventType.WARNING)
         return replace(status, last_failed=latest.name), (note,)
@@ -178,14 +178,6 @@ def _has_recovered(
     return any(
         one.ready and (latest is None or created_at(one) > created_at(latest)) for one in replicas
     )
-
-
-def end_of(replica: Replica) -> str:
-    """Returns why a replica ended by itself."""
-    failure = replica.job.status.failure
-    if failure is not None:
-        return f"{failure.failure_class.value}: {failure.message}"
-    return "it ended with exit code 0: a server must run until it is stopped"
 
 
 def _failed_to_remove(replicas: tuple[Replica, ...], status: GPUServiceStatus) -> list[RemoveJob]:

@@ -68,6 +68,13 @@ class Replica:
             return "it waits for a GPU"
         return "it has started and does not answer its readiness probe yet"
 
+    def why_ended(self) -> str:
+        """Returns why it ended by itself."""
+        failure = self.job.status.failure
+        if failure is not None:
+            return f"{failure.failure_class.value}: {failure.message}"
+        return "it ended with exit code 0: a server must run until it is stopped"
+
 
 def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
     """Returns the replicas among a service's jobs, oldest first."""

@@ -16,7 +16,9 @@ from gpujob_api.serving import RequestLatency, ServingReport, ServingSettings
 from gpujob_api.settings import Precision
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
-from gpujob_operator.decide.services.replicas import Replica
+from gpujob_operator.decide.model.service_plan import ServiceInputs
+from gpujob_operator.decide.services.replicas import Replica, measurement_name
+from gpujob_operator.decide.services.revision import choice_key
 
 ACCEPTED = conditions.ACCEPTED
 READY = "Ready"
@@ -99,19 +101,20 @@ def _p99(latency: RequestLatency) -> float:
 
 
 def with_conditions(
+    inputs: ServiceInputs,
     service: GPUService,
     status: GPUServiceStatus,
     replicas: Sequence[Replica],
     settings: ServingSettings,
-    problem: str,
     now: datetime,
 ) -> GPUServiceStatus:
     """Returns the status with its conditions and summary."""
     writer = ConditionSetter(status.conditions, service.metadata.generation, now)
     writer.set(ACCEPTED, True, "Valid", "the spec is valid")
-    reason = _ready(writer, service, status, replicas, problem)
-    reason = _progressing(writer, status, replicas, now) or reason
-    _backend(writer, service, status)
+    failed = _failed_words(service, status, replicas)
+    reason = _ready(writer, inputs, status, replicas, failed)
+    reason = _progressing(writer, status, replicas, failed, now) or reason
+    _backend(writer, inputs, status)
     summary = ServiceSummary(
         ready=f"{status.ready_replicas}/{status.wanted_replicas}",
         backend=_backend_words(settings),
@@ -121,19 +124,36 @@ def with_conditions(
     return replace(status, conditions=writer.conditions, summary=summary)
 
 
+def _failed_words(
+    service: GPUService, status: GPUServiceStatus, replicas: Sequence[Replica]
+) -> str:
+    """Returns why the latest replica ended by itself, or "" if none did since the last success."""
+    if not status.failures:
+        return ""
+    latest = next((one for one in replicas if one.name == status.last_failed), None)
+    if latest is None:
+        return ""
+    log = f"kubectl gpujob logs {latest.name} -n {service.metadata.namespace}"
+    return f"{latest.name} ended by itself: {latest.why_ended()} ({log})"
+
+
 def _ready(
     writer: ConditionSetter,
-    service: GPUService,
+    inputs: ServiceInputs,
     status: GPUServiceStatus,
     replicas: Sequence[Replica],
-    problem: str,
+    failed: str,
 ) -> str:
     """Sets Ready. Returns why the service is not ready, or ""."""
-    ready, wanted = status.ready_replicas, status.wanted_replicas
+    ready, wanted, problem = status.ready_replicas, status.wanted_replicas, inputs.problem
     count = f"{ready} of {format_count(wanted, 'replica')} answer requests"
-    if service.spec.suspend:
+    if inputs.service.spec.suspend:
         writer.set(READY, False, "Suspended", "spec.suspend is true: no replica runs")
         return "suspended"
+    if inputs.front_problem:
+        text = f"{count}, but no Service sends requests to them: {inputs.front_problem}"
+        writer.set(READY, False, "ServiceRejected", text)
+        return inputs.front_problem
     if ready >= wanted:
         writer.set(READY, True, "ReplicasReady", count)
         return problem
@@ -143,14 +163,11 @@ def _ready(
         )
         return problem
     unready = next((one for one in replicas if not one.ready and not one.finished), None)
-    ended = next((one for one in reversed(replicas) if one.finished), None)
-    if unready is not None:
+    if failed:
+        # The next one probably ends in the same way, so its state is less useful.
+        why = failed
+    elif unready is not None:
         why = f"{unready.name}: {unready.why_not_ready()}"
-    elif ended is not None:
-        failure = ended.job.status.failure
-        message = failure.message if failure is not None else "it ended with exit code 0"
-        log = f"kubectl gpujob logs {ended.name} -n {service.metadata.namespace}"
-        why = f"{ended.name} ended by itself: {message} ({log})"
     else:
         why = "replicas are being created"
     # Some answer, but fewer than wanted: requests are served.
@@ -160,38 +177,56 @@ def _ready(
 
 
 def _progressing(
-    writer: ConditionSetter, status: GPUServiceStatus, replicas: Sequence[Replica], now: datetime
+    writer: ConditionSetter,
+    status: GPUServiceStatus,
+    replicas: Sequence[Replica],
+    failed: str,
+    now: datetime,
 ) -> str:
-    """Sets Progressing. Returns why a rollout is stuck, or ""."""
+    """Sets Progressing. Returns why a rollout fails or is stuck, or ""."""
     since = status.rollout_since
     if since is None:
         writer.set(PROGRESSING, False, "Complete", f"all replicas have revision {status.revision}")
         return ""
     text = f"{status.updated_replicas} of {status.wanted_replicas} have revision {status.revision}"
     if now - since < STUCK_AFTER:
-        writer.set(PROGRESSING, True, "Updating", text)
-        return ""
+        writer.set(PROGRESSING, True, "Updating", f"{text}; {failed}".rstrip("; "))
+        return failed
     unready = (one for one in replicas if one.revision == status.revision and not one.ready)
-    waiting = next((f"{one.name}: {one.why_not_ready()}" for one in unready), "")
+    waiting = failed or next((f"{one.name}: {one.why_not_ready()}" for one in unready), "")
     minutes = STUCK_AFTER.total_seconds() / 60
     why = f"{text}, for more than {minutes:.0f} min; {waiting}".rstrip("; ")
     writer.set(PROGRESSING, False, "Stuck", why)
     return why
 
 
-def _backend(writer: ConditionSetter, service: GPUService, status: GPUServiceStatus) -> None:
+def _backend(writer: ConditionSetter, inputs: ServiceInputs, status: GPUServiceStatus) -> None:
+    service = inputs.service
+    key = choice_key(service)
     if not service.spec.optimize.measures:
         writer.set(BACKEND_CHOSEN, True, "Given", "spec.optimize.backend names the backend")
-    elif status.choice_problem:
-        text = f"the measurement failed: {status.choice_problem}; the model runs as written"
-        writer.set(BACKEND_CHOSEN, False, "MeasurementFailed", text)
-    elif status.choice is not None and status.choice_key:
+    elif status.choice_key != key:
+        # What was measured for an earlier spec is in the status, but no new replica has it.
+        text = f"{_measuring_words(inputs, key)}; until then the model runs as written"
+        writer.set(BACKEND_CHOSEN, None, "Measuring", text)
+    elif status.choice is not None:
         choice = status.choice
         text = f"{choice.backend.value} in {choice.precision.value} on {choice.device}"
         writer.set(BACKEND_CHOSEN, True, "Measured", text)
     else:
-        text = "backends are measured once a replica answers; until then the model runs as written"
-        writer.set(BACKEND_CHOSEN, None, "Measuring", text)
+        text = f"the measurement failed: {status.choice_problem}; the model runs as written"
+        writer.set(BACKEND_CHOSEN, False, "MeasurementFailed", text)
+
+
+def _measuring_words(inputs: ServiceInputs, key: str) -> str:
+    name = measurement_name(inputs.service.metadata.name, key)
+    job = next((one.job for one in inputs.jobs if one.job.metadata.name == name), None)
+    if job is None:
+        return "backends are measured once a replica answers"
+    scheduled = conditions.find(job.status, conditions.SCHEDULED)
+    if job.status.placement is None and scheduled is not None:
+        return f"{name} waits to measure backends: {scheduled.reason}: {scheduled.message}"
+    return f"{name} measures backends"
 
 
 def _backend_words(settings: ServingSettings) -> str:
