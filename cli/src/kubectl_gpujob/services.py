@@ -1,11 +1,14 @@
-"""What `kubectl gpujob report` shows of a GPUService."""
+"""What the commands show of a GPUService."""
 
 from typing import Any
 
 from gpujob_api.codec import encode
+from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService, Traffic
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.serving import Candidate
+from kubectl_gpujob.cluster import Cluster
+from kubectl_gpujob.errors import NotFoundError, UserError
 
 Row = tuple[str, str]
 ReplicaRow = tuple[str, str, str, str]
@@ -13,6 +16,22 @@ CandidateRow = tuple[str, str, str, str, str, str, str]
 
 REPLICA_COLUMNS = ("REPLICA", "READY", "NODE", "ADDRESS")
 CANDIDATE_COLUMNS = ("BACKEND", "PRECISION", "SAMPLES/S", "BATCH", "MEMORY", "ERROR", "RESULT")
+
+
+def job_named(cluster: Cluster, name: str) -> GPUJob:
+    """Returns the job. The error for the name of a service has the command that lists its jobs."""
+    try:
+        return cluster.job(name)
+    except NotFoundError as error:
+        try:
+            service = cluster.service(name)
+        except UserError:
+            # The user may not read services.
+            service = None
+        if service is None:
+            raise
+        command = f"kubectl gpujob report {name} -n {cluster.namespace}"
+        raise NotFoundError(f"{error}; it is a GPUService: {command} lists its jobs") from None
 
 
 def rows(service: GPUService) -> list[Row]:

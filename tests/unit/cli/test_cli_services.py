@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpuservice import GPUService, GPUServiceStatus
 from gpujob_api.manifest import gpuservice_from_manifest
 from tests.harness.cli_jobs import MemoryCluster, run_command
@@ -127,3 +129,11 @@ def test_a_name_of_neither_a_job_nor_a_service_is_an_error() -> None:
     ran = run_command(MemoryCluster(), "report", "answers")
     assert ran.exit_code == 1
     assert "not found: gpujob answers" in str(ran.exception)
+
+
+@pytest.mark.parametrize("verb", ["why", "logs", "timeline"])
+def test_a_command_for_jobs_names_the_one_that_lists_the_jobs_of_a_service(verb: str) -> None:
+    ran = run_command(MemoryCluster(services=[service()]), verb, "answers")
+    assert ran.exit_code == 1
+    assert "kubectl gpujob report answers" in str(ran.exception)
+    assert run_command(MemoryCluster(), verb, "answers").exit_code == 1

@@ -22,6 +22,7 @@ from kubectl_gpujob.errors import (
     UserError,
 )
 from kubectl_gpujob.grammar import World, add_target
+from kubectl_gpujob.services import job_named
 from kubectl_gpujob.verbs.list import status
 
 POLL_SECONDS = 2.0
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, world: World) -> int:
 def follow(cluster: Cluster, name: str, options: argparse.Namespace, world: World) -> int:
     """Prints the log. Returns the exit code: that the job failed counts if it was followed."""
     reader = _Reader(cluster, world, _query(options), options)
-    job = cluster.job(name)
+    job = job_named(cluster, name)
     if options.rank >= job.spec.workers:
         count = f"{job.spec.workers} worker{'s' if job.spec.workers > 1 else ''}"
         raise UserError(f"{name} has no rank {options.rank}: it has {count}, from rank 0 on")

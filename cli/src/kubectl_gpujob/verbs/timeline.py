@@ -10,6 +10,7 @@ from gpujob_api.quantities import format_duration
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.screen import list_of
+from kubectl_gpujob.services import job_named
 
 _COLUMNS = ("TIME", "AFTER", "WHAT", "MESSAGE")
 # The order of what happened within one second.
@@ -24,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, world: World) -> int:
     cluster, screen = world.cluster(options), world.screen
-    job = cluster.job(options.name)
+    job = job_named(cluster, options.name)
     events = [_event(one) for one in cluster.events(job)]
     whole = [*_of_status(job), *(one for one in events if one is not None)]
     found = sorted(whole, key=_order)

@@ -26,6 +26,7 @@ from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_source, add_target
+from kubectl_gpujob.services import job_named
 from kubectl_gpujob.starts import start_text
 
 Row = tuple[str, str]
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace, world: World) -> int:
     if options.configuration is not None:
         raise UsageError("--configuration is only valid with --places, --sooner or --from")
     cluster, screen = world.cluster(options), world.screen
-    job = cluster.job(options.name)
+    job = job_named(cluster, options.name)
     now, others = world.now(), _queue(cluster)
     place = position(job, others)
     start = start_text(job, others, now)
