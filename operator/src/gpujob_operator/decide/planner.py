@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Reservation
+from gpujob_api.settings import Task
 from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.admission.edits import follow_edits
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
@@ -25,6 +26,7 @@ from gpujob_operator.decide.lifecycle.recorded import is_overdue, seconds_to_rec
 from gpujob_operator.decide.lifecycle.settings import permitted
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
+from gpujob_operator.decide.measurement.reservation import is_settled
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
@@ -482,7 +484,13 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
     pace = None if alone else observed_pace(status, entry.profile, gpus)
-    entries = new_entries(status, entry.profile, cycle.now, alone=alone, pace=pace)
+    serves = (
+        job.spec.optimize.task is Task.SERVING
+        and status.phase is JobPhase.RUNNING
+        and status.measurement is not None
+        and is_settled(status.measurement, cycle.configuration)
+    )
+    entries = new_entries(status, entry.profile, cycle.now, alone=alone, serves=serves, pace=pace)
     if entries is None:
         return items
     if entry.profile_key in cycle.saved:

@@ -6,9 +6,10 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import Task, TunedSettings
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -61,6 +62,28 @@ def seen(
 def saved(snapshot: Snapshot) -> GPUProfile | None:
     items = plan(snapshot, after(AT)).items
     return next((one.profile for one in items if isinstance(one, SaveProfile)), None)
+
+
+def test_a_server_without_requests_leaves_a_profile_while_it_runs() -> None:
+    """It never succeeds. Its next replica would need a whole GPU again."""
+    job = silent("replica")
+    serving = replace(job, spec=replace(job.spec, optimize=Optimize(task=Task.SERVING)))
+    profile = saved(seen(serving, None))
+    assert profile is not None
+    [entry] = profile.status.entries
+    assert entry.memory_bytes == GIB
+    assert saved(seen(serving, None, entry)) is None, "it adds nothing to its own profile"
+    assert saved(seen(job, None)) is None, "of other jobs, the peak may still be to come"
+
+
+def test_a_server_leaves_no_profile_before_it_has_enough_readings() -> None:
+    job = silent("replica")
+    serving = replace(job, spec=replace(job.spec, optimize=Optimize(task=Task.SERVING)))
+    assert serving.status.measurement is not None
+    early = replace(serving.status.measurement, samples=5)
+    serving = replace(serving, status=replace(serving.status, measurement=early))
+    snapshot = replace(seen(serving, None), usage={(job.metadata.uid, 1): used(GIB, 30.0, 5)})
+    assert saved(snapshot) is None
 
 
 def test_the_next_one_is_packed_by_what_the_first_one_took() -> None:

@@ -128,14 +128,17 @@ def new_entries(
     now: datetime,
     *,
     alone: bool = False,
+    serves: bool = False,
     pace: SharedPace | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
     """Returns the profile's entries with the measurement of a job of this status, or None.
 
     None means that the measurement adds nothing. `alone` means that the job has its GPUs to itself.
-    Otherwise `pace` is its measurement next to co-tenants, if known.
+    Otherwise `pace` is its measurement next to co-tenants, if known. `serves` means that the job
+    answers requests and has enough readings: it executed its largest batch before the first
+    request, and never succeeds.
     """
-    entry = _entry(status, now, alone=alone)
+    entry = _entry(status, now, alone=alone, serves=serves)
     if entry is None:
         return None
     before = profile.status.entries if profile is not None else ()
@@ -188,14 +191,16 @@ def _alone_joules(
     return known if seconds == before.alone_step_seconds else new
 
 
-def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry | None:
+def _entry(
+    status: GPUJobStatus, now: datetime, *, alone: bool, serves: bool
+) -> ProfileEntry | None:
     measurement, reservation = status.measurement, status.reservation
     if measurement is None or reservation is None or status.placement is None:
         return None
     timing = measurement.current
     if reservation.source is not ReservationSource.MEASURED:
         return None
-    if timing is None and status.phase is not JobPhase.SUCCEEDED:
+    if timing is None and not serves and status.phase is not JobPhase.SUCCEEDED:
         # Without reports it is unknown whether the peak is still to come.
         return None
     return ProfileEntry(
