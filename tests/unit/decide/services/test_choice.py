@@ -161,3 +161,9 @@ def test_a_choice_for_another_spec_does_not_count() -> None:
 def test_the_bounds_of_replicas_and_the_priority_do_not_change_the_key() -> None:
     one, other = make_service(), make_service(replicas=Replicas(2, 5), priority=7)
     assert choice_key(one) == choice_key(other)
+
+
+def test_the_queue_and_the_priority_need_no_other_measurement() -> None:
+    service = make_service()
+    moved = make_service(queue="production", priority=7)
+    assert choice_key(moved) == choice_key(service)

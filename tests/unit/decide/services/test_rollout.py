@@ -69,14 +69,6 @@ def test_an_edit_of_the_objective_is_another_revision_too() -> None:
     assert not scene.revisions() & before
 
 
-def test_an_edit_of_the_queue_replaces_nothing() -> None:
-    scene = world().run(10)
-    before = list(scene.created)
-    scene.edit(priority=5)
-    scene.run(10)
-    assert scene.created == before
-
-
 def test_a_new_revision_that_never_answers_leaves_the_old_one_in_place() -> None:
     scene = world(2).run(10)
     scene.start_seconds = lambda name: None
@@ -171,3 +163,14 @@ def test_any_sequence_of_events_ends_complete(
     assert all(one.job.finished for one in left_over), "the newest failed one is kept for its log"
     assert len(left_over) <= 1
     assert scene.condition("Progressing")[1] == "Complete"
+
+
+def test_another_queue_or_priority_reaches_the_replicas() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    since = len(scene.answering)
+    scene.edit(queue="production", priority=7)
+    scene.run(30)
+    assert {(one.job.spec.queue, one.job.spec.priority) for one in scene.ready()} == {
+        ("production", 7)
+    }
+    assert min(scene.answering[since:]) == 2

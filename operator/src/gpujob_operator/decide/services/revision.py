@@ -6,6 +6,7 @@ revision, which replaces the replicas one by one.
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from gpujob_api.codec import encode
 from gpujob_api.gpuservice import GPUService, GPUServiceSpec
@@ -61,22 +62,23 @@ def measuring_settings(service: GPUService) -> ServingSettings:
 
 def revision_of(service: GPUService, settings: ServingSettings) -> str:
     """Returns the revision of replicas with these settings."""
-    return _digest(service.spec, settings.to_text())
+    spec = service.spec
+    # The operator creates and deletes jobs, and edits none.
+    return _digest(spec, [settings.to_text(), spec.queue, spec.priority])
 
 
 def choice_key(service: GPUService) -> str:
-    """Returns what a choice of backend depends on. The load and the number of replicas do not
-    count.
+    """Returns what a choice of backend depends on. The load, the number of replicas, the queue and
+    the priority do not count.
     """
     optimize = service.spec.optimize
     objective = json.dumps(encode(service.spec.objective), sort_keys=True)
-    return _digest(service.spec, objective + json.dumps(encode(optimize), sort_keys=True))
+    return _digest(service.spec, [objective + json.dumps(encode(optimize), sort_keys=True)])
 
 
-def _digest(spec: GPUServiceSpec, settings: str) -> str:
+def _digest(spec: GPUServiceSpec, more: Sequence[str | int]) -> str:
     job = encode(spec.job_spec())
-    # They are edited in place, as in every job.
     for name in ("queue", "priority", "suspend"):
         job.pop(name, None)
-    text = json.dumps([job, settings, spec.port, spec.artifacts_claim_name], sort_keys=True)
+    text = json.dumps([job, *more, spec.port, spec.artifacts_claim_name], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_CHARACTERS]
