@@ -11,10 +11,10 @@ from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import NotFoundError, UserError
 
 Row = tuple[str, str]
-ReplicaRow = tuple[str, str, str, str]
+ReplicaRow = tuple[str, str, str, str, str]
 CandidateRow = tuple[str, str, str, str, str, str, str]
 
-REPLICA_COLUMNS = ("REPLICA", "READY", "NODE", "ADDRESS")
+REPLICA_COLUMNS = ("REPLICA", "READY", "NODE", "ADDRESS", "WHY")
 CANDIDATE_COLUMNS = ("BACKEND", "PRECISION", "SAMPLES/S", "BATCH", "MEMORY", "ERROR", "RESULT")
 
 
@@ -74,7 +74,7 @@ def _traffic(service: GPUService, traffic: Traffic) -> list[Row]:
 
 def replicas(service: GPUService) -> list[ReplicaRow]:
     return [
-        (one.name, "yes" if one.ready else one.message or "no", one.node, one.address)
+        (one.name, "yes" if one.ready else "no", one.node, one.address, one.message)
         for one in service.status.replicas
     ]
 

@@ -67,7 +67,7 @@ class ServiceLoop:
         writer = self._writer
         inputs = service_inputs(services, snapshot, writer.problem, writer.front_problem)
         for step in self._plan(inputs, now).steps:
-            await self._writer.write(step)
+            await self._writer.write(step, now)
 
 
 def service_inputs(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -53,9 +53,9 @@ class Stage:
     def _noted(self, metadata: Metadata, note: EventNote) -> None:
         self.notes.append(note.reason)
 
-    async def write(self, service: GPUService | None = None) -> None:
+    async def write(self, service: GPUService | None = None, now: datetime = T0) -> None:
         given = ServiceInputs(service or self.service, (), self.problem, self.front_problem)
-        await self.writer.write(step_of(given, T0))
+        await self.writer.write(step_of(given, T0), now)
 
     @property
     def problem(self) -> str:
@@ -106,7 +106,7 @@ async def test_a_job_of_somebody_else_with_the_name_is_left_alone(stage: Stage) 
     given = step_of(ServiceInputs(stage.service), T0)
     name = given.creates[0].name
     stage.kube.put(JOBS, {"metadata": {"name": name, "namespace": "team", "labels": {"mine": "1"}}})
-    await stage.writer.write(given)
+    await stage.writer.write(given, T0)
     assert stage.kube.stored(JOBS, name, "team")["metadata"]["labels"] == {"mine": "1"}
     assert f'gpujobs "{name}" exists and is not of this GPUService' in stage.problem
 
@@ -121,7 +121,10 @@ async def test_a_refusal_is_remembered_until_a_job_is_created(
     stage.kube.fail("create", JOBS.plural, error)
     await stage.write()
     assert error.message in stage.problem
-    await stage.write()
+    await stage.write(now=T0 + timedelta(seconds=1))
+    assert error.message in stage.problem, "the API server is not asked every second"
+    assert sum(call.plural == JOBS.plural for call in stage.kube.writes()) == 1
+    await stage.write(now=T0 + timedelta(seconds=6))
     assert stage.problem == ""
     stage.kube.fail("create", JOBS.plural, error)
     stage.writer.forget_others(set())
@@ -205,7 +208,7 @@ async def test_a_service_that_somebody_deleted_is_created_again(stage: Stage) ->
 async def test_a_removed_job_that_is_gone_already_is_no_error(stage: Stage) -> None:
     job = make_job("answers-aaaaaa-0")
     step = replace(step_of(ServiceInputs(stage.service), T0), removes=(RemoveJob(job, "x"),))
-    await stage.writer.write(step)
+    await stage.writer.write(step, T0)
     assert (JOBS.plural, "gone") in stage.written
 
 

@@ -26,7 +26,7 @@ MESSAGE_CHARACTERS_MAX = 512
 # A Service is not watched. One that somebody deleted is created again after this time.
 FRONT_CHECKED_EVERY = timedelta(seconds=60)
 # After a refusal, the next request follows after this time.
-FRONT_REFUSED_PAUSE = timedelta(seconds=5)
+REFUSED_PAUSE = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class ServiceWriter:
         self._unknown = unknown
         # When the Service is requested again, by UID.
         self._front_at: dict[str, datetime] = {}
+        # When jobs are created again after a refusal, by UID.
+        self._create_at: dict[str, datetime] = {}
         self._problems: dict[str, str] = {}
         self._front_problems: dict[str, str] = {}
 
@@ -71,14 +73,15 @@ class ServiceWriter:
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets services that are gone."""
-        for kept in (self._front_at, self._problems, self._front_problems):
+        for kept in (self._front_at, self._create_at, self._problems, self._front_problems):
             for uid in kept.keys() - uids:
                 del kept[uid]
 
-    async def write(self, step: ServiceStep) -> None:
+    async def write(self, step: ServiceStep, now: datetime) -> None:
+        """Writes what the step has. After a refused job, none is created for a while."""
         service = step.service
         try:
-            if not await self._creates(step):
+            if not await self._creates(step, now):
                 return
             for remove in step.removes:
                 await self._remove(remove)
@@ -98,7 +101,7 @@ class ServiceWriter:
         uid = service.metadata.uid
         if self._front_at.get(uid, now) > now or not self._may_act():
             return
-        self._front_at[uid] = now + FRONT_REFUSED_PAUSE
+        self._front_at[uid] = now + REFUSED_PAUSE
         name, namespace = service.metadata.name, service.metadata.namespace
         try:
             await self._kube.create(SERVICES, core_service(service), namespace)
@@ -119,14 +122,18 @@ class ServiceWriter:
         self._front_at[uid] = now + FRONT_CHECKED_EVERY
         self._front_problems.pop(uid, None)
 
-    async def _creates(self, step: ServiceStep) -> bool:
+    async def _creates(self, step: ServiceStep, now: datetime) -> bool:
         """Creates the jobs. Returns False if this process may not act any more."""
-        if step.creates:
-            self._problems.pop(step.service.metadata.uid, None)
+        uid = step.service.metadata.uid
+        if not step.creates or self._create_at.get(uid, now) > now:
+            return True
+        self._problems.pop(uid, None)
         for create in step.creates:
             if not self._may_act():
                 return False
             await self._create(create)
+        if uid in self._problems:
+            self._create_at[uid] = now + REFUSED_PAUSE
         return True
 
     async def _create(self, create: CreateJob) -> None:

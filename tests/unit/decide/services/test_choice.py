@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
+from gpujob_api.gpujob import GPURequest, Sharing, SharingMode, Spot
 from gpujob_api.gpuservice import Replicas, ServiceOptimize
 from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_api.quantities import Memory
 from gpujob_api.serving import (
+    Accuracy,
     BackendName,
     Candidate,
     Choice,
@@ -16,7 +21,7 @@ from gpujob_api.serving import (
 from gpujob_api.settings import Precision
 from gpujob_operator.decide.model.service_plan import Role
 from gpujob_operator.decide.services.revision import choice_key, settings_of
-from tests.harness.builders import T0
+from tests.harness.builders import T0, make_template
 from tests.harness.services import Live, ServiceWorld, make_service
 
 CHOICE = Choice(
@@ -67,7 +72,8 @@ def test_the_condition_has_the_job_that_measures_and_why_it_waits() -> None:
     waiting = Condition(
         "Scheduled", ConditionStatus.FALSE, "InsufficientCapacity", "0 of 2 GPUs", T0
     )
-    one.job = replace(one.job, status=replace(one.job.status, conditions=(waiting,)))
+    status = replace(one.job.status, conditions=(waiting,), placement=None)
+    one.job = replace(one.job, status=status)
     scene.run(1)
     message = scene.condition("BackendChosen")[2]
     assert f"{name} waits to measure backends: InsufficientCapacity: 0 of 2 GPUs" in message
@@ -167,3 +173,55 @@ def test_the_queue_and_the_priority_need_no_other_measurement() -> None:
     service = make_service()
     moved = make_service(queue="production", priority=7)
     assert choice_key(moved) == choice_key(service)
+
+
+def test_an_edit_of_the_objective_keeps_the_choice_until_the_new_one_is_measured() -> None:
+    """Otherwise a loaded service would lose its capacity for the minutes of a measurement."""
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    measured(scene)
+    scene.run(30)
+    scene.edit(objective=Objective(60.0))
+    scene.run(30)
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.COMPILE}
+    assert {settings_in(one).objective for one in scene.ready()} == {Objective(60.0)}
+    assert "until then Compile stays" in scene.condition("BackendChosen")[2]
+    measured(scene, replace(CHOICE, backend=BackendName.AOT_INDUCTOR))
+    scene.run(30)
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.AOT_INDUCTOR}
+
+
+def test_another_model_runs_as_written_until_it_is_measured() -> None:
+    scene = ServiceWorld().run(10)
+    measured(scene)
+    scene.run(30)
+    scene.edit(template=make_template(command=("serve", "another")))
+    scene.run(30)
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.EAGER}
+
+
+@pytest.mark.parametrize(
+    "optimize",
+    [
+        ServiceOptimize(precision=Precision.FLOAT32),
+        ServiceOptimize(accuracy=Accuracy(max_relative_error_percent=0.1)),
+        ServiceOptimize(accuracy=Accuracy(min_agreement_percent=99.9)),
+    ],
+)
+def test_a_choice_that_an_edit_forbids_ends_at_once(optimize: ServiceOptimize) -> None:
+    first = replace(CHOICE.candidates[0], relative_error_percent=0.3, agreement_percent=99.8)
+    service = make_service()
+    status = replace(
+        service.status,
+        choice=replace(CHOICE, candidates=(first,)),
+        choice_key=choice_key(service),
+    )
+    edited = replace(service, status=status, spec=replace(service.spec, optimize=optimize))
+    assert settings_of(edited).backend is BackendName.EAGER
+
+
+def test_memory_sharing_and_spot_need_no_new_measurement() -> None:
+    one = make_service()
+    other = make_service(
+        gpu=GPURequest(Memory(1 << 30)), sharing=Sharing(SharingMode.SHARED), spot=Spot()
+    )
+    assert choice_key(one) == choice_key(other)

@@ -63,7 +63,7 @@ class Replica:
         for kind in (conditions.SCHEDULED, conditions.RUNNING):
             condition = conditions.find(status, kind)
             if condition is not None and condition.status.value != "True":
-                return f"{condition.reason}: {condition.message}"
+                return f"{condition.reason}: {_advised(condition.message)}"
         if status.phase is JobPhase.PENDING:
             return "it waits for a GPU"
         return "it has started and does not answer its readiness probe yet"
@@ -72,8 +72,13 @@ class Replica:
         """Returns why it ended by itself."""
         failure = self.job.status.failure
         if failure is not None:
-            return f"{failure.failure_class.value}: {failure.message}"
+            return f"{failure.failure_class.value}: {_advised(failure.message)}"
         return "it ended with exit code 0: a server must run until it is stopped"
+
+
+def _advised(message: str) -> str:
+    """Returns the message with the next step of a service, whose jobs are not the user's."""
+    return message.replace("create the job again", "edit the GPUService")
 
 
 def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
@@ -98,4 +103,5 @@ def replica_name(service: str, revision: str, ordinal: int) -> str:
 
 
 def measurement_name(service: str, key: str) -> str:
-    return f"{service}-{MEASUREMENT}-{key}"
+    # A part of both halves: the model, and what is asked of it.
+    return f"{service}-{MEASUREMENT}-{key[:3]}{key[6:9]}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from textwrap import shorten
 
 from gpujob_api.gpuservice import (
     GPUService,
@@ -18,7 +19,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
 from gpujob_operator.decide.model.service_plan import ServiceInputs
 from gpujob_operator.decide.services.replicas import Replica, measurement_name
-from gpujob_operator.decide.services.revision import choice_key
+from gpujob_operator.decide.services.revision import choice_in_force, choice_key
 
 ACCEPTED = conditions.ACCEPTED
 READY = "Ready"
@@ -29,6 +30,7 @@ BACKEND_CHOSEN = "BackendChosen"
 FIGURES_EVERY = timedelta(seconds=10)
 # After this time without completion, a rollout counts as stuck, and the reason is in the condition.
 STUCK_AFTER = timedelta(minutes=10)
+REASON_CHARACTERS_MAX = 200
 
 
 def with_figures(
@@ -119,7 +121,7 @@ def with_conditions(
         ready=f"{status.ready_replicas}/{status.wanted_replicas}",
         backend=_backend_words(settings),
         latency=_latency(service, status),
-        reason=reason[:200],
+        reason=_short(reason),
     )
     return replace(status, conditions=writer.conditions, summary=summary)
 
@@ -189,11 +191,11 @@ def _progressing(
         writer.set(PROGRESSING, False, "Complete", f"all replicas have revision {status.revision}")
         return ""
     text = f"{status.updated_replicas} of {status.wanted_replicas} have revision {status.revision}"
-    if now - since < STUCK_AFTER:
-        writer.set(PROGRESSING, True, "Updating", f"{text}; {failed}".rstrip("; "))
-        return failed
     unready = (one for one in replicas if one.revision == status.revision and not one.ready)
     waiting = failed or next((f"{one.name}: {one.why_not_ready()}" for one in unready), "")
+    if now - since < STUCK_AFTER:
+        writer.set(PROGRESSING, True, "Updating", f"{text}; {waiting}".rstrip("; "))
+        return failed
     minutes = STUCK_AFTER.total_seconds() / 60
     why = f"{text}, for more than {minutes:.0f} min; {waiting}".rstrip("; ")
     writer.set(PROGRESSING, False, "Stuck", why)
@@ -207,7 +209,9 @@ def _backend(writer: ConditionSetter, inputs: ServiceInputs, status: GPUServiceS
         writer.set(BACKEND_CHOSEN, True, "Given", "spec.optimize.backend names the backend")
     elif status.choice_key != key:
         # What was measured for an earlier spec is in the status, but no new replica has it.
-        text = f"{_measuring_words(inputs, key)}; until then the model runs as written"
+        kept = choice_in_force(service)
+        runs = "the model runs as written" if kept is None else f"{kept.backend.value} stays"
+        text = f"{_measuring_words(inputs, key)}; until then {runs}"
         writer.set(BACKEND_CHOSEN, None, "Measuring", text)
     elif status.choice is not None:
         choice = status.choice
@@ -229,6 +233,11 @@ def _measuring_words(inputs: ServiceInputs, key: str) -> str:
     return f"{name} measures backends"
 
 
+def _short(reason: str) -> str:
+    """Returns the reason in the width of a column, cut between words."""
+    return shorten(reason, REASON_CHARACTERS_MAX, placeholder=" ...")
+
+
 def _backend_words(settings: ServingSettings) -> str:
     if settings.precision is Precision.AUTO:
         return settings.backend.value
@@ -243,7 +252,8 @@ def _latency(service: GPUService, status: GPUServiceStatus) -> str:
     if traffic.within_objective_percent is None:
         return text
     limit = service.spec.objective.latency_milliseconds
-    return f"{text}, {traffic.within_objective_percent:.1f} % within {limit:g} ms"
+    text = f"{text}, {traffic.within_objective_percent:.1f} % within {limit:g} ms"
+    return f"{text}, {traffic.failed} failed" if traffic.failed else text
 
 
 def is_written_now(before: GPUServiceStatus, after: GPUServiceStatus, now: datetime) -> bool:
