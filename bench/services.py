@@ -42,7 +42,7 @@ PORT = 8000
 NAME = "digits"
 OBJECTIVE_MILLISECONDS = 250
 REQUEST_SECONDS_MAX = 20.0
-READY_SECONDS_MAX = 300.0
+READY_SECONDS_MAX = 120.0
 # kube-proxy learns of a change within about this time.
 ENDPOINTS_SECONDS = 0.5
 NOTICE_SECONDS, GRACE_SECONDS = 2.0, 15.0
@@ -236,7 +236,10 @@ class Acts:
             if whole and seen and also(status):
                 return
             await asyncio.sleep(0.5)
-        raise RuntimeError(f"the service was not complete within {READY_SECONDS_MAX:.0f} s")
+        status = await asyncio.to_thread(self._status)
+        shown = {name: status.get(name) for name in ("revision", "replicas", "conditions")}
+        text = f"the service was not complete within {READY_SECONDS_MAX:.0f} s: {shown}"
+        raise RuntimeError(text)
 
 
 def _of(status: Json) -> list[Json]:

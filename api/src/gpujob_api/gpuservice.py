@@ -184,6 +184,8 @@ class GPUServiceStatus:
     failures: Annotated[int, Range(0, INT32_MAX)] = 0
     last_failed: Annotated[str, Text(63, clip=True)] = ""
     next_replica_at: datetime | None = None
+    # Until when a removed replica is expected to hold its GPU.
+    draining_until: datetime | None = None
     # Since when fewer replicas would do.
     fewer_since: datetime | None = None
     # Since when the newest revision is not complete.

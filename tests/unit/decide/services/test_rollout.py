@@ -34,6 +34,24 @@ def test_a_service_gets_its_replicas_one_after_the_other_and_nothing_more() -> N
     assert scene.condition("Progressing")[:2] == ("False", "Complete")
 
 
+def test_a_replica_waits_for_the_gpu_of_a_removed_one_if_enough_answer() -> None:
+    """Otherwise it would join another replica, and one node would be both."""
+    scene = world(2)
+    scene.nodes = ("n0", "n1", "n2")
+    scene.run(15)
+    scene.edit(template=NEW)
+    for _ in range(60):
+        scene.tick()
+        nodes = [
+            worker.node
+            for one in scene.replicas()
+            if one.gone_at is None
+            for worker in _workers(one)
+        ]
+        assert len(set(nodes)) == len(nodes)
+    assert len(scene.ready()) == 2
+
+
 def test_replicas_share_a_node_if_there_is_no_other() -> None:
     scene = world(3)
     scene.nodes = ("n0",)

@@ -51,6 +51,8 @@ from gpujob_operator.decide.services.status import (
 FAILURE_PAUSE_SECONDS = 10.0
 FAILURE_PAUSE_SECONDS_MAX = 300.0
 NODES_AVOIDED_MAX = 32
+# From the deletion of a replica until its GPU is free: the delay of its drain, its last batches.
+DRAIN_EXPECTED = timedelta(seconds=8)
 
 
 def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan:
@@ -72,7 +74,10 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     status, failures = _with_failures(status, replicas, revision, now)
     service = replace(service, status=status)
     wanted, status = _wanted(service, replicas, revision, now)
-    rollout = roll_out(replicas, revision, wanted)
+    draining = status.draining_until is not None and status.draining_until > now
+    rollout = roll_out(replicas, revision, wanted, draining=draining)
+    if rollout.drains:
+        status = replace(status, draining_until=now + DRAIN_EXPECTED)
     paused = status.next_replica_at is not None and status.next_replica_at > now
     nodes = _nodes_of(replicas)
     name = service.metadata.name

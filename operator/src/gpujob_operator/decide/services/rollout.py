@@ -4,7 +4,8 @@
 2. Replicas of an older revision that do not answer are removed at once.
 3. At most one replica more than wanted exists while revisions change. An older one is removed only
    once as many as wanted answer without it, so no request finds fewer.
-4. A replica is created once the one before it has its GPU, so that it can avoid that node.
+4. A replica is created once the one before it has its GPU, so that it can avoid that node. While
+   enough answer, it is created once a removed one has left its GPU, so that it can go there.
 5. Of too many replicas, those that do not answer go first, waiting ones before starting ones, then
    the newest.
 """
@@ -27,9 +28,19 @@ class Rollout:
     creates: tuple[int, ...] = ()
     removes: tuple[tuple[Replica, str], ...] = ()
 
+    @property
+    def drains(self) -> bool:
+        """Whether a replica is removed that has a GPU."""
+        return any(one.is_placed for one, _ in self.removes)
 
-def roll_out(replicas: Sequence[Replica], revision: str, wanted: int) -> Rollout:
-    """Returns the next step to `wanted` replicas of this revision."""
+
+def roll_out(
+    replicas: Sequence[Replica], revision: str, wanted: int, *, draining: bool = False
+) -> Rollout:
+    """Returns the next step to `wanted` replicas of this revision.
+
+    `draining` is whether a replica that was removed may still hold its GPU.
+    """
     live = [one for one in replicas if one.live]
     new = [one for one in live if one.revision == revision]
     old = [one for one in live if one.revision != revision]
@@ -47,7 +58,8 @@ def roll_out(replicas: Sequence[Replica], revision: str, wanted: int) -> Rollout
     if surplus > 0:
         removes += [(one, "fewer replicas are wanted") for one in _least_useful(new)[:surplus]]
     missing = min(wanted - len(new), wanted + SURGE_MAX - len(new) - len(kept), CREATED_AT_ONCE)
-    if any(not one.is_placed for one in new):
+    enough = ready >= wanted and (draining or bool(removes))
+    if enough or any(not one.is_placed for one in new):
         missing = 0
     return Rollout(_free_ordinals(replicas, revision, max(0, missing)), tuple(removes))
 
