@@ -42,8 +42,15 @@ POD = (
 )
 # What is read again by name once another writer was first.
 LOOKS_FOR_CLAIMS = ("", "persistentvolumeclaims", "get")
+OF_A_SERVICE: set[Right] = {
+    (OURS_GROUP, "gpuservices/status", "update"),
+    (OURS_GROUP, "gpujobs", "create"),
+    ("", "services", "get"),
+}
 READS_AGAIN = {
-    right for right in RIGHTS - {LOOKS_FOR_CLAIMS} if right[2] == "get" and right[1] != "leases"
+    right
+    for right in RIGHTS - {LOOKS_FOR_CLAIMS} - OF_A_SERVICE
+    if right[2] == "get" and right[1] != "leases"
 }
 WRITES_OF_A_LIFE: set[Right] = {
     ("", "services", "create"),
@@ -56,7 +63,7 @@ WRITES_OF_A_LIFE: set[Right] = {
 # Each of the others has a test of its own below.
 WRITES = {
     right
-    for right in RIGHTS - READS_AGAIN - {LOOKS_FOR_CLAIMS}
+    for right in RIGHTS - READS_AGAIN - {LOOKS_FOR_CLAIMS} - OF_A_SERVICE
     if right[2] not in ("list", "watch") and right[1] != SLICES
 }
 FINISHED = Report(1, WorkerPhase.FINISHED, step=9).to_text()
@@ -232,6 +239,35 @@ def test_what_it_may_not_write_of_a_jobs_life(stage: Stage) -> None:
     gang = lambda: [name for name in stage.pod_names() if name.startswith("gang")]  # noqa: E731
     stage.wait(lambda: len(gang()) == 2, "the next attempt has its pods", SECONDS)
     assert taken.rights == WRITES_OF_A_LIFE
+
+
+@pytest.mark.promise("I12")
+def test_what_it_may_not_do_for_a_service(stage: Stage) -> None:
+    operator = stage.operator(*POD)
+    operator.wait_for("leadership changed", SECONDS, leads=True)
+    stage.measure()
+    taken = Taken(stage, operator)
+    taken.from_it(
+        *(OURS_GROUP, "gpuservices/status", "update"),
+        lambda: create_service(stage, "unsaid", suspend=True),
+    )
+    taken.from_it(OURS_GROUP, "gpujobs", "create", lambda: create_service(stage, "empty"))
+
+    def taken_name() -> None:
+        front = {"metadata": {"name": "fronted"}, "spec": {"ports": [{"port": 80}]}}
+        stage.client.create(f"/api/v1/namespaces/{stage.namespace}/services", front)
+        create_service(stage, "fronted", suspend=True)
+
+    taken.from_it("", "services", "get", taken_name)
+    assert taken.rights == OF_A_SERVICE
+
+
+def create_service(stage: Stage, name: str, **spec: Any) -> None:
+    worker = {"name": "worker", "image": "server:1"}
+    template = {"spec": {"containers": [worker]}}
+    body = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUService", "metadata": {"name": name}}
+    path = f"{OURS}/namespaces/{stage.namespace}/gpuservices"
+    stage.client.create(path, body | {"spec": {"template": template} | spec})
 
 
 @pytest.mark.promise("I12")
