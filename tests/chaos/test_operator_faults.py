@@ -17,7 +17,7 @@ from gpujob_local.processes.processes import Child
 from gpujob_operator.act.crash import CRASH_EXIT_CODE
 from tests.harness.audit import granted, read_audit, refused, used
 from tests.harness.profiles import add_unused_profile
-from tests.harness.scene import JOBS, OURS, Scene, chaos_options, running_scene
+from tests.harness.scene import IMAGE, JOBS, OURS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 # More writes than any life below has.
@@ -29,6 +29,7 @@ CALM = "--lease-seconds=5"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpujob-system/leases"
 QUEUES = "/apis/gpujob.dev/v1alpha1/gpuqueues"
 PROFILES = f"{OURS}/namespaces/default/gpuprofiles"
+GPU_SERVICES = f"{OURS}/namespaces/default/gpuservices"
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +240,7 @@ def test_a_job_deleted_while_no_operator_runs_leaves_nothing(scene: Scene) -> No
 AFTER_CONFLICTS = {
     *(("gpujob.dev", kind, "get") for kind in ("gpujobs", "gpuqueues", "gpuprofiles")),
     ("", "pods", "get"),
+    ("", "services", "get"),
 }
 
 
@@ -263,6 +265,7 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
     scene.finish("gang")
     scene.wait(lambda: "gang" not in job_names(scene), "the finished gang is deleted")
     scene.wait(lambda: not has_unused_profile(scene), "the unused profile is deleted")
+    play_service(scene)
     log = scene.cluster.control_plane.audit_log
     for account in ("operator", "agent"):
         requests = read_audit(log, f"gpujob-{account}")
@@ -270,6 +273,27 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         assert used(requests) <= granted(account), f"{account} asks for more than we say"
         never = granted(account) - used(requests) - AFTER_CONFLICTS
         assert never == set(), f"{account} has rights that it never used"
+
+
+def play_service(scene: Scene) -> None:
+    """A service whose replica never answers, from its beginning to its end."""
+    command = ["python", "worker.py", "--gate", str(scene.gate("answers"))]
+    worker = {"name": "worker", "image": IMAGE, "command": command}
+    spec = {
+        "optimize": {"backend": "External"},
+        "template": {"spec": {"containers": [worker]}},
+    }
+    head = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUService"}
+    scene.client.create(GPU_SERVICES, head | {"metadata": {"name": "answers"}, "spec": spec})
+
+    def replicas() -> list[str]:
+        return [name for name in job_names(scene) if name.startswith("answers-")]
+
+    scene.wait(lambda: replicas() != [], "the service has a replica")
+    path = f"{GPU_SERVICES}/answers"
+    scene.wait(lambda: bool(scene.client.get(path).get("status")), "the service has a status")
+    scene.client.delete(path)
+    scene.wait(lambda: replicas() == [], "its replica is gone")
 
 
 def has_unused_profile(scene: Scene) -> bool:
