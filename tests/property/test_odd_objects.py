@@ -29,6 +29,7 @@ from tests.harness.manifests import (
     volume_manifest,
 )
 from tests.harness.odd_json import ODD_SCALARS, nested, odd_objects, odd_values, to_json
+from tests.harness.services import make_service
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = placed(make_job())
@@ -42,6 +43,7 @@ PLAUSIBLE: dict[Kind, dict[str, Any]] = {
         "spec": {},
         "status": {},
     },
+    Kind.SERVICE: to_manifest(make_service()),
     Kind.POD: pod_manifest(JOB, phase="Failed", state=ENDED),
     Kind.NODE: node_manifest(taints=[{"key": "a", "effect": "NoSchedule"}]),
     Kind.VOLUME: volume_manifest("a"),

@@ -24,6 +24,7 @@ from gpujob_operator.client.kube import (
     CLAIMS,
     EVENTS,
     GPU_NODES,
+    GPU_SERVICES,
     JOBS,
     LEASES,
     NODES,
@@ -50,6 +51,7 @@ KINDS: dict[ResourceType, AnyKind] = {
     GPU_NODES: Kind.GPU_NODE,
     QUEUES: Kind.QUEUE,
     PROFILES: Kind.PROFILE,
+    GPU_SERVICES: Kind.SERVICE,
     PODS: Kind.POD,
     NODES: Kind.NODE,
     VOLUMES: Kind.VOLUME,
@@ -67,7 +69,7 @@ LIST_SECONDS = 0.15
 PAGE_OBJECTS = 10
 # Neither changes what a job is: no fault and no trouble of a seed meets them.
 _QUIET = frozenset({OtherKind.LEASE, OtherKind.TOKEN_REVIEW})
-_WITH_STATUS = frozenset({Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE})
+_WITH_STATUS = frozenset({Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE, Kind.SERVICE})
 
 
 @lru_cache(maxsize=4096)

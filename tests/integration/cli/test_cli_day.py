@@ -172,7 +172,7 @@ def test_the_cluster_at_a_glance(desk: Desk) -> None:
     assert row.split()[:3] == ["CPU", "card", "2"]
     assert "node-1" in desk.types("nodes")
     assert "default" in desk.types("queue")
-    assert "4 of gpujob.dev/v1alpha1" in desk.types("version")
+    assert "5 of gpujob.dev/v1alpha1" in desk.types("version")
     assert "no pending jobs" in desk.types("simulate")
     assert json.loads(desk.types("list", "-A", "-o", "json"))["kind"] == "List"
 

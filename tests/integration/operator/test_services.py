@@ -48,7 +48,7 @@ def test_a_service_answers_while_a_training_shares_its_card() -> None:
         client = cluster.client()
         body = service(1)
         # A training that was never measured counts as 100 % busy.
-        body["spec"]["sharing"] = {"maxSlowdownPercent": 60}
+        body["spec"]["sharing"] = {"maxSlowdownPercent": 100}
         client.create(f"{OURS}/gpuservices", body)
         until(lambda: len(ready_addresses(client)) == 1)
         manifests = list(yaml.safe_load_all((ROOT / "examples" / "gpujob.yaml").read_text()))
@@ -59,7 +59,7 @@ def test_a_service_answers_while_a_training_shares_its_card() -> None:
             )
             if not core:
                 # An unmeasured job with Auto would wait for a card of its own.
-                shared = {"mode": "Shared", "maxSlowdownPercent": 60}
+                shared = {"mode": "Shared", "maxSlowdownPercent": 100}
                 manifest["spec"] |= {"gpu": {"memory": "700Mi"}, "sharing": shared}
             client.create(folder, manifest)
 
