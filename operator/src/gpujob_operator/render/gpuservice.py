@@ -23,7 +23,9 @@ from gpujob_api.serving import (
 )
 from gpujob_api.settings import Task
 from gpujob_api.unknown_fields import with_unknown_fields
+from gpujob_operator.decide.model.node_affinity import PREFERRED
 from gpujob_operator.decide.model.service_plan import CreateJob, Role
+from gpujob_operator.render.service import owner_reference
 from gpujob_operator.render.status import replacement
 
 READY_PATH = "/v2/health/ready"
@@ -31,7 +33,6 @@ READY_PATH = "/v2/health/ready"
 ARTIFACTS_DIRECTORY = "/var/cache/gpujob"
 ARTIFACTS_VOLUME = "gpujob-artifacts"
 _PROBE_SECONDS = 2
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def service_job(create: CreateJob) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def service_job(create: CreateJob) -> dict[str, Any]:
             "name": create.name,
             "namespace": service.metadata.namespace,
             "labels": labels,
-            "ownerReferences": [_owner(service)],
+            "ownerReferences": [owner_reference(service)],
         },
         "spec": encode(job),
     }
@@ -102,7 +103,7 @@ def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     preference = {"weight": 100, "preference": {"matchFields": fields}}
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    affinity[_PREFERRED] = [*(affinity.get(_PREFERRED) or ()), preference]
+    affinity[PREFERRED] = [*(affinity.get(PREFERRED) or ()), preference]
 
 
 def _mount(spec: dict[str, Any], container: dict[str, Any], claim: str) -> None:
@@ -136,23 +137,12 @@ def core_service(service: GPUService) -> dict[str, Any]:
                 LABEL_SERVICE: service.metadata.name,
                 LABEL_SERVICE_UID: service.metadata.uid,
             },
-            "ownerReferences": [_owner(service)],
+            "ownerReferences": [owner_reference(service)],
         },
         "spec": {
             "selector": {LABEL_SERVICE_UID: service.metadata.uid},
             "ports": [{"name": "http", "port": service.spec.port, "targetPort": service.spec.port}],
         },
-    }
-
-
-def _owner(service: GPUService) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": GPUSERVICE.kind,
-        "name": service.metadata.name,
-        "uid": service.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
     }
 
 

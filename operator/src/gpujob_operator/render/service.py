@@ -7,6 +7,8 @@ Rank r is `worker-<r>.<service>.<namespace>.svc`, from the pod's hostname and su
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService
+from gpujob_api.manifest import RESOURCES
 from gpujob_api.meta import API_VERSION, LABEL_JOB, LABEL_JOB_UID
 
 LABEL_CHARACTERS_MAX = 63
@@ -53,16 +55,16 @@ def gang_service(job: GPUJob) -> dict[str, Any]:
     }
 
 
-def owner_reference(job: GPUJob) -> dict[str, Any]:
-    """Returns a reference that makes the object a dependent of the job.
+def owner_reference(owner: GPUJob | GPUService) -> dict[str, Any]:
+    """Returns a reference that makes the object a dependent of the owner.
 
-    The object is deleted with the job and does not block that.
+    The object is deleted with the owner and does not block that.
     """
     return {
         "apiVersion": API_VERSION,
-        "kind": "GPUJob",
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
+        "kind": RESOURCES[type(owner)].kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
         "controller": True,
         "blockOwnerDeletion": False,
     }

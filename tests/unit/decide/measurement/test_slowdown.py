@@ -9,6 +9,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
+from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.measurement.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
 from gpujob_operator.decide.model import conditions
@@ -70,6 +71,16 @@ def test_the_slowdown_is_against_the_fastest_measured_alone() -> None:
         "a step takes 30 % longer than alone (0.13 s against 0.1 s); "
         "sharing.maxSlowdownPercent is 10"
     )
+
+
+def test_a_server_whose_batches_became_larger_is_not_slowed() -> None:
+    """On a shared GPU it waits for larger batches, which take longer."""
+    job = beside("a", 0.3)
+    known = job.status.measurement
+    assert known is not None
+    assert slowdown_of(job, beside("b", 0.1)) is not None
+    server = with_status(job, measurement=replace(known, task=Task.SERVING))
+    assert slowdown_of(server, beside("b", 0.1)) is None
 
 
 def test_alone_on_its_gpu_nobody_slows_it() -> None:

@@ -16,6 +16,7 @@ from gpujob_api.gpuprofile import (
     SharedPace,
 )
 from gpujob_api.meta import ConditionStatus
+from gpujob_api.settings import Task
 from gpujob_operator.decide.capacity.calibration import band_percent
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
 from gpujob_operator.decide.measurement.reservation import profile_entry
@@ -73,9 +74,13 @@ def _comparable(
 ) -> tuple[float, ProfileEntry | None]:
     """Returns the job's step time in seconds, and the profile entry with the same model and
     settings.
+
+    Batches of a server differ in size, so their times are not comparable.
     """
     placement, measured = status.placement, status.measurement
     if placement is None or measured is None or measured.current is None:
+        return 0.0, None
+    if measured.task is Task.SERVING:
         return 0.0, None
     entry = profile_entry(profile, placement.gpu_model)
     if entry is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 # The only field of a node that a term may name.
 _NAME = "metadata.name"
 _TERMS_SHOWN = 3
@@ -93,7 +93,7 @@ def preferred_affinity(pod_spec: Mapping[str, Any]) -> NodeAffinity:
     if not pod_spec.get("affinity"):
         return ()
     try:
-        listed = pod_spec["affinity"]["nodeAffinity"][_PREFERRED]
+        listed = pod_spec["affinity"]["nodeAffinity"][PREFERRED]
         return tuple(_term(one["preference"]) for one in listed)
     except (AttributeError, KeyError, TypeError):
         return ()
