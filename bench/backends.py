@@ -1,7 +1,7 @@
 """Whether the choice of a backend finds the fastest valid one, and refuses each wrong one.
 
     python -m bench.backends [--models mlp,cnn] [--rate 200] [--seconds 300] [--guard-only]
-        [--device cuda]
+        [--device cuda --choice-only]
 
 For each of five small models, `gpujob_worker`'s measurement runs as in a GPUJob: every candidate in
 a process of its own, within `--seconds`. `of_best` compares the choice with the full grid, which is
@@ -9,6 +9,8 @@ timed afterwards in one process, in turns: every plan that builds here and answe
 that the measurement skipped or ended. It is the device time a sample at the best size within the
 objective. Its goal is 0.97. 20 wrong backends and 5 that only round differently are
 then judged on every model, on the CPU: goals 0 accepted and 0 refused. All of it on one thread.
+With `--choice-only` neither of both, which take as long again: the candidates are printed with the
+samples a second that the measurement itself found.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from gpujob_api.serving import (
     Accuracy,
     Batching,
     Candidate,
+    Choice,
     Objective,
     ServingSettings,
 )
@@ -59,6 +62,7 @@ ENV_MODEL, ENV_DEVICE = "BENCH_BACKENDS_MODEL", "BENCH_BACKENDS_DEVICE"
 MAX_SIZE = 16
 ROUNDS = 40
 COLUMNS = ("model", "chosen", "of_best", "best", "candidates", "accepted", "seconds")
+CANDIDATES = ("candidate", "accepted", "samples_s", "error_percent", "mib", "reason")
 CELLS = ("model", "candidate", "size", "ms", "speed")
 GUARD = ("model", "wrong", "accepted", "harmless", "refused")
 
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--objective", type=float, default=100.0, help="milliseconds")
     parser.add_argument("--seconds", type=float, default=GOAL_SECONDS)
     parser.add_argument("--guard-only", action="store_true")
+    parser.add_argument("--choice-only", action="store_true", help="no wrong ones, no grid")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
     # Candidates have sessions of their own, and are ended by the measurement.
@@ -84,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batching=Batching(max_size=MAX_SIZE),
         expected_rate=options.rate,
     )
+    if options.choice_only:
+        return _print_choices(names, settings, options)
     guard = [_judge_injected(name) for name in names]
     print("Wrong and harmless backends")
     print(format_table(guard, GUARD))
@@ -114,6 +121,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rate=options.rate,
     )
     return 0
+
+
+def _print_choices(
+    names: Sequence[str], settings: ServingSettings, options: argparse.Namespace
+) -> int:
+    """Chooses for each model. The samples a second are at each candidate's best size."""
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        choice, took = _choose(subject(name), name, settings, options.seconds, options.device)
+        listed = [_candidate_row(one) for one in choice.candidates]
+        print(f"{name}: {choice.reason}")
+        print(format_table(listed, CANDIDATES))
+        chosen = str(Plan(choice.backend, choice.precision, choice.quantization))
+        row = {"model": name, "chosen": chosen, "seconds": round(took, 1)}
+        rows.append({**row, "candidates": listed, "reason": choice.reason})
+    longest = max(row["seconds"] for row in rows)
+    met = _unmet(longest <= GOAL_SECONDS)
+    goals = [f"longest measurement: {longest:.0f} s (goal {GOAL_SECONDS:.0f}){met}"]
+    print(goals[0])
+    print_result(rows, bench="backends", device=options.device, goals=goals, rate=options.rate)
+    return 0
+
+
+def _candidate_row(one: Candidate) -> dict[str, Any]:
+    speed = one.samples_per_second
+    return {
+        "candidate": _label(one),
+        "accepted": one.accepted,
+        "samples_s": None if speed is None else round(speed),
+        "error_percent": one.relative_error_percent,
+        "mib": None if one.memory_bytes is None else round(one.memory_bytes / 1024**2),
+        "reason": one.reason[:160],
+    }
 
 
 def _goals(guard: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -169,10 +209,10 @@ def _judge_injected(name: str) -> dict[str, Any]:
     }
 
 
-def _choose_and_compare(
-    name: str, settings: ServingSettings, seconds: float, device: str
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    found = subject(name)
+def _choose(
+    found: Subject, name: str, settings: ServingSettings, seconds: float, device: str
+) -> tuple[Choice, float]:
+    """Returns the choice and its seconds. The model is on the device afterwards."""
     found.model.to(device)
     setup = Setup(
         command=[sys.executable, "-m", "bench.backends_candidate"],
@@ -190,6 +230,14 @@ def _choose_and_compare(
     took = time.monotonic() - start
     # The measurement left the device to its candidates.
     found.model.to(device)
+    return choice, took
+
+
+def _choose_and_compare(
+    name: str, settings: ServingSettings, seconds: float, device: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    found = subject(name)
+    choice, took = _choose(found, name, settings, seconds, device)
     timings = _grid(found, settings, cuda=device == "cuda")
     demand = Demand(settings.objective, settings.expected_rate)
     best = choose([Measured(plan, timing) for plan, timing in timings.items()], demand).plan

@@ -2,7 +2,8 @@
 
     python -m bench.serving_gpu [--parts batching,backends] [--device cpu --quick]
 
-`batching` is `bench.batching --parts eager,onnx`, and `backends` is `bench.backends --models mlp`.
+`batching` is `bench.batching --parts eager`, and `backends` is the choice for one model of
+`bench.backends`, without the full grid.
 Each is kept in bench/results/<device>-serving.json as soon as it has ended. The last line of the
 output is that file as JSON.
 """
@@ -29,8 +30,8 @@ from bench.turns.conductor import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 PARTS = BATCHING, BACKENDS = "batching", "backends"
-# Of a measurement of backends. The grid that it is compared with takes about as long again.
-SECONDS, SECONDS_QUICK = 150, 60
+# Of a measurement of backends.
+SECONDS, SECONDS_QUICK = 240, 60
 SECONDS_MAX = 420.0
 GRACE_SECONDS = 10.0
 
@@ -68,9 +69,9 @@ def command(part: str, device: str, *, quick: bool) -> list[str]:
     """Returns the command of a part."""
     python = [sys.executable, "-m", f"bench.{part}", "--device", device]
     if part == BATCHING:
-        return [*python, "--parts", "eager,onnx", *(["--quick"] if quick else [])]
+        return [*python, "--parts", "eager", *(["--quick"] if quick else [])]
     seconds = SECONDS_QUICK if quick else SECONDS
-    return [*python, "--models", "mlp", "--seconds", str(seconds)]
+    return [*python, "--models", "encoder", "--seconds", str(seconds), "--choice-only"]
 
 
 def run(words: Sequence[str], seconds_max: float) -> dict[str, Any]:

@@ -15,7 +15,8 @@
 - `eager`, `onnx`: the real batcher and a real model on the CPU, one thread, requests that do not
   wait for answers. The policies take turns with the same arrivals. Latencies begin with the call
   of `submit`. `processor_ms` is the model's processor time for each answered request, and
-  `clock_ms` is the time of its batches, copies included. On a GPU the latter is compared.
+  `clock_ms` is the time of its batches, copies included. On a GPU the latter is compared, and the
+  model is the encoder of BERT-base in bfloat16.
 - `overhead`: the batcher's own time for each request, with a device without cost.
 
 A goal that is not met is printed as such.
@@ -32,7 +33,7 @@ from typing import Any
 
 import torch
 
-from bench.batching.backends import PROVIDERS, Eager, OnnxRuntime, model
+from bench.batching.backends import PROVIDERS, Eager, OnnxRuntime, encoder, model, samples_of
 from bench.batching.live import compare, median_milliseconds, overhead
 from bench.batching.policies import FixedDelay, Profile, delays, ours
 from bench.batching.virtual import Device, Played, play, poisson
@@ -49,7 +50,9 @@ PROFILES = (
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 RATES = (300, 500, 1000, 4000)
 REQUESTS, REQUESTS_QUICK = 30_000, 3000
-ROUNDS, ROUNDS_QUICK = 3, 1
+# Minutes with a GPU are rare.
+ROUNDS, ROUNDS_QUICK = {"cpu": 3, "cuda": 2}, 1
+SIZES = (1, 4, 16, 64)
 ROUND_SECONDS, ROUND_SECONDS_QUICK = 5.0, 1.0
 # The objective of the real model, in times of one sample: the table of virtual loads has 5 and 13.
 LIVE_OBJECTIVE = 10.0
@@ -282,7 +285,9 @@ def measure_noise(options: argparse.Namespace, results: dict[str, Rows], goals: 
 
 
 def measure_eager(options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]) -> None:
-    _measure_live("eager", Eager(model(), options.device), options, results, goals)
+    module = encoder() if options.device == "cuda" else model()
+    backend = Eager(module, options.device)
+    _measure_live("eager", backend, module, options, results, goals)
 
 
 def measure_onnx(options: argparse.Namespace, results: dict[str, Rows], goals: list[Goal]) -> None:
@@ -294,26 +299,30 @@ def measure_onnx(options: argparse.Namespace, results: dict[str, Rows], goals: l
     if provider not in import_module("onnxruntime").get_available_providers():
         print(f"\nONNX Runtime: not measured, because it has no {provider} here")
         return
-    _measure_live("onnx", OnnxRuntime(model(), options.device), options, results, goals)
+    module = model()
+    backend = OnnxRuntime(module, options.device)
+    _measure_live("onnx", backend, module, options, results, goals)
 
 
 def _measure_live(
     part: str,
     backend: Backend,
+    module: torch.nn.Module,
     options: argparse.Namespace,
     results: dict[str, Rows],
     goals: list[Goal],
 ) -> None:
     cost, words = COSTS[options.device]
-    times = {size: median_milliseconds(backend, size) for size in (1, 4, 16, 64)}
+    times = {size: median_milliseconds(backend, samples_of(module, size)) for size in SIZES}
     text = ", ".join(f"{size}: {value:.2f}" for size, value in times.items())
     objective = Objective(max(20.0, LIVE_OBJECTIVE * times[1]))
     seconds = ROUND_SECONDS_QUICK if options.quick else ROUND_SECONDS
-    rounds = ROUNDS_QUICK if options.quick else ROUNDS
+    rounds = ROUNDS_QUICK if options.quick else ROUNDS[options.device]
+    inputs = samples_of(module, 1)
     rows = results[part] = []
     for load in LIVE_LOADS:
         rate = 1000 * load / times[1]
-        found = compare(backend, objective, rate, seconds, rounds, cost)
+        found = compare(backend, objective, rate, seconds, rounds, cost, inputs)
         rows += found
         deadline = next(row for row in found if row["policy"] == BatchingPolicy.DEADLINE.value)
         of = f"{backend.name}, {round(rate)}/s: "

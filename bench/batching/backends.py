@@ -10,6 +10,8 @@ from torch import nn
 from gpujob_worker.serving.backend import Backend, Tensors
 
 WIDTH, LAYERS = 1024, 6
+# On a GPU: the encoder of BERT-base, whose batches of one take as long as those of some.
+TOKENS, POSITIONS, HEADS, ENCODER_WIDTH, ENCODER_LAYERS = 30_522, 128, 12, 768, 12
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -20,6 +22,34 @@ def model() -> nn.Sequential:
     for _ in range(LAYERS):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     return nn.Sequential(*layers).eval()
+
+
+class Encoder(nn.Module):
+    """A classifier of texts: BERT-base's layers, in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, ENCODER_WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            ENCODER_WIDTH, HEADS, 4 * ENCODER_WIDTH, activation="gelu", batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, ENCODER_LAYERS)
+        self.head = nn.Linear(ENCODER_WIDTH, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.embedding(tokens)).mean(dim=1))
+
+
+def encoder() -> Encoder:
+    torch.manual_seed(0)
+    return Encoder().to(torch.bfloat16).eval()
+
+
+def samples_of(module: nn.Module, size: int) -> dict[str, torch.Tensor]:
+    """Returns a batch of inputs."""
+    if isinstance(module, Encoder):
+        return {"x": torch.randint(TOKENS, (size, POSITIONS))}
+    return {"x": torch.randn(size, WIDTH)}
 
 
 class Eager:

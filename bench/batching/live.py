@@ -64,19 +64,16 @@ def send(batcher: Batcher, moments: Sequence[float], inputs: Tensors) -> Load:
     return load
 
 
-def one_sample() -> dict[str, torch.Tensor]:
-    return {"x": torch.randn(1, WIDTH)}
-
-
-def started(backend: Backend, objective: Objective, policy: BatchingPolicy) -> Batcher:
+def started(
+    backend: Backend, objective: Objective, policy: BatchingPolicy, inputs: Tensors
+) -> Batcher:
     batcher = Batcher(backend, objective, Batching(policy))
-    batcher.warm_up(one_sample(), seconds=2.0)
+    batcher.warm_up(inputs, seconds=2.0)
     batcher.start()
     return batcher
 
 
-def median_milliseconds(backend: Backend, size: int, runs: int = 30) -> float:
-    inputs = {"x": torch.randn(size, WIDTH)}
+def median_milliseconds(backend: Backend, inputs: Tensors, runs: int = 30) -> float:
     taken: list[float] = []
     for _ in range(runs):
         begin = time.monotonic()
@@ -86,18 +83,23 @@ def median_milliseconds(backend: Backend, size: int, runs: int = 30) -> float:
 
 
 def compare(
-    backend: Backend, objective: Objective, rate: float, seconds: float, rounds: int, cost: str
+    backend: Backend,
+    objective: Objective,
+    rate: float,
+    seconds: float,
+    rounds: int,
+    cost: str,
+    inputs: Tensors,
 ) -> list[dict[str, Any]]:
-    """One row a policy. They take turns, in rounds of the same arrivals. `cost` is the column that
-    is compared."""
+    """One row a policy. They take turns, in rounds of the same arrivals of one sample each. `cost`
+    is the column that is compared."""
     policies = (BatchingPolicy.OFF, BatchingPolicy.IMMEDIATE, BatchingPolicy.DEADLINE)
     meters = {policy: Metered(backend) for policy in policies}
-    batchers = {policy: started(meters[policy], objective, policy) for policy in policies}
+    batchers = {policy: started(meters[policy], objective, policy, inputs) for policy in policies}
     for meter in meters.values():
         meter.seconds = meter.processor_seconds = 0.0
         meter.batches = meter.samples = 0
     loads: dict[BatchingPolicy, list[Load]] = {policy: [] for policy in policies}
-    inputs = one_sample()
     for number in range(rounds):
         moments = poisson(rate, int(rate * seconds), seed=number)
         for policy in policies:
@@ -143,7 +145,7 @@ def overhead(count: int) -> list[dict[str, Any]]:
     ):
         batcher = Batcher(Free(), Objective(50), Batching(policy, max_size=OVERHEAD_WINDOW))
         batcher.start()
-        inputs = one_sample()
+        inputs = {"x": torch.randn(1, WIDTH)}
         taken = [_ask(batcher, inputs, together) for _ in range(count // together)]
         batcher.close()
         clock = sorted(clock for clock, _ in taken)

@@ -22,11 +22,21 @@ def printing(text: str, code: int = 0) -> list[str]:
 
 def test_each_part_is_run_on_the_device() -> None:
     assert command(BATCHING, "cuda", quick=False)[1:] == [
-        *("-m", "bench.batching", "--device", "cuda", "--parts", "eager,onnx"),
+        *("-m", "bench.batching", "--device", "cuda", "--parts", "eager"),
     ]
     assert command(BATCHING, "cpu", quick=True)[-1] == "--quick"
     assert command(BACKENDS, "cpu", quick=True)[1:] == [
-        *("-m", "bench.backends", "--device", "cpu", "--models", "mlp", "--seconds", "60"),
+        *(
+            "-m",
+            "bench.backends",
+            "--device",
+            "cpu",
+            "--models",
+            "encoder",
+            "--seconds",
+            "60",
+            "--choice-only",
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,21 @@ def test_the_reference_runs_first_and_the_fastest_is_chosen(
     )
     assert reasons[("AOTInductor", Precision.FLOAT32)] == "refused: was ended by SIGSEGV"
     assert reasons[("OnnxRuntime", Precision.FLOAT32)] == "refused: onnxruntime is not installed"
+
+
+def test_a_missing_provider_is_found_before_a_process_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = SimpleNamespace(get_available_providers=lambda: ["AzureExecutionProvider"])
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    monkeypatch.setattr(measuring, "missing_package", lambda: None)
+    children = Children(Eager_float32=Result(timing=timing(0.001)))
+    choice = chosen(children)
+    assert BackendName.ONNX_RUNTIME not in {one.plan.backend for one in children.asked}
+    reasons = {one.backend: one.reason for one in choice.candidates}
+    assert reasons["OnnxRuntime"] == (
+        "refused: this onnxruntime has no CPUExecutionProvider, only AzureExecutionProvider"
+    )
 
 
 def test_a_candidate_reports_nothing_and_is_not_tuned() -> None:

@@ -33,7 +33,8 @@ from gpujob_api.settings import (
     Settings,
 )
 from gpujob_worker.serving.backends.answering import device_of
-from gpujob_worker.serving.backends.onnx_runtime import missing_package
+from gpujob_worker.serving.backends.build_error import BuildError
+from gpujob_worker.serving.backends.onnx_runtime import missing_package, provider_of
 from gpujob_worker.serving.choosing.artifacts import Artifacts
 from gpujob_worker.serving.choosing.assignment import (
     ENV_CANDIDATE,
@@ -245,7 +246,7 @@ def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setu
     waiting = list(plans(settings, cuda=cuda))
     speeds: dict[Plan, float] = {}
     for number, plan in enumerate(waiting):
-        reason = skip_reason(plan, speeds) or _missing(plan)
+        reason = skip_reason(plan, speeds) or _missing(plan, device)
         left = end - setup.now()
         share = max(_CHILD_SECONDS_MIN, 2 * left / (len(waiting) - number))
         seconds = min(left, setup.budget.candidate_seconds, share)
@@ -319,9 +320,16 @@ def _unlink_result(folder: Path, plan: Plan) -> None:
     (_folder_of(folder, plan) / RESULT).unlink(missing_ok=True)
 
 
-def _missing(plan: Plan) -> str | None:
-    """Returns which package is missing, so that no process is started to find it."""
-    missing = missing_package() if plan.backend in _ONNX else None
+def _missing(plan: Plan, device: torch.device) -> str | None:
+    """Returns what ONNX Runtime lacks here, so that no process is started to find it."""
+    if plan.backend not in _ONNX:
+        return None
+    missing = missing_package()
+    if missing is None:
+        try:
+            provider_of(plan.backend, plan.precision, device)
+        except BuildError as error:
+            missing = str(error)
     return None if missing is None else f"refused: {missing}"
 
 

@@ -1,0 +1,109 @@
+"""Recorded functions read what they were called with, at any recorded size and from any thread.
+
+The recorder here calls the function again; that of CUDA is tested in `tests/gpu`.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.serving import BackendName
+from gpujob_api.settings import Precision
+from gpujob_worker.serving.backends.answering import answering
+from gpujob_worker.serving.backends.compiled import compiled
+from gpujob_worker.serving.backends.cuda_graphs import Graphs, Replay
+from gpujob_worker.serving.backends.torch_backend import Function, SizeError
+from gpujob_worker.serving.rows import first_rows
+from gpujob_worker.serving.signature import signature
+
+
+@dataclass(slots=True)
+class PlayedRecorder:
+    """Keeps which sizes were recorded. A replay reads the held inputs, whatever they are then."""
+
+    sizes: list[int] = field(default_factory=list[int])
+    replays: int = 0
+
+    def record(
+        self, function: Function, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Replay, Sequence[torch.Tensor]]:
+        outputs = [tensor.clone() for tensor in function(*inputs)]
+        self.sizes.append(len(inputs[0]))
+
+        def replay() -> None:
+            self.replays += 1
+            for output, new in zip(outputs, function(*inputs), strict=True):
+                output.copy_(new)
+
+        return replay, outputs
+
+
+def doubled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (2 * x, x.sum(dim=1))
+
+
+def recorded(*sizes: int) -> tuple[Graphs, PlayedRecorder]:
+    recorder = PlayedRecorder()
+    graphs = Graphs(doubled, recorder)
+    for size in sizes:
+        graphs.record(torch.zeros(size, 3))
+    return graphs, recorder
+
+
+def test_answers_are_of_the_present_inputs() -> None:
+    graphs, _ = recorded(1, 4)
+    for size in (4, 1, 4):
+        x = torch.randn(size, 3)
+        twice, total = graphs(x)
+        assert torch.equal(twice, 2 * x)
+        assert torch.equal(total, x.sum(dim=1))
+
+
+def test_the_first_answers_are_of_the_recorded_inputs() -> None:
+    graphs = Graphs(doubled, PlayedRecorder())
+    x = torch.randn(2, 3)
+    assert torch.equal(graphs.record(x)[0], 2 * x)
+
+
+def test_inputs_stay_as_they_are() -> None:
+    graphs, _ = recorded(2)
+    x = torch.randn(2, 3)
+    kept = x.clone()
+    graphs(x)
+    graphs(torch.randn(2, 3))
+    assert torch.equal(x, kept)
+
+
+def test_a_size_that_was_not_recorded_is_an_error() -> None:
+    graphs, _ = recorded(2)
+    with pytest.raises(KeyError):
+        graphs(torch.zeros(3, 3))
+
+
+def test_the_compiled_model_is_recorded_once_a_size_and_replayed_by_another_thread() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).eval()
+    examples = {"x": torch.randn(4, 6)}
+    shape = signature(model, examples)
+    ready = answering(model, shape, Precision.FLOAT32, examples)
+    recorder = PlayedRecorder()
+    backend = compiled(
+        BackendName.CUDA_GRAPH, ready, shape, Precision.FLOAT32, examples, (1, 2, 4), recorder
+    )
+    assert recorder.sizes == [4, 2, 1]
+    before = recorder.replays
+    found: list[torch.Tensor] = []
+    inputs = first_rows({"x": torch.randn(2, 6)}, 2)
+    thread = threading.Thread(target=lambda: found.extend(backend.run(inputs).values()))
+    thread.start()
+    thread.join()
+    with torch.inference_mode():
+        torch.testing.assert_close(found[0], model(inputs["x"]))
+    assert recorder.replays == before + 1
+    assert recorder.sizes == [4, 2, 1]
+    with pytest.raises(SizeError, match="built for 1, 2, 4 samples; got 3"):
+        backend.run(first_rows(examples, 3))
