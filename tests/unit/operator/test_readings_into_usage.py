@@ -10,7 +10,7 @@ import pytest
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
-from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
+from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, ReadyUse, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
 from gpujob_operator.read.nouns import read_gpu_node, read_job, written_at
@@ -105,6 +105,49 @@ def test_utilization_forgets_how_it_started() -> None:
     for second in range(5, 200):
         usage.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
     assert _use(usage).utilization_percent == pytest.approx(90, abs=0.5)
+
+
+def _observed(percents: Sequence[float], *, ready_from: int = 0) -> ReadyUse | None:
+    """Returns the use after a reading each 2 s, of a pod that is ready from one of them on."""
+    usage = MeasuredUsage()
+    for number, percent in enumerate(percents):
+        pod = replace(POD, ready=number >= ready_from)
+        node = _node(_ours(GIB, busy=percent), at=2 * number)
+        usage.observe(node, {pod.uid: pod}.get)
+    return _use(usage).ready
+
+
+def test_the_use_of_a_ready_pod_begins_after_it_is_ready() -> None:
+    """The first reading may still show the end of its warm-up."""
+    assert _observed([100.0] * 9, ready_from=9) is None
+    assert _observed([100.0] * 10, ready_from=9) is None
+    assert _observed([100.0] * 10 + [4.0], ready_from=9) == ReadyUse(4.0, 1, False)
+    assert _observed([0.0] * 152) == ReadyUse(0.0, 151, True)
+    assert _observed([0.0] * 150) == ReadyUse(0.0, 149, False)
+
+
+def test_the_use_of_a_ready_pod_rises_within_half_a_minute_and_falls_after_five() -> None:
+    quiet = [2.0] * 100
+    busy = _observed([*quiet, *[80.0] * 30])
+    assert busy is not None
+    assert busy.utilization_percent == pytest.approx(80, abs=11)
+    pause = _observed([*quiet, *[80.0] * 100, *[2.0] * 110])
+    assert pause is not None
+    assert pause.utilization_percent > 75, "less than four minutes of pause"
+    over = _observed([*quiet, *[80.0] * 100, *[2.0] * 190])
+    assert over is not None
+    assert over.utilization_percent < 15, "more than six"
+
+
+def test_the_use_of_a_ready_pod_is_that_of_its_busiest_gpu() -> None:
+    usage = MeasuredUsage()
+    pod = replace(POD, ready=True)
+    for second in range(0, 20, 2):
+        other = replace(_ours(GIB, busy=70.0), uuid="GPU-1", index=1)
+        usage.observe(_node(_ours(GIB, busy=5.0), other, at=second), {pod.uid: pod}.get)
+    ready = _use(usage).ready
+    assert ready is not None
+    assert ready.utilization_percent == 70
 
 
 def test_beside_others_only_the_own_utilization_counts() -> None:

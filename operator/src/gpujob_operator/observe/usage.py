@@ -4,13 +4,14 @@ Only observed readings count. After a restart of the operator, accumulation star
 job's status keeps the earlier values.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.model.held_gpus import context_bytes
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReadyUse, SeenGPUs
 
 AttemptKey = tuple[str, int]
 # Returns the worker pod with a UID, or None for any other pod.
@@ -21,6 +22,35 @@ UTILIZATION_SAMPLES_MEMORY = 30
 # The agent publishes an unchanged reading every fifth time. A longer interval is a gap, not
 # readings.
 READINGS_PER_STATUS_MAX = 5
+# The use of a pod that is ready: the largest mean of 30 s in the last 5 min, at a reading in 2 s.
+# A pause in the requests is over within these minutes, or it lasts.
+READY_MEAN_SAMPLES = 15
+READY_PART_SAMPLES = 30
+READY_PARTS = 5
+
+
+@dataclass(slots=True)
+class _Ready:
+    """The utilization of a GPU while the pod was ready: a mean, and its maximum in each part."""
+
+    samples: int = 0
+    _mean_percent: float = 0.0
+    _maxima: deque[float] = field(default_factory=lambda: deque[float](maxlen=READY_PARTS))
+    _in_part: int = READY_PART_SAMPLES
+
+    def add(self, utilization_percent: float, samples: int) -> None:
+        self.samples += samples
+        weight = min(1.0, samples / min(self.samples, READY_MEAN_SAMPLES))
+        self._mean_percent += (utilization_percent - self._mean_percent) * weight
+        if self._in_part >= READY_PART_SAMPLES:
+            self._maxima.append(0.0)
+            self._in_part = 0
+        self._in_part += samples
+        self._maxima[-1] = max(self._maxima[-1], self._mean_percent)
+
+    def use(self) -> ReadyUse:
+        full = self.samples >= READY_PARTS * READY_PART_SAMPLES
+        return ReadyUse(round(max(self._maxima), 1), self.samples, full)
 
 
 @dataclass(slots=True)
@@ -29,6 +59,7 @@ class _GPU:
     utilization_percent: float = 0.0
     samples: int = 0
     context_bytes: int = 0
+    ready: _Ready | None = None
 
     def add(self, memory_bytes: list[int], utilization_percent: float, samples: int) -> None:
         """Adds a reading. `memory_bytes` is by process."""
@@ -37,6 +68,13 @@ class _GPU:
         self.samples += samples
         weight = min(1.0, samples / min(self.samples, UTILIZATION_SAMPLES_MEMORY))
         self.utilization_percent += (utilization_percent - self.utilization_percent) * weight
+
+    def add_ready(self, utilization_percent: float, samples: int) -> None:
+        """Adds a reading of a ready pod. The first one may be from before, and is left out."""
+        if self.ready is None:
+            self.ready = _Ready()
+        else:
+            self.ready.add(utilization_percent, samples)
 
 
 @dataclass(slots=True)
@@ -49,10 +87,18 @@ class _Attempt:
     _usage: GPUUsage | None = None
 
     def add(
-        self, uuid: str, memory_bytes: list[int], utilization_percent: float, samples: int
+        self,
+        uuid: str,
+        memory_bytes: list[int],
+        utilization_percent: float,
+        samples: int,
+        *,
+        ready: bool,
     ) -> None:
         gpu = self.gpus.setdefault(uuid, _GPU())
         gpu.add(memory_bytes, utilization_percent, samples)
+        if ready:
+            gpu.add_ready(utilization_percent, samples)
         self._usage = None
 
     def usage(self) -> GPUUsage:
@@ -64,8 +110,14 @@ class _Attempt:
                 samples=max(gpu.samples for gpu in gpus),
                 context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
+                ready=self._ready(),
             )
         return self._usage
+
+    def _ready(self) -> ReadyUse | None:
+        ready = (gpu.ready for gpu in self.gpus.values())
+        uses = [one.use() for one in ready if one is not None and one.samples]
+        return max(uses, key=lambda one: one.utilization_percent, default=None)
 
 
 class MeasuredUsage:
@@ -124,16 +176,19 @@ class MeasuredUsage:
 
     def _observe_gpu(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
         groups: dict[AttemptKey, list[GPUProcess]] = {}
+        ready: set[AttemptKey] = set()
         for process in gpu.processes:
             pod = pod_of(process.pod_uid or "")
             if pod is not None:
                 groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
+                if pod.ready:
+                    ready.add((pod.job_uid, pod.attempt))
         owners = {process.pod_uid for process in gpu.processes}
         for key, processes in groups.items():
             memory_bytes = [process.memory_bytes for process in processes]
             utilization = _utilization(gpu, processes, alone=len(owners) == 1)
             attempt = self._attempts.setdefault(key, _Attempt())
-            attempt.add(gpu.uuid, memory_bytes, utilization, samples)
+            attempt.add(gpu.uuid, memory_bytes, utilization, samples, ready=key in ready)
             self._view = None
         return bool(groups)
 

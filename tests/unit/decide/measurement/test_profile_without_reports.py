@@ -76,6 +76,18 @@ def test_a_server_without_requests_leaves_a_profile_while_it_runs() -> None:
     assert saved(seen(job, None)) is None, "of other jobs, the peak may still be to come"
 
 
+@pytest.mark.parametrize(("percent", "written"), [(25.0, None), (20.0, 30.0), (90.0, None)])
+def test_a_busier_server_updates_its_profile(percent: float, written: float | None) -> None:
+    """It is first measured without requests. Less load does not count before a day has passed."""
+    job = silent("replica")
+    serving = replace(job, spec=replace(job.spec, optimize=Optimize(task=Task.SERVING)))
+    known = replace(REPORTED, utilization_percent=percent, current=None, tuned=None)
+    known = replace(known, updated_at=after(AT), alone_step_seconds=None, torch_version="")
+    profile = saved(seen(serving, None, known))
+    found = profile.status.entries[0].utilization_percent if profile is not None else None
+    assert found == written
+
+
 def test_a_server_leaves_no_profile_before_it_has_enough_readings() -> None:
     job = silent("replica")
     serving = replace(job, spec=replace(job.spec, optimize=Optimize(task=Task.SERVING)))

@@ -17,6 +17,7 @@ from gpujob_api.meta import Metadata
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import workload_of
+from gpujob_operator.decide.measurement.reservation import SERVED_CHANGE_PERCENT
 
 # Maximum number of entries of one workload. There is one for each GPU model and torch version,
 # newest first.
@@ -144,7 +145,7 @@ def new_entries(
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _is_about(e, entry)), None)
     if same is not None:
-        joined = _joined(same, entry, pace)
+        joined = _joined(same, entry, pace, serves=serves)
         if joined is None:
             return None
         entry = joined
@@ -229,13 +230,14 @@ def _is_about(one: ProfileEntry, measured: ProfileEntry) -> bool:
 
 
 def _joined(
-    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
+    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None, *, serves: bool
 ) -> ProfileEntry | None:
     """Returns the union of both entries, or None if it is not worth a write.
 
-    Worth a write are 5 % more memory, faster settings, another timing, and once a day that the
-    workload was measured again. Only more memory and faster settings replace existing values, so
-    several jobs of one workload converge to the same entry and stop writing.
+    Worth a write are 5 % more memory, faster settings, another timing, a busier service, and once a
+    day that the workload was measured again. Only more memory, faster settings and more load
+    replace existing values, so several jobs of one workload converge to the same entry and stop
+    writing.
     """
     best = after if _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
@@ -246,10 +248,15 @@ def _joined(
     alone = before.alone_step_seconds, before.alone_joules_per_step
     known = before.current, before.tuned, *alone, before.shared
     is_recent = after.updated_at - before.updated_at < RENEWED_AFTER
-    if memory_bytes <= before.memory_bytes * 1.05 and timings == known and is_recent:
+    # A service is first measured without requests.
+    most_percent = max(before.utilization_percent, after.utilization_percent)
+    busier = serves and most_percent >= before.utilization_percent + SERVED_CHANGE_PERCENT
+    same = memory_bytes <= before.memory_bytes * 1.05 and timings == known
+    if same and is_recent and not busier:
         return None
     return replace(
         best,
+        utilization_percent=most_percent if serves and is_recent else best.utilization_percent,
         torch_version=before.torch_version,
         memory_bytes=memory_bytes,
         updated_at=after.updated_at,

@@ -111,7 +111,9 @@ def with_measurement(
     before = status.measurement
     # The GPU model of the peak is also known for a job without reports.
     model = status.placement.gpu_model if status.placement is not None else ""
-    utilization_percent = round(usage.utilization_percent, 1)
+    served = usage.ready if report is not None and report.serving is not None else None
+    percent = served.utilization_percent if served is not None else usage.utilization_percent
+    utilization_percent = round(percent, 1)
     if before is None:
         measurement = Measurement(
             usage.memory_peak_bytes,

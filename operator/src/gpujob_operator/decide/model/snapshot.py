@@ -219,6 +219,18 @@ class SeenGPUs:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadyUse:
+    """The utilization of an attempt while its pod was ready, on the busiest GPU."""
+
+    # The largest mean of the last minutes.
+    utilization_percent: float
+    # Agent readings since the pod became ready.
+    samples: int
+    # Whether all of these minutes were observed.
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GPUUsage:
     """The use of a job's GPUs over the attempt, from agents, on the worst GPU.
 
@@ -232,6 +244,8 @@ class GPUUsage:
     context_bytes: int = CONTEXT_BYTES
     # The GPUs of each worker, by rank.
     seen: tuple[SeenGPUs, ...] = ()
+    # None before the pod is ready.
+    ready: ReadyUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
