@@ -184,7 +184,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ServingReport:
-    """What a serving process reports about itself. Rates and percents are of the last minute."""
+    """What a serving process reports about itself. Rates, percents and recent figures are of the
+    last minute.
+    """
 
     ready: bool = False
     # Since the process started.
@@ -193,6 +195,11 @@ class ServingReport:
     # Answered with 503 because the answer would have come too late, or while draining.
     refused: Count = 0
     queued: Count = 0
+    # Requests that the model answered or failed for, and those that it failed for.
+    recent_requests: Count = 0
+    recent_failed: Count = 0
+    # The first line of the newest failure. Empty if none is recent.
+    recent_error: Annotated[str, Text(256, clip=True)] = ""
     requests_per_second: Rate = 0.0
     samples_per_second: Rate = 0.0
     # None without requests in the window.
@@ -208,13 +215,13 @@ class ServingReport:
     choice: Choice | None = None
 
     def shortened(self, characters: int) -> "ServingReport":
-        """Returns the report with at most about this many characters in each text of its choice,
-        and fewer candidates the smaller the number is. The chosen one is the last to go.
+        """Returns the report with at most about this many characters in each text, and fewer
+        candidates the smaller the number is. The chosen one is the last to go.
         """
-        choice = self.choice
+        error, choice = self.recent_error[: characters // 8], self.choice
         if choice is None:
-            return self
+            return replace(self, recent_error=error)
         kept = choice.candidates[: characters // _CHARACTERS_PER_CANDIDATE]
         candidates = tuple(replace(one, reason=one.reason[: characters // 8]) for one in kept)
         shorter = replace(choice, reason=choice.reason[:characters], candidates=candidates)
-        return replace(self, choice=shorter)
+        return replace(self, recent_error=error, choice=shorter)

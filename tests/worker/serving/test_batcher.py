@@ -151,6 +151,8 @@ def test_a_poisoned_request_fails_alone(start: Start) -> None:
     assert batcher.drain(SECONDS_MAX)
     statistics = batcher.statistics()
     assert (statistics.answered, statistics.failed) == (4, 1)
+    assert (statistics.recent_requests, statistics.recent_failed) == (5, 1)
+    assert statistics.recent_error == "ValueError: poisoned"
     assert statistics.within_objective_percent == pytest.approx(80)
 
 

@@ -28,6 +28,9 @@ KNOWN = BatcherStatistics(
     failed=2,
     refused=3,
     queued=4,
+    recent_requests=40,
+    recent_failed=20,
+    recent_error="ValueError: no",
     requests_per_second=5.5,
     samples_per_second=6.5,
     within_objective_percent=99.5,
@@ -67,6 +70,9 @@ def test_a_report_from_loading_to_the_end() -> None:
         failed=2,
         refused=13,
         queued=4,
+        recent_requests=40,
+        recent_failed=20,
+        recent_error="ValueError: no",
         requests_per_second=5.5,
         samples_per_second=6.5,
         within_objective_percent=99.5,
@@ -121,3 +127,15 @@ def test_a_long_choice_leaves_the_message_valid(characters: int) -> None:
     assert found.choice is not None
     assert found.choice.backend is BackendName.COMPILE
     assert found.choice.candidates
+
+
+@pytest.mark.parametrize("sign", ["x", "\N{CJK RADICAL REPEAT}", "\0"])
+def test_a_long_error_leaves_the_message_valid(sign: str) -> None:
+    serving = ServingReport(recent_failed=3, recent_error=256 * sign)
+    report = Report(1, WorkerPhase.FINISHED, serving=serving, explain=(512 * sign,) * 8)
+    message = report.termination_message()
+    assert len(message.encode()) <= TERMINATION_MESSAGE_BYTES_MAX
+    found = Report.from_text(message).serving
+    assert found is not None
+    assert found.recent_failed == 3
+    assert found.recent_error

@@ -16,7 +16,7 @@ def test_percentiles_are_at_most_two_percent_too_high() -> None:
     rng = random.Random(1)
     latencies = sorted(rng.lognormvariate(-4, 1) for _ in range(2000))
     for latency in latencies:
-        window.answered(101.0, latency, 1, failed=False)
+        window.answered(101.0, latency, 1)
     found = window.sums(101.5).latency
     assert found is not None
     for percent, value in (
@@ -33,7 +33,7 @@ def test_percentiles_are_at_most_two_percent_too_high() -> None:
 def test_percentiles_ascend_whatever_the_latencies(latencies: list[float]) -> None:
     window = SlidingWindow(1.0, now=0.0)
     for latency in latencies:
-        window.answered(1.0, latency, 1, failed=False)
+        window.answered(1.0, latency, 1)
     found = window.sums(1.5).latency
     assert found is not None
     assert 0 < found.p50_milliseconds <= found.p95_milliseconds <= found.p99_milliseconds
@@ -42,7 +42,7 @@ def test_percentiles_ascend_whatever_the_latencies(latencies: list[float]) -> No
 def test_what_is_older_than_a_minute_is_forgotten() -> None:
     window = SlidingWindow(1.0, now=0.0)
     for second in range(1000):
-        window.answered(second + 0.5, 0.1, 2, failed=False)
+        window.answered(second + 0.5, 0.1, 2)
         window.executed(second + 0.5, 0.25, 2)
     found = window.sums(1000.0)
     assert found.requests == WINDOW_SECONDS - 1
@@ -56,16 +56,16 @@ def test_what_is_older_than_a_minute_is_forgotten() -> None:
 def test_rates_soon_after_the_start_are_of_the_time_since_it() -> None:
     window = SlidingWindow(1.0, now=50.0)
     for _ in range(20):
-        window.answered(51.9, 0.1, 1, failed=False)
+        window.answered(51.9, 0.1, 1)
     found = window.sums(52.0)
     assert found.requests / found.seconds == pytest.approx(10.0)
 
 
 def test_late_and_failed_requests_are_not_within_the_objective() -> None:
     window = SlidingWindow(0.1, now=0.0)
-    window.answered(1.0, 0.05, 1, failed=False)
-    window.answered(1.0, 0.05, 1, failed=True)
-    window.answered(1.0, 0.15, 1, failed=False)
+    window.answered(1.0, 0.05, 1)
+    window.answered(1.0, 0.05, 1, "ValueError: no")
+    window.answered(1.0, 0.15, 1)
     found = window.sums(1.5)
     assert (found.requests, found.within) == (3, 1)
 
@@ -74,7 +74,20 @@ def test_a_minute_needs_bounded_memory() -> None:
     window = SlidingWindow(1.0, now=0.0)
     rng = random.Random(2)
     for step in range(20_000):
-        window.answered(step / 100, rng.uniform(0, 1e-3), 1, failed=False)
+        window.answered(step / 100, rng.uniform(0, 1e-3), 1)
     seconds = list(window._seconds)  # pyright: ignore[reportPrivateUsage]
     assert len(seconds) == WINDOW_SECONDS
     assert max(len(second.latencies) for second in seconds) <= 101
+
+
+def test_failures_of_the_last_minute_are_counted_with_the_newest_error() -> None:
+    window = SlidingWindow(1.0, 0.0)
+    window.answered(1.0, 0.1, 1, "ValueError: old")
+    for second in (30.0, 31.0):
+        window.answered(second, 0.1, 1, f"ValueError: at {second:g}")
+        window.answered(second, 0.1, 1)
+    sums = window.sums(59.0)
+    assert (sums.failed, sums.requests, sums.error) == (3, 5, "ValueError: at 31")
+    later = window.sums(65.0)
+    assert (later.failed, later.requests) == (2, 4)
+    assert window.sums(200.0).error == ""

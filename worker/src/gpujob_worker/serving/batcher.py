@@ -17,6 +17,7 @@ from gpujob_worker.serving.statistics import BatcherStatistics, SlidingWindow
 from gpujob_worker.serving.warm_up import WARM_UP_SECONDS, WarmUp
 
 CLOSE_SECONDS = 5.0
+ERROR_CHARACTERS_MAX = 256
 # Of the objective, before anything was measured. Low, so that a guess refuses nothing.
 PRIOR_FIXED_SHARE, PRIOR_SAMPLE_SHARE = 0.02, 0.0005
 # Of the objective, for reading a request before the queue and sending its answer after it.
@@ -162,6 +163,9 @@ class Batcher:
                 failed=self._failed,
                 refused=self._refused,
                 queued=self._queue.queued,
+                recent_requests=sums.requests,
+                recent_failed=sums.failed,
+                recent_error=sums.error,
                 requests_per_second=sums.requests / sums.seconds,
                 samples_per_second=sums.samples / sums.seconds,
                 within_objective_percent=percent,
@@ -259,11 +263,11 @@ class Batcher:
                 samples = sum(part.samples for part in parts)
                 self._window.executed(now, now - started, samples)
             for request in ended:
-                failed = request.future.exception() is not None
-                self._answered += not failed
-                self._failed += failed
-                latency = now - request.arrived
-                self._window.answered(now, latency, request.samples, failed=failed)
+                error = request.future.exception()
+                self._answered += error is None
+                self._failed += error is not None
+                text = None if error is None else _first_line(error)
+                self._window.answered(now, now - request.arrived, request.samples, text)
             if self._is_empty():
                 self._empty.notify_all()
 
@@ -293,6 +297,14 @@ class Batcher:
         except InvalidStateError:
             return False
         return True
+
+
+def _first_line(error: BaseException) -> str:
+    """Returns the class and the first line of the message, which has the cause: torch appends
+    advice.
+    """
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line}"[:ERROR_CHARACTERS_MAX]
 
 
 def _begins(part: Part[_Request]) -> bool:

@@ -21,6 +21,9 @@ class BatcherStatistics:
     failed: int
     refused: int
     queued: int
+    recent_requests: int
+    recent_failed: int
+    recent_error: str
     requests_per_second: float
     samples_per_second: float
     within_objective_percent: float | None
@@ -39,6 +42,8 @@ class _Second:
     requests: int = 0
     samples: int = 0
     within: int = 0
+    failed: int = 0
+    error: str = ""
     batches: int = 0
     batched_samples: int = 0
     busy_seconds: float = 0.0
@@ -53,6 +58,9 @@ class Window:
     requests: int
     samples: int
     within: int
+    failed: int
+    # Of the newest failure. Empty without one.
+    error: str
     batches: int
     batched_samples: int
     busy_seconds: float
@@ -67,11 +75,18 @@ class SlidingWindow:
         self._start = now
         self._seconds: deque[_Second] = deque(maxlen=WINDOW_SECONDS)
 
-    def answered(self, now: float, latency_seconds: float, samples: int, *, failed: bool) -> None:
+    def answered(
+        self, now: float, latency_seconds: float, samples: int, error: str | None = None
+    ) -> None:
+        """Adds a request that ended, with its error if it failed."""
         second = self._second(now)
         second.requests += 1
         second.samples += samples
-        second.within += latency_seconds <= self._objective_seconds and not failed
+        if error is not None:
+            second.failed += 1
+            second.error = error
+        else:
+            second.within += latency_seconds <= self._objective_seconds
         bound = _bound(latency_seconds)
         second.latencies[bound] = second.latencies.get(bound, 0) + 1
 
@@ -94,6 +109,8 @@ class SlidingWindow:
             requests=sum(second.requests for second in seconds),
             samples=sum(second.samples for second in seconds),
             within=sum(second.within for second in seconds),
+            failed=sum(second.failed for second in seconds),
+            error=next((second.error for second in reversed(seconds) if second.failed), ""),
             batches=sum(second.batches for second in seconds),
             batched_samples=sum(second.batched_samples for second in seconds),
             busy_seconds=sum(second.busy_seconds for second in seconds),

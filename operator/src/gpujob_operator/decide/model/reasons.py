@@ -151,6 +151,8 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "ReplicasStarting": "fewer do; the message has the reason of one of the others. True while "
         "at least one answers",
         "ReplicasFailing": "fewer do, because replicas end by themselves",
+        "RequestsFailing": "the model failed for more than half of the requests of the last "
+        "minute, at least 20. The replicas go on, because a restart would not help",
         "ReplicaRejected": "the API server refused a replica",
         "ServiceRejected": "there is no Service in front of the replicas, because the API server "
         "refused it or another one has its name",

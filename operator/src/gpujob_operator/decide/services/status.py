@@ -31,6 +31,10 @@ FIGURES_EVERY = timedelta(seconds=10)
 # After this time without completion, a rollout counts as stuck, and the reason is in the condition.
 STUCK_AFTER = timedelta(minutes=10)
 REASON_CHARACTERS_MAX = 200
+REQUESTS_FAILING = "RequestsFailing"
+# Fewer requests show nothing about a service.
+REQUESTS_MIN = 20
+ERROR_CHARACTERS_MAX = 256
 
 
 def with_figures(
@@ -156,6 +160,10 @@ def _ready(
         text = f"{count}, but no Service sends requests to them: {inputs.front_problem}"
         writer.set(READY, False, "ServiceRejected", text)
         return inputs.front_problem
+    failing = _failing_words(writer, replicas)
+    if failing:
+        writer.set(READY, False, "RequestsFailing", f"{count}, but {failing}")
+        return "the model fails for most requests"
     if ready >= wanted:
         writer.set(READY, True, "ReplicasReady", count)
         return problem
@@ -176,6 +184,27 @@ def _ready(
     kind = "ReplicasStarting" if status.failures == 0 else "ReplicasFailing"
     writer.set(READY, ready > 0, kind, f"{count}; {why}")
     return why
+
+
+def _failing_words(writer: ConditionSetter, replicas: Sequence[Replica]) -> str:
+    """Returns that most requests of the last minute failed, with the newest error, or "".
+
+    Refused requests and wrong ones (4xx) do not count. Once reported, fewer requests suffice, so
+    that the condition does not alternate at a low load.
+    """
+    reports = [one.report for one in replicas if one.ready and one.report is not None]
+    requests = sum(one.recent_requests for one in reports)
+    failed = sum(one.recent_failed for one in reports)
+    before = conditions.find(writer, READY)
+    known = before is not None and before.reason == REQUESTS_FAILING
+    if requests < (1 if known else REQUESTS_MIN) or 2 * failed <= requests:
+        return ""
+    worst = max(reports, key=lambda one: one.recent_failed)
+    return (
+        f"{failed} of {requests} requests of the last minute failed: "
+        f"{worst.recent_error[:ERROR_CHARACTERS_MAX]}; correct the script or the model and edit "
+        "the GPUService (each failed request's answer has its error)"
+    )
 
 
 def _progressing(
@@ -260,11 +289,17 @@ def is_written_now(before: GPUServiceStatus, after: GPUServiceStatus, now: datet
     """Returns whether to write the status: at once for a change, at intervals for figures."""
     if _without_figures(before) != _without_figures(after):
         return True
-    if before.traffic == after.traffic and before.summary == after.summary:
+    figures = before.traffic, before.summary, before.conditions
+    if figures == (after.traffic, after.summary, after.conditions):
         return False
     return before.observed_at is None or now - before.observed_at >= FIGURES_EVERY
 
 
 def _without_figures(status: GPUServiceStatus) -> GPUServiceStatus:
     summary = replace(status.summary, latency="")
-    return replace(status, traffic=None, summary=summary, observed_at=None)
+    # This message has figures.
+    still = tuple(
+        replace(one, message="") if one.reason == REQUESTS_FAILING else one
+        for one in status.conditions
+    )
+    return replace(status, traffic=None, summary=summary, observed_at=None, conditions=still)

@@ -1,0 +1,105 @@
+"""A service whose model fails for most requests is not ready, and its replicas go on."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpujob_api.gpuservice import Replicas
+from gpujob_api.serving import ServingReport
+from tests.harness.services import ServiceWorld, make_service
+
+ERROR = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+
+
+def reported(requests: int, failed: int) -> ServingReport:
+    return ServingReport(
+        ready=True,
+        recent_requests=requests,
+        recent_failed=failed,
+        failed=failed,
+        recent_error=ERROR,
+    )
+
+
+def scene_of(requests: int, failed: int) -> ServiceWorld:
+    """Two replicas that answer, one of them with this report."""
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    answers(scene, requests, failed)
+    return scene
+
+
+def answers(scene: ServiceWorld, requests: int, failed: int) -> None:
+    first = scene.ready()[0].job.metadata.name
+    scene.report = lambda live: (
+        reported(requests, failed) if live.job.metadata.name == first else ServingReport(ready=True)
+    )
+
+
+def ready(scene: ServiceWorld) -> tuple[str, str]:
+    return scene.condition("Ready")[:2]
+
+
+@pytest.mark.parametrize(
+    ("requests", "failed", "reason"),
+    [
+        (20, 11, "RequestsFailing"),
+        (20, 10, "ReplicasReady"),
+        (19, 19, "ReplicasReady"),
+        (1000, 501, "RequestsFailing"),
+    ],
+)
+def test_more_than_half_of_at_least_20_requests(requests: int, failed: int, reason: str) -> None:
+    scene = scene_of(requests, failed).run(1)
+    assert ready(scene) == ("False" if reason == "RequestsFailing" else "True", reason)
+
+
+def test_the_message_has_the_numbers_the_error_and_the_next_step() -> None:
+    scene = scene_of(40, 30).run(1)
+    message = scene.condition("Ready")[2]
+    assert message.startswith("2 of 2 replicas answer requests, but 30 of 40 requests of the last")
+    assert f"failed: {ERROR}; correct the script or the model and edit the GPUService" in message
+    assert scene.status.summary.reason == "the model fails for most requests"
+
+
+def test_it_removes_and_creates_nothing() -> None:
+    scene = scene_of(40, 40)
+    before = list(scene.created)
+    scene.run(900)
+    assert scene.created == before
+    assert len(scene.ready()) == 2
+    assert scene.status.failures == 0
+    assert scene.status.summary.ready == "2/2"
+
+
+def test_it_ends_once_half_of_the_requests_succeed_and_does_not_alternate_before() -> None:
+    scene = scene_of(40, 40).run(1)
+    answers(scene, 3, 2)
+    assert ready(scene.run(1)) == ("False", "RequestsFailing")
+    answers(scene, 4, 2)
+    assert ready(scene.run(1)) == ("True", "ReplicasReady")
+    answers(scene, 3, 2)
+    assert ready(scene.run(1)) == ("True", "ReplicasReady")
+
+
+def test_without_requests_nothing_is_known() -> None:
+    scene = scene_of(40, 40).run(1)
+    answers(scene, 0, 0)
+    assert ready(scene.run(1)) == ("True", "ReplicasReady")
+
+
+def test_failures_that_continue_are_written_at_intervals() -> None:
+    scene = scene_of(40, 40).run(1)
+    written = 0
+    for second in range(100):
+        answers(scene, 40 + second, 40 + second)
+        written += scene.tick().status is not None
+    assert 5 <= written <= 11
+    assert "139 of 139" in scene.run(10).condition("Ready")[2]
+
+
+def test_a_replica_that_is_not_ready_does_not_count() -> None:
+    scene = scene_of(40, 40).run(1)
+    live = scene.ready()[0]
+    live.report = replace(reported(40, 40), ready=False)
+    live.ready, live.ready_at = False, None
+    assert scene.run(1).condition("Ready")[1] == "ReplicasStarting"
