@@ -48,6 +48,7 @@ from gpujob_api.settings import Precision
 # characters.
 SERVICE_NAME_CHARACTERS_MAX = 40
 REPLICAS_MAX = 64
+LEFT_AS_IT_IS = "backend External, which is left as it is"
 _NAME = Text(SERVICE_NAME_CHARACTERS_MAX, LABEL_PATTERN, 1)
 
 
@@ -82,6 +83,21 @@ class ServiceOptimize:
     quantization: Quantization = Quantization.OFF
     batching: Batching = field(default_factory=Batching)
     accuracy: Accuracy = field(default_factory=Accuracy)
+
+    def __post_init__(self) -> None:
+        """Refuses settings that an engine of the user's own would not get.
+
+        The rules of the CRD cannot read `quantization` and `batching.policy`, which may be `false`.
+        The operator refuses those (`decide/services/refusal.py`).
+        """
+        if self.backend is not BackendName.EXTERNAL:
+            return
+        if self.precision is not Precision.AUTO:
+            got = self.precision.value
+            raise FieldError("precision", f"must be Auto with {LEFT_AS_IT_IS}; got {got}")
+        if self.batching.max_size is not None:
+            got = self.batching.max_size
+            raise FieldError("batching.maxSize", f"must be absent with {LEFT_AS_IT_IS}; got {got}")
 
     @property
     def measures(self) -> bool:

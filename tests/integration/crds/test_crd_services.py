@@ -58,3 +58,23 @@ def test_the_port_cannot_be_changed(
     assert "create a new GPUService instead" in str(caught.value)
     edited["spec"] |= {"port": spec.get("port", 8000), "priority": 3}
     client.request("PUT", f"{path}/answers?dryRun=All", edited, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("optimize", "field"),
+    [
+        ({"precision": "bfloat16"}, "spec.optimize.precision"),
+        ({"batching": {"maxSize": 8}}, "spec.optimize.batching.maxSize"),
+    ],
+)
+def test_settings_that_an_engine_of_the_users_own_would_not_get_are_refused(
+    control_plane: RunningControlPlane, namespace: str, optimize: Json, field: str
+) -> None:
+    client, path = control_plane.client(), f"{_path(namespace)}?dryRun=All"
+    with pytest.raises(ApiError) as caught:
+        client.create(path, _service(optimize={"backend": "External", **optimize}))
+    assert caught.value.code == 422
+    assert field in str(caught.value)
+    assert "with backend External, which is left as it is" in str(caught.value)
+    client.create(path, _service(optimize={"backend": "Eager", **optimize}))
+    client.create(path, _service(optimize={"backend": "External", "precision": "Auto"}))

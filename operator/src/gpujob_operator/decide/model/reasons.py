@@ -145,7 +145,11 @@ CONDITIONS: Mapping[str, Meanings] = {
 }
 # Of a GPUService.
 SERVICE_CONDITIONS: Mapping[str, Meanings] = {
-    "Accepted": {"Valid": "the spec is valid"},
+    "Accepted": {
+        "Valid": "the spec is valid",
+        "InvalidSpec": "no replica is created of this spec; the message names the field. Those of "
+        "an earlier spec go on",
+    },
     "Ready": {
         "ReplicasReady": "as many replicas as wanted answer requests",
         "ReplicasStarting": "fewer do; the message has the reason of one of the others. True while "

@@ -27,6 +27,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServicePlan,
     ServiceStep,
 )
+from gpujob_operator.decide.services.refusal import refusal
 from gpujob_operator.decide.services.replicas import (
     Replica,
     created_at,
@@ -40,7 +41,7 @@ from gpujob_operator.decide.services.revision import (
     revision_of,
     settings_of,
 )
-from gpujob_operator.decide.services.rollout import roll_out
+from gpujob_operator.decide.services.rollout import Rollout, roll_out
 from gpujob_operator.decide.services.scale import scaled
 from gpujob_operator.decide.services.status import (
     is_written_now,
@@ -74,8 +75,10 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     status, failures = _with_failures(status, replicas, revision, now)
     service = replace(service, status=status)
     wanted, status = _wanted(service, replicas, revision, now)
+    refused = "" if service.spec.suspend else refusal(service.spec)
     draining = status.draining_until is not None and status.draining_until > now
-    rollout = roll_out(replicas, revision, wanted, draining=draining)
+    # The replicas of an earlier spec go on.
+    rollout = Rollout() if refused else roll_out(replicas, revision, wanted, draining=draining)
     if rollout.drains:
         status = replace(status, draining_until=now + DRAIN_EXPECTED)
     paused = status.next_replica_at is not None and status.next_replica_at > now
@@ -89,9 +92,9 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     ]
     removes = [RemoveJob(replica.job, reason) for replica, reason in rollout.removes]
     removes += _failed_to_remove(replicas, status)
-    more, gone = _measurement(service, inputs.jobs, replicas)
+    more, gone = ((), ()) if refused else _measurement(service, inputs.jobs, replicas)
     status = with_figures(service, status, replicas, revision, wanted, now)
-    status = with_conditions(inputs, service, status, replicas, settings, now)
+    status = with_conditions(inputs, service, status, replicas, settings, now, refused)
     changes = is_written_now(inputs.service.status, status, now)
     written = replace(status, observed_at=now) if changes else None
     return ServiceStep(

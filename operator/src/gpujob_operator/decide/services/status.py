@@ -113,10 +113,17 @@ def with_conditions(
     replicas: Sequence[Replica],
     settings: ServingSettings,
     now: datetime,
+    refused: str = "",
 ) -> GPUServiceStatus:
-    """Returns the status with its conditions and summary."""
+    """Returns the status with its conditions and summary. `refused` is why no replica is created of
+    the spec.
+    """
     writer = ConditionSetter(status.conditions, service.metadata.generation, now)
-    writer.set(ACCEPTED, True, "Valid", "the spec is valid")
+    if refused:
+        inputs = replace(inputs, problem=refused)
+        writer.set(ACCEPTED, False, "InvalidSpec", refused)
+    else:
+        writer.set(ACCEPTED, True, "Valid", "the spec is valid")
     failed = _failed_words(service, status, replicas)
     reason = _ready(writer, inputs, status, replicas, failed)
     reason = _progressing(writer, status, replicas, failed, now) or reason

@@ -1,0 +1,74 @@
+"""A spec that no replica would follow is refused with its field. Earlier replicas go on."""
+
+import pytest
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpuservice import Replicas, ServiceOptimize
+from gpujob_api.serving import BackendName, Batching, BatchingPolicy, Quantization
+from gpujob_api.settings import Precision
+from tests.harness.services import ServiceWorld, make_service
+
+EXTERNAL = BackendName.EXTERNAL
+REFUSED = [
+    (
+        ServiceOptimize(EXTERNAL, quantization=Quantization.INT8),
+        "quantization: must be Off",
+        "int8",
+    ),
+    (
+        ServiceOptimize(EXTERNAL, batching=Batching(BatchingPolicy.DEADLINE)),
+        "batching.policy: must be Auto",
+        "Deadline",
+    ),
+]
+
+
+@pytest.mark.parametrize(("optimize", "field", "value"), REFUSED)
+def test_an_engine_of_the_users_own_gets_no_settings(
+    optimize: ServiceOptimize, field: str, value: str
+) -> None:
+    scene = ServiceWorld(make_service(optimize=optimize)).run(20)
+    assert scene.created == []
+    text = f"spec.optimize.{field} with backend External, which is left as it is; got {value}"
+    assert scene.condition("Accepted") == ("False", "InvalidSpec", text)
+    status, reason, message = scene.condition("Ready")
+    assert (status, reason) == ("False", "ReplicaRejected")
+    assert text in message
+    assert scene.status.summary.reason == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"precision": Precision.BFLOAT16}, r"precision: must be Auto with .*; got bfloat16"),
+        ({"batching": Batching(max_size=8)}, r"batching.maxSize: must be absent with .*; got 8"),
+    ],
+)
+def test_other_settings_of_such_an_engine_are_invalid(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(FieldError, match=text):
+        ServiceOptimize(EXTERNAL, **fields)  # pyright: ignore[reportArgumentType]
+    ServiceOptimize(BackendName.EAGER, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_replicas_of_an_earlier_spec_go_on_until_the_next_one_is_accepted() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    before = {one.job.metadata.name for one in scene.ready()}
+    scene.edit(optimize=REFUSED[0][0])
+    scene.run(60)
+    assert {one.job.metadata.name for one in scene.ready()} == before
+    assert scene.condition("Accepted")[0] == "False"
+    scene.edit(optimize=ServiceOptimize(EXTERNAL))
+    scene.run(60)
+    assert scene.condition("Accepted")[:2] == ("True", "Valid")
+    assert len(scene.ready()) == 2
+    assert not before & {one.job.metadata.name for one in scene.ready()}
+    assert min(scene.answering[10:]) == 2
+
+
+def test_a_refused_service_can_be_suspended() -> None:
+    scene = ServiceWorld(make_service()).run(10)
+    scene.edit(optimize=REFUSED[0][0], suspend=True)
+    scene.run(10)
+    assert scene.replicas() == []
+    assert scene.condition("Accepted")[0] == "True"
+    assert scene.condition("Ready")[1] == "Suspended"
