@@ -53,10 +53,8 @@ class Scale:
     max_slowdown_percent: int = 10
 
 
-# On a CPU card the start of a process counts as computing. The operator forgets it after some
-# readings, so there are more of them, and packed jobs may share a busier card. A card's readings
-# are new every 0.2 s, a GPU's every second.
-_CARD = Pace(agent_seconds=0.25, samples_min=70, limit_seconds=90.0)
+# A card's readings are new every 0.2 s, a GPU's every second. Packed jobs may share a busier card.
+_CARD = Pace(agent_seconds=0.25, samples_min=20, limit_seconds=90.0)
 _GPU = Pace(agent_seconds=2.0, samples_min=4, limit_seconds=90.0)
 KINDS = ("gpt2", "bert", "vit")
 SCALES = {

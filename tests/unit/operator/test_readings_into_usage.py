@@ -10,7 +10,7 @@ import pytest
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
-from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, ReadyUse, SeenGPUs
+from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
 from gpujob_operator.read.nouns import read_gpu_node, read_job, written_at
@@ -97,57 +97,105 @@ def test_the_same_reading_counts_once() -> None:
     assert _use(usage).samples == 1
 
 
-def test_utilization_forgets_how_it_started() -> None:
-    usage = MeasuredUsage()
-    for second in range(5):
-        usage.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
-    assert _use(usage).utilization_percent == 0
-    for second in range(5, 200):
-        usage.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
-    assert _use(usage).utilization_percent == pytest.approx(90, abs=0.5)
+def _observed(
+    percents: Sequence[float],
+    *,
+    ready_from: int = 0,
+    settled_from: int | None = None,
+    serves: bool = False,
+    beside: int | None = None,
+) -> GPUUsage:
+    """Returns the use after a reading each 2 s, of a pod that is ready from one of them on.
 
-
-def _observed(percents: Sequence[float], *, ready_from: int = 0) -> ReadyUse | None:
-    """Returns the use after a reading each 2 s, of a pod that is ready from one of them on."""
+    `settled_from` is the reading before which its reports settled, and `beside` the one with
+    another process on the GPU.
+    """
     usage = MeasuredUsage()
     for number, percent in enumerate(percents):
+        if number == settled_from:
+            usage.settled(KEY, serves=serves)
         pod = replace(POD, ready=number >= ready_from)
-        node = _node(_ours(GIB, busy=percent), at=2 * number)
-        usage.observe(node, {pod.uid: pod}.get)
-    return _use(usage).ready
+        gpu = _ours(GIB, percent, busy=percent)
+        if number == beside:
+            other = make_gpu(unmanaged=GIB).processes
+            gpu = replace(gpu, processes=(*gpu.processes, *other), memory_used_bytes=2 * GIB)
+        usage.observe(_node(gpu, at=2 * number), {pod.uid: pod}.get)
+    return _use(usage)
 
 
-def test_the_use_of_a_ready_pod_begins_after_it_is_ready() -> None:
-    """The first reading may still show the end of its warm-up."""
-    assert _observed([100.0] * 9, ready_from=9) is None
-    assert _observed([100.0] * 10, ready_from=9) is None
-    assert _observed([100.0] * 10 + [4.0], ready_from=9) == ReadyUse(4.0, 1, False)
-    assert _observed([0.0] * 152) == ReadyUse(0.0, 151, True)
-    assert _observed([0.0] * 150) == ReadyUse(0.0, 149, False)
+@pytest.mark.parametrize("words", [{"ready_from": 9}, {"settled_from": 9}, {"settled_from": 3}])
+def test_the_start_up_does_not_count(words: dict[str, int]) -> None:
+    """The first reading after it may still show its end."""
+    before = [100.0] * max(words.values())
+    begun = _observed([*before, 100.0], **words)
+    assert (begun.utilization_percent, begun.samples) == (0, 0)
+    for samples in (1, 2, 3):
+        found = _observed([*before, 100.0, *[4.0] * samples], **words)
+        assert (found.utilization_percent, found.samples) == (4, samples)
 
 
-def test_the_use_of_a_ready_pod_rises_within_half_a_minute_and_falls_after_five() -> None:
+def test_reports_show_the_end_of_the_start_up_better_than_the_pod() -> None:
+    """A training is ready as soon as its container runs."""
+    loading, first_steps, training = [0.0] * 20, [100.0] * 10, [12.0] * 10
+    found = _observed([*loading, *first_steps, *training], ready_from=1, settled_from=29)
+    assert found.utilization_percent == 12
+    assert found.samples == 10
+    later = _observed([*training, *training], settled_from=2, ready_from=12)
+    assert later.samples == 17, "a pod that becomes ready later begins nothing anew"
+
+
+def test_the_peak_of_the_memory_is_that_of_the_whole_attempt() -> None:
+    usage = MeasuredUsage()
+    usage.observe(_node(_ours(9 * GIB), at=0), _find)
+    usage.settled(KEY, serves=False)
+    usage.observe(_node(_ours(GIB), at=2), _find)
+    assert _use(usage).memory_peak_bytes == 9 * GIB
+
+
+def test_utilization_rises_within_half_a_minute_and_falls_after_five() -> None:
     quiet = [2.0] * 100
-    busy = _observed([*quiet, *[80.0] * 30])
-    assert busy is not None
-    assert busy.utilization_percent == pytest.approx(80, abs=11)
+    assert _observed([*quiet, *[80.0] * 30]).utilization_percent == pytest.approx(80, abs=11)
     pause = _observed([*quiet, *[80.0] * 100, *[2.0] * 110])
-    assert pause is not None
     assert pause.utilization_percent > 75, "less than four minutes of pause"
     over = _observed([*quiet, *[80.0] * 100, *[2.0] * 190])
-    assert over is not None
     assert over.utilization_percent < 15, "more than six"
 
 
-def test_the_use_of_a_ready_pod_is_that_of_its_busiest_gpu() -> None:
+@pytest.mark.parametrize(
+    ("readings", "words", "may_fall"),
+    [
+        (149, {}, False),
+        (150, {}, True),
+        (150, {"beside": 0}, False),
+        (151, {"beside": 0}, True),
+        (200, {"beside": 60}, False),
+        (300, {"beside": 60}, True),
+        # The share of a service depends on its requests.
+        (200, {"beside": 60, "settled_from": 1, "serves": True}, True),
+        (150, {"settled_from": 1}, False),
+        (152, {"settled_from": 1}, True),
+    ],
+)
+def test_it_may_fall_after_minutes_in_which_nothing_slowed_the_job(
+    readings: int, words: dict[str, Any], may_fall: bool
+) -> None:
+    assert _observed([5.0] * readings, **words).may_fall is may_fall
+
+
+def test_the_utilization_is_that_of_the_busiest_gpu() -> None:
     usage = MeasuredUsage()
-    pod = replace(POD, ready=True)
     for second in range(0, 20, 2):
         other = replace(_ours(GIB, busy=70.0), uuid="GPU-1", index=1)
-        usage.observe(_node(_ours(GIB, busy=5.0), other, at=second), {pod.uid: pod}.get)
-    ready = _use(usage).ready
-    assert ready is not None
-    assert ready.utilization_percent == 70
+        usage.observe(_node(_ours(GIB, busy=5.0), other, at=second), _find)
+    assert _use(usage).utilization_percent == 70
+
+
+def test_an_attempt_without_readings_settles_later() -> None:
+    usage = MeasuredUsage()
+    usage.settled(KEY, serves=False)
+    assert usage.usage() == {}
+    usage.observe(_node(_ours(GIB, busy=9.0), at=0), _find)
+    assert _use(usage).samples == 1
 
 
 def test_beside_others_only_the_own_utilization_counts() -> None:

@@ -22,6 +22,7 @@ from gpujob_api.manifest import (
     gpuqueue_from_manifest,
     gpuservice_from_manifest,
 )
+from gpujob_operator.decide.measurement.progress import has_settled
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import (
@@ -371,6 +372,11 @@ class Cache:
         jobs = self.jobs.views
         good = tuple(job for job in jobs if isinstance(job, GPUJob))
         self._prune(good)
+        for received in reports:
+            report = received.report
+            if has_settled(report):
+                key = (received.job_uid, report.attempt)
+                self._readings.usage.settled(key, serves=report.serving is not None)
         return Snapshot(
             jobs=good,
             invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),

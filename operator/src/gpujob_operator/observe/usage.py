@@ -11,70 +11,74 @@ from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.model.held_gpus import context_bytes
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReadyUse, SeenGPUs
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
 
 AttemptKey = tuple[str, int]
 # Returns the worker pod with a UID, or None for any other pod.
 PodOf = Callable[[str], PodView | None]
 
-# Utilization is a decaying mean, because start-up must not dominate for hours.
-UTILIZATION_SAMPLES_MEMORY = 30
 # The agent publishes an unchanged reading every fifth time. A longer interval is a gap, not
 # readings.
 READINGS_PER_STATUS_MAX = 5
-# The use of a pod that is ready: the largest mean of 30 s in the last 5 min, at a reading in 2 s.
-# A pause in the requests is over within these minutes, or it lasts.
-READY_MEAN_SAMPLES = 15
-READY_PART_SAMPLES = 30
-READY_PARTS = 5
+# Utilization is the largest mean of 30 s in the last 5 min, at a reading in 2 s. A pause is over
+# within these minutes, or it lasts.
+MEAN_SAMPLES = 15
+PART_SAMPLES = 30
+PARTS = 5
 
 
 @dataclass(slots=True)
-class _Ready:
-    """The utilization of a GPU while the pod was ready: a mean, and its maximum in each part."""
+class _Utilization:
+    """The utilization of a GPU by an attempt: a mean, and its maximum in each part."""
 
     samples: int = 0
+    # Since a reading that may be lower than what the attempt would use alone.
+    undisturbed_samples: int = 0
     _mean_percent: float = 0.0
-    _maxima: deque[float] = field(default_factory=lambda: deque[float](maxlen=READY_PARTS))
-    _in_part: int = READY_PART_SAMPLES
+    _maxima: deque[float] = field(default_factory=lambda: deque[float](maxlen=PARTS))
+    _in_part: int = PART_SAMPLES
 
-    def add(self, utilization_percent: float, samples: int) -> None:
+    def add(self, percent: float, samples: int, *, disturbed: bool) -> None:
         self.samples += samples
-        weight = min(1.0, samples / min(self.samples, READY_MEAN_SAMPLES))
-        self._mean_percent += (utilization_percent - self._mean_percent) * weight
-        if self._in_part >= READY_PART_SAMPLES:
+        self.undisturbed_samples = 0 if disturbed else self.undisturbed_samples + samples
+        weight = min(1.0, samples / min(self.samples, MEAN_SAMPLES))
+        self._mean_percent += (percent - self._mean_percent) * weight
+        if self._in_part >= PART_SAMPLES:
             self._maxima.append(0.0)
             self._in_part = 0
         self._in_part += samples
         self._maxima[-1] = max(self._maxima[-1], self._mean_percent)
 
-    def use(self) -> ReadyUse:
-        full = self.samples >= READY_PARTS * READY_PART_SAMPLES
-        return ReadyUse(round(max(self._maxima), 1), self.samples, full)
+    @property
+    def percent(self) -> float:
+        return max(self._maxima, default=0.0)
+
+    @property
+    def may_fall(self) -> bool:
+        return self.undisturbed_samples >= PARTS * PART_SAMPLES
 
 
 @dataclass(slots=True)
 class _GPU:
     memory_peak_bytes: int = 0
-    utilization_percent: float = 0.0
-    samples: int = 0
     context_bytes: int = 0
-    ready: _Ready | None = None
+    utilization: _Utilization = field(default_factory=_Utilization)
+    # The next reading covers a time before the start-up ended.
+    skips: bool = False
 
-    def add(self, memory_bytes: list[int], utilization_percent: float, samples: int) -> None:
+    def add(
+        self, memory_bytes: list[int], utilization_percent: float, samples: int, *, disturbed: bool
+    ) -> None:
         """Adds a reading. `memory_bytes` is by process."""
         self.memory_peak_bytes = max(self.memory_peak_bytes, sum(memory_bytes))
         self.context_bytes = max(self.context_bytes, context_bytes(memory_bytes))
-        self.samples += samples
-        weight = min(1.0, samples / min(self.samples, UTILIZATION_SAMPLES_MEMORY))
-        self.utilization_percent += (utilization_percent - self.utilization_percent) * weight
+        if not self.skips:
+            self.utilization.add(utilization_percent, samples, disturbed=disturbed)
+        self.skips = False
 
-    def add_ready(self, utilization_percent: float, samples: int) -> None:
-        """Adds a reading of a ready pod. The first one may be from before, and is left out."""
-        if self.ready is None:
-            self.ready = _Ready()
-        else:
-            self.ready.add(utilization_percent, samples)
+    def start_up_ended(self) -> None:
+        self.utilization = _Utilization()
+        self.skips = True
 
 
 @dataclass(slots=True)
@@ -82,6 +86,10 @@ class _Attempt:
     gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
     # The worker's GPUs in the newest reading of its node, by rank.
     seen: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    ready: bool = False
+    settled: bool = False
+    # A service computes as much as its requests ask for, whoever else is on its GPU.
+    serves: bool = False
     # The object stays the same until the next reading, which shows the planner that nothing
     # changed.
     _usage: GPUUsage | None = None
@@ -93,12 +101,16 @@ class _Attempt:
         utilization_percent: float,
         samples: int,
         *,
-        ready: bool,
+        alone: bool,
     ) -> None:
         gpu = self.gpus.setdefault(uuid, _GPU())
-        gpu.add(memory_bytes, utilization_percent, samples)
-        if ready:
-            gpu.add_ready(utilization_percent, samples)
+        disturbed = not (alone or self.serves)
+        gpu.add(memory_bytes, utilization_percent, samples, disturbed=disturbed)
+        self._usage = None
+
+    def start_up_ended(self) -> None:
+        for gpu in self.gpus.values():
+            gpu.start_up_ended()
         self._usage = None
 
     def usage(self) -> GPUUsage:
@@ -106,18 +118,13 @@ class _Attempt:
             gpus = self.gpus.values()
             self._usage = GPUUsage(
                 memory_peak_bytes=max(gpu.memory_peak_bytes for gpu in gpus),
-                utilization_percent=round(max(gpu.utilization_percent for gpu in gpus), 1),
-                samples=max(gpu.samples for gpu in gpus),
+                utilization_percent=round(max(gpu.utilization.percent for gpu in gpus), 1),
+                samples=max(gpu.utilization.samples for gpu in gpus),
                 context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
-                ready=self._ready(),
+                may_fall=all(gpu.utilization.may_fall for gpu in gpus),
             )
         return self._usage
-
-    def _ready(self) -> ReadyUse | None:
-        ready = (gpu.ready for gpu in self.gpus.values())
-        uses = [one.use() for one in ready if one is not None and one.samples]
-        return max(uses, key=lambda one: one.utilization_percent, default=None)
 
 
 class MeasuredUsage:
@@ -166,6 +173,18 @@ class MeasuredUsage:
             self._view = {key: attempt.usage() for key, attempt in self._attempts.items()}
         return self._view
 
+    def settled(self, key: AttemptKey, *, serves: bool) -> None:
+        """Records that the attempt's reports show its final use. Later readings count.
+
+        Without reports, those since the pod became ready count.
+        """
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.settled:
+            return
+        attempt.settled, attempt.serves = True, serves
+        attempt.start_up_ended()
+        self._view = None
+
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
         """Drops attempts and nodes that no longer exist."""
         for key in self._attempts.keys() - attempts:
@@ -181,14 +200,17 @@ class MeasuredUsage:
             pod = pod_of(process.pod_uid or "")
             if pod is not None:
                 groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
-                if pod.ready:
-                    ready.add((pod.job_uid, pod.attempt))
-        owners = {process.pod_uid for process in gpu.processes}
+                ready |= {(pod.job_uid, pod.attempt)} if pod.ready else set()
+        alone = len({process.pod_uid for process in gpu.processes}) == 1
         for key, processes in groups.items():
             memory_bytes = [process.memory_bytes for process in processes]
-            utilization = _utilization(gpu, processes, alone=len(owners) == 1)
+            utilization = _utilization(gpu, processes, alone=alone)
             attempt = self._attempts.setdefault(key, _Attempt())
-            attempt.add(gpu.uuid, memory_bytes, utilization, samples, ready=key in ready)
+            if key in ready and not attempt.ready:
+                attempt.ready = True
+                if not attempt.settled:
+                    attempt.start_up_ended()
+            attempt.add(gpu.uuid, memory_bytes, utilization, samples, alone=alone)
             self._view = None
         return bool(groups)
 

@@ -10,7 +10,7 @@ from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_api.settings import Task, TunedSettings
-from gpujob_operator.decide.measurement.profile import with_entries
+from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
@@ -88,6 +88,35 @@ def test_a_busier_server_updates_its_profile(percent: float, written: float | No
     assert found == written
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "written"),
+    [
+        ((90.0, 4), (30.0, 150), 30.0),
+        ((90.0, 149), (30.0, 149), None),
+        ((90.0, 150), (30.0, 400), None),
+        ((20.0, 150), (30.0, 4), 30.0),
+        ((25.0, 4), (30.0, 150), None),
+    ],
+)
+def test_a_run_that_was_observed_for_minutes_replaces_shorter_ones(
+    before: tuple[float, int], now: tuple[float, int], written: float | None
+) -> None:
+    """Once: the busier one of two such runs counts for a day."""
+    entry = replace(REPORTED, utilization_percent=before[0], samples=before[1])
+    entry = replace(entry, updated_at=after(AT))
+    found = new_entries(
+        replace(
+            running(silent(), held=HELD, measurement=measured(GIB)).status,
+            measurement=replace(
+                measured(GIB), utilization_percent=now[0], samples=now[1], torch_version="2.8"
+            ),
+        ),
+        with_entries(silent(), None, (entry,)),
+        after(AT),
+    )
+    assert (found[0].utilization_percent if found is not None else None) == written
+
+
 def test_a_server_leaves_no_profile_before_it_has_enough_readings() -> None:
     job = silent("replica")
     serving = replace(job, spec=replace(job.spec, optimize=Optimize(task=Task.SERVING)))
@@ -130,8 +159,8 @@ def test_too_few_readings_leave_no_profile() -> None:
 def test_what_was_reported_before_stays_and_the_larger_peak_counts() -> None:
     profile = saved(seen(silent(), 0, REPORTED, memory_bytes=3 * GIB))
     assert profile is not None
-    expected = replace(REPORTED, memory_bytes=3 * GIB, updated_at=after(AT))
-    assert profile.status.entries == (expected,)
+    expected = replace(REPORTED, memory_bytes=3 * GIB, utilization_percent=30.0, samples=40)
+    assert profile.status.entries == (replace(expected, updated_at=after(AT)),)
 
 
 def test_reports_that_come_later_are_not_hidden() -> None:

@@ -17,7 +17,6 @@ from gpujob_api.report import (
     Timing,
     WorkerPhase,
 )
-from gpujob_api.serving import ServingReport
 from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.progress import (
     is_hung,
@@ -28,7 +27,6 @@ from gpujob_operator.decide.measurement.progress import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
-from gpujob_operator.decide.model.snapshot import ReadyUse
 from tests.harness.builders import (
     CARD_BYTES,
     MODEL,
@@ -314,14 +312,6 @@ def test_the_reservation_follows_once_the_worker_has_settled(
     if settled:
         assert "measured a peak of 4 GiB and 20 % utilization (10 readings)" in events[0].message
         assert "reserves 4.4 GiB instead of 24 GiB" in events[0].message
-
-
-def test_the_utilization_of_a_server_is_that_since_it_is_ready() -> None:
-    usage = used(GIB, 90.0, ready=ReadyUse(12.34, 5, False))
-    for serving, percent in ((ServingReport(ready=True), 12.3), (None, 90.0)):
-        measurement = with_measurement(JOB.status, make_report(serving=serving), usage).measurement
-        assert measurement is not None
-        assert measurement.utilization_percent == percent
 
 
 def test_a_worker_without_reports_is_measured_for_longer() -> None:

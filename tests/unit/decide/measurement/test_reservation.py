@@ -8,9 +8,7 @@ import pytest
 from gpujob_api.gpujob import Counters, GPUJob, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
-from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB, MIB
-from gpujob_api.settings import Task
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.measurement.reservation import (
     measured_reservation,
@@ -22,7 +20,7 @@ from gpujob_operator.decide.measurement.reservation import (
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.plan import WriteStatus
-from gpujob_operator.decide.model.snapshot import GPUUsage, ReadyUse
+from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     CARD_BYTES,
@@ -279,7 +277,7 @@ def test_a_job_can_reserve_what_it_has_and_what_is_free() -> None:
 
 def test_busier_changes_the_utilization_and_not_the_memory() -> None:
     held = reserve(10 * GIB, utilization_percent=20.0)
-    assert after_measuring(held, used(5 * GIB, 39.0)) is None
+    assert after_measuring(held, used(5 * GIB, 29.0)) is None
     assert after_measuring(held, used(5 * GIB, 40.0)) == replace(held, utilization_percent=40.0)
 
 
@@ -300,58 +298,48 @@ def test_a_measured_reservation_settles() -> None:
         assert after_measuring(first, used(peak, 50.0)) is None
 
 
-SERVING: dict[str, Any] = {"optimize": Optimize(task=Task.SERVING)}
-
-
-def served(held_percent: float, ready: ReadyUse | None, **job: Any) -> float | None:
-    """Returns the utilization that a replica of 2 GiB reserves next, or None for no change."""
-    held = reserve(2 * GIB, utilization_percent=held_percent)
+def next_percent(
+    held_percent: float,
+    percent: float,
+    *,
+    may_fall: bool = False,
+    source: ReservationSource = ReservationSource.MEASURED,
+    **job: Any,
+) -> float | None:
+    """Returns the utilization that a job of 2 GiB reserves next, or None for no change."""
+    held = reserve(2 * GIB, source, held_percent)
     if job:
         held = capped(4 * GIB, utilization_percent=held_percent)
-    usage = used(GIB, 100.0, ready=ready)
-    found = after_measuring(held, usage, **SERVING, **job)
-    assert found is None or found.memory_bytes == held.memory_bytes
+    found = after_measuring(held, used(GIB, percent, may_fall=may_fall), **job)
     return None if found is None else found.utilization_percent
 
 
 @pytest.mark.parametrize("job", [{}, CAPPED])
 @pytest.mark.parametrize(
-    ("held_percent", "ready", "reserved_percent"),
+    ("percent", "may_fall", "reserved_percent"),
     [
-        (40.0, None, None),  # its warm-up does not count
-        (40.0, ReadyUse(80.0, 2, False), None),  # too few readings
-        (40.0, ReadyUse(50.0, 3, False), 50.0),  # it rises at once
-        (40.0, ReadyUse(49.0, 150, True), None),  # too little to write
-        (40.0, ReadyUse(3.0, 149, False), None),  # it may be a pause
-        (40.0, ReadyUse(3.0, 150, True), 3.0),
-        (100.0, ReadyUse(3.0, 3, False), 3.0),  # it was never measured
+        (50.0, False, 50.0),  # it rises at once
+        (49.0, False, None),  # too little to write
+        (3.0, False, None),  # it may be a pause
+        (3.0, True, 3.0),
+        (31.0, True, None),
     ],
 )
-def test_a_service_reserves_the_utilization_of_its_last_minutes(
-    held_percent: float, ready: ReadyUse | None, reserved_percent: float | None, job: dict[str, Any]
+def test_the_reserved_utilization_is_that_of_the_last_minutes(
+    percent: float, may_fall: bool, reserved_percent: float | None, job: dict[str, Any]
 ) -> None:
-    assert served(held_percent, ready, **job) == reserved_percent
+    assert next_percent(40.0, percent, may_fall=may_fall, **job) == reserved_percent
 
 
-def test_another_job_keeps_its_utilization_in_a_pause() -> None:
-    held = reserve(2 * GIB, utilization_percent=40.0)
-    idle = used(GIB, 0.0, ready=ReadyUse(0.0, 1000, True))
-    assert after_measuring(held, idle) is None
+def test_a_job_that_was_never_measured_takes_the_first_measurement() -> None:
+    whole = ReservationSource.WHOLE_GPU
+    assert next_percent(100.0, 3.0, source=whole) == 3
+    assert next_percent(100.0, 3.0, **CAPPED) == 3
+    assert next_percent(100.0, 3.0) is None, "it was measured at 100 %"
 
 
-def test_a_service_that_was_never_measured_keeps_100_percent_until_it_is_ready() -> None:
-    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)
-    first = after_measuring(whole, used(8 * GIB, 60.0), **SERVING)
-    unknown = reserve(with_margin(8 * GIB, CONFIGURATION), utilization_percent=100.0)
-    assert first == unknown
-    later = after_measuring(unknown, used(8 * GIB, 60.0, ready=ReadyUse(2.0, 3, False)), **SERVING)
-    assert later == replace(unknown, utilization_percent=2.0)
-
-
-def test_the_memory_of_a_service_grows_as_that_of_a_job() -> None:
-    """Whether it is ready or not, and however little it computes."""
-    held = reserve(2 * GIB, utilization_percent=40.0)
-    for ready in (None, ReadyUse(0.0, 150, True)):
-        found = after_measuring(held, used(3 * GIB, ready=ready), **SERVING)
-        assert found is not None
-        assert found.memory_bytes == with_margin(3 * GIB, CONFIGURATION)
+def test_the_figure_of_a_profile_counts_until_the_job_was_observed_for_minutes() -> None:
+    profile = ReservationSource.PROFILE
+    assert next_percent(60.0, 3.0, source=profile) == 60
+    assert next_percent(60.0, 3.0, source=profile, may_fall=True) == 3
+    assert next_percent(60.0, 65.0, source=profile) == 65

@@ -17,12 +17,14 @@ from gpujob_api.meta import Metadata
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import workload_of
-from gpujob_operator.decide.measurement.reservation import SERVED_CHANGE_PERCENT
+from gpujob_operator.decide.measurement.reservation import UTILIZATION_CHANGE_PERCENT
 
 # Maximum number of entries of one workload. There is one for each GPU model and torch version,
 # newest first.
 ENTRIES_MAX = 32
 _PREFIX = "workload-"
+# Readings of five minutes, at one in two seconds.
+SAMPLES_OF_MINUTES = 150
 # A workload that measures nothing new renews its profile this often, because profiles expire.
 RENEWED_AFTER = timedelta(days=1)
 
@@ -145,7 +147,7 @@ def new_entries(
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _is_about(e, entry)), None)
     if same is not None:
-        joined = _joined(same, entry, pace, serves=serves)
+        joined = _joined(same, entry, pace)
         if joined is None:
             return None
         entry = joined
@@ -230,14 +232,14 @@ def _is_about(one: ProfileEntry, measured: ProfileEntry) -> bool:
 
 
 def _joined(
-    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None, *, serves: bool
+    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
 ) -> ProfileEntry | None:
     """Returns the union of both entries, or None if it is not worth a write.
 
-    Worth a write are 5 % more memory, faster settings, another timing, a busier service, and once a
-    day that the workload was measured again. Only more memory, faster settings and more load
-    replace existing values, so several jobs of one workload converge to the same entry and stop
-    writing.
+    Worth a write are 5 % more memory, faster settings, another timing, more utilization, and once a
+    day that the workload was measured again. Within a day only more memory, faster settings and
+    more utilization replace existing values, so several jobs of one workload converge to the same
+    entry and stop writing.
     """
     best = after if _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
@@ -248,15 +250,15 @@ def _joined(
     alone = before.alone_step_seconds, before.alone_joules_per_step
     known = before.current, before.tuned, *alone, before.shared
     is_recent = after.updated_at - before.updated_at < RENEWED_AFTER
-    # A service is first measured without requests.
-    most_percent = max(before.utilization_percent, after.utilization_percent)
-    busier = serves and most_percent >= before.utilization_percent + SERVED_CHANGE_PERCENT
+    utilization_percent = _utilization_percent(before, after, is_recent=is_recent)
+    change_percent = abs(utilization_percent - before.utilization_percent)
     same = memory_bytes <= before.memory_bytes * 1.05 and timings == known
-    if same and is_recent and not busier:
+    if same and is_recent and change_percent < UTILIZATION_CHANGE_PERCENT:
         return None
     return replace(
         best,
-        utilization_percent=most_percent if serves and is_recent else best.utilization_percent,
+        utilization_percent=utilization_percent,
+        samples=max(before.samples, after.samples),
         torch_version=before.torch_version,
         memory_bytes=memory_bytes,
         updated_at=after.updated_at,
@@ -264,6 +266,16 @@ def _joined(
         alone_joules_per_step=joules,
         shared=shared,
     )
+
+
+def _utilization_percent(before: ProfileEntry, after: ProfileEntry, *, is_recent: bool) -> float:
+    """Returns the utilization of the busier run of a day, because a service is first measured
+    without requests. The first run that was observed for minutes replaces shorter ones.
+    """
+    better = before.samples < SAMPLES_OF_MINUTES <= after.samples
+    if better or not is_recent:
+        return after.utilization_percent
+    return max(before.utilization_percent, after.utilization_percent)
 
 
 def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:

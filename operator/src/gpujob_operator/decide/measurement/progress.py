@@ -111,9 +111,7 @@ def with_measurement(
     before = status.measurement
     # The GPU model of the peak is also known for a job without reports.
     model = status.placement.gpu_model if status.placement is not None else ""
-    served = usage.ready if report is not None and report.serving is not None else None
-    percent = served.utilization_percent if served is not None else usage.utilization_percent
-    utilization_percent = round(percent, 1)
+    utilization_percent = round(usage.utilization_percent, 1)
     if before is None:
         measurement = Measurement(
             usage.memory_peak_bytes,
@@ -242,6 +240,11 @@ def _settled(report: Report | None, usage: GPUUsage, configuration: Configuratio
     """
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
+    return has_settled(report)
+
+
+def has_settled(report: Report) -> bool:
+    """Returns whether the worker uses what it will use: its start-up and its tuning are over."""
     # A server has executed its largest batch before it is ready.
     is_warm = report.serving is not None and report.serving.ready
     return report.phase not in _UNSETTLED and (report.current is not None or is_warm)

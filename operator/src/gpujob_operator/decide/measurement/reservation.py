@@ -10,14 +10,13 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_api.settings import Task
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.held_gpus import Place, known_context_bytes, memory_cap_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
-# The utilization of a service is reserved anew if it differs by this much.
-SERVED_CHANGE_PERCENT = 10.0
+# The utilization is reserved anew if it differs by this much.
+UTILIZATION_CHANGE_PERCENT = 10.0
 # A job gets its own GPUs after this many consecutive GPUs soon became unhealthy under it. If one
 # more breaks, no other job can have caused it.
 UNHEALTHY_GPUS_SHARED_MAX = 2
@@ -125,8 +124,8 @@ def measured_reservation(
     other jobs (I1). `most_bytes` is called only then, because few jobs grow. Under a cap the
     reservation grows no further than the contexts above the cap, and never shrinks.
 
-    All of this is about memory. The utilization of a service follows its load (`_served_percent`),
-    that of another job only grows.
+    All of this is about memory. The utilization rises at once, and falls once the job was observed
+    to use less for minutes.
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -135,16 +134,21 @@ def measured_reservation(
         return None
     known = job.status.measurement
     known_bytes = max(usage.memory_peak_bytes, known.memory_bytes if known is not None else 0)
-    serves = job.spec.optimize.task is Task.SERVING
-    percent = _served_percent(usage, held, configuration) if serves else usage.utilization_percent
-    utilization_percent = max(round(percent, 1), job.status.utilization_floor_percent)
-    change_percent = utilization_percent - held.utilization_percent
+    first = held.source is not ReservationSource.MEASURED
+    utilization_percent = max(
+        round(usage.utilization_percent, 1), job.status.utilization_floor_percent
+    )
+    # A job with a cap holds 100 % before it is measured.
+    capped = held.source is ReservationSource.HINT and held.utilization_percent >= 100
+    unknown = capped or held.source is ReservationSource.WHOLE_GPU
+    if not (usage.may_fall or unknown):
+        utilization_percent = max(utilization_percent, held.utilization_percent)
+    moved = abs(utilization_percent - held.utilization_percent) >= UTILIZATION_CHANGE_PERCENT
     outgrown = known_bytes > held.memory_bytes
     cap_bytes = memory_cap_bytes(job)
     if cap_bytes is not None:
         contexts_bytes = max(usage.context_bytes, known_context_bytes(known))
         needed_bytes = _under_cap(cap_bytes, known_bytes, contexts_bytes, configuration)
-        moved = abs(change_percent) >= 10
         found = replace(
             held,
             memory_bytes=_grown(held, needed_bytes, most_bytes) if outgrown else held.memory_bytes,
@@ -153,8 +157,6 @@ def measured_reservation(
         # A cap that is not recorded yet would otherwise grow with the reservation.
         return replace(found, cap_bytes=cap_bytes) if found != held else None
     wanted_bytes = with_margin(known_bytes, configuration)
-    first = held.source is not ReservationSource.MEASURED
-    moved = abs(change_percent) >= SERVED_CHANGE_PERCENT if serves else change_percent >= 20
     if not (first or outgrown or moved):
         return None
     memory_bytes = held.memory_bytes
@@ -165,20 +167,6 @@ def measured_reservation(
     found = Reservation(memory_bytes, utilization_percent, ReservationSource.MEASURED)
     # Without free memory nothing changes, however much more the job is seen to use.
     return found if found.memory_bytes != held.memory_bytes or first or moved else None
-
-
-def _served_percent(usage: GPUUsage, held: Reservation, configuration: Configuration) -> float:
-    """Returns the utilization that a service reserves: the largest of its last minutes.
-
-    Its warm-up does not count. It rises at once. It falls once these minutes were observed, which
-    begin again with the operator, or from the 100 % of a job that was never measured.
-    """
-    ready = usage.ready
-    if ready is None or ready.samples < configuration.measurement_samples_min:
-        return held.utilization_percent
-    if ready.is_full or held.utilization_percent >= 100:
-        return ready.utilization_percent
-    return max(ready.utilization_percent, held.utilization_percent)
 
 
 def _grown(held: Reservation, wanted_bytes: int, most_bytes: Callable[[], int]) -> int:

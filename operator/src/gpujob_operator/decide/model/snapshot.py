@@ -219,33 +219,20 @@ class SeenGPUs:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyUse:
-    """The utilization of an attempt while its pod was ready, on the busiest GPU."""
-
-    # The largest mean of the last minutes.
-    utilization_percent: float
-    # Agent readings since the pod became ready.
-    samples: int
-    # Whether all of these minutes were observed.
-    is_full: bool
-
-
-@dataclass(frozen=True, slots=True)
 class GPUUsage:
-    """The use of a job's GPUs over the attempt, from agents, on the worst GPU.
-
-    `samples` counts agent readings that saw the pod's processes.
-    """
+    """The use of a job's GPUs over the attempt, from agents, on the worst GPU."""
 
     memory_peak_bytes: int
+    # The largest mean of half a minute in the last minutes, since the start-up ended.
     utilization_percent: float
+    # Agent readings that saw the pod's processes, since the start-up ended.
     samples: int
     # What the contexts of its processes may take of a GPU.
     context_bytes: int = CONTEXT_BYTES
     # The GPUs of each worker, by rank.
     seen: tuple[SeenGPUs, ...] = ()
-    # None before the pod is ready.
-    ready: ReadyUse | None = None
+    # Whether all of these minutes were observed, and show no less than the job would use alone.
+    may_fall: bool = False
 
 
 @dataclass(frozen=True, slots=True)
