@@ -89,7 +89,7 @@ PLAN = (
         "sharing",
         "jobs packed by measurement: work, slowdown, memory, energy; interference, cap, unmanaged "
         "process, exact resume",
-        380,
+        450,
         "alone",
         "packed",
         "interfering",
@@ -103,7 +103,7 @@ PLAN = (
     Part(
         "serving",
         "services: batching at the deadline, and the choice of a backend with CUDA graphs",
-        500,
+        400,
         "bench.serving_gpu",
         (),
         ("batching", "backends"),

@@ -62,7 +62,7 @@ PARTS = (*PLAYED, *APART)
 # What a part takes on a GPU, of which it is left out if less is left. The first one of the played
 # ones also starts the cluster.
 SECONDS = {
-    "alone": 75, "packed": 45, "interfering": 60, "overreach": 40, "unmanaged": 30, "resume": 110,
+    "alone": 130, "packed": 45, "interfering": 75, "overreach": 55, "unmanaged": 20, "resume": 110,
     "pairs": 120, "mps": 60,
 }  # fmt: skip
 MINUTES_DEFAULT = 10.0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.serving import BackendName, Batching, Quantization, ServingSettings
 from gpujob_api.settings import Precision
-from gpujob_worker.serving.choosing.candidates import plans, sizes, skip_reason
+from gpujob_worker.serving.choosing.candidates import ordered, plans, sizes, skip_reason
 from gpujob_worker.serving.plan import REFERENCE, Plan
 
 pytestmark = pytest.mark.any_torch
@@ -42,6 +42,33 @@ def test_as_written_comes_first_because_it_is_cheapest_to_try() -> None:
     found = plans(ServingSettings(), cuda=True)
     eager = [number for number, plan in enumerate(found) if plan.backend is BackendName.EAGER]
     assert eager == list(range(len(eager)))
+
+
+def test_every_backend_gets_the_fastest_precision_before_the_next_one() -> None:
+    """A measurement has no time for all of them."""
+    every = plans(ServingSettings(quantization=Quantization.INT8), cuda=True)
+    speeds = {EAGER_BFLOAT16: 1.4, Plan(BackendName.EAGER, Precision.TF32): 0.9}
+    found = ordered(every, speeds)
+    assert sorted(map(str, found)) == sorted(map(str, every))
+    compiled = [plan for plan in found if plan.backend is not BackendName.EAGER]
+    full = [plan.precision for plan in compiled if plan.quantization is Quantization.OFF]
+    wanted = [Precision.BFLOAT16, Precision.FLOAT32, Precision.TF32, Precision.FLOAT16]
+    assert list(dict.fromkeys(full)) == wanted
+    assert [plan.backend for plan in compiled[:4]] == [
+        BackendName.COMPILE,
+        BackendName.CUDA_GRAPH,
+        BackendName.ONNX_RUNTIME,
+        BackendName.AOT_INDUCTOR,
+    ]
+    quantized = [plan.quantization is not Quantization.OFF for plan in found]
+    assert quantized == sorted(quantized), "quantized ones come last"
+
+
+def test_without_speeds_the_order_of_the_backends_stays() -> None:
+    every = plans(ServingSettings(), cuda=True)
+    first = [plan for plan in every if plan.precision is Precision.FLOAT32]
+    found = [plan for plan in ordered(every, {}) if plan.precision is Precision.FLOAT32]
+    assert found == first
 
 
 def test_the_settings_limit_the_plans() -> None:

@@ -341,8 +341,9 @@ def test_time_is_kept_for_the_proof() -> None:
     children = two_fast_ones()
     children.seconds = 110.0
     chosen(children, budget=Budget(seconds=220.0, candidate_seconds=150.0))
-    # Candidates took all the time that they may take.
-    assert sum(one.seconds for one in children.limits[1:-1]) >= 220.0 - 30.0 - 110.0
+    # Candidates took all the time that they may take, but for less than one needs.
+    left = 220.0 - 30.0 - 110.0 - sum(one.seconds for one in children.limits[1:-1])
+    assert 0 <= left < 20
     assert len(children.proofs) == 1
     assert children.limits[-1].seconds >= 30.0
     assert children.time <= 220.0

@@ -6,19 +6,23 @@ replaced and no longer fits the library in this container.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from gpujob_operator.agent.advice import needs_new_container, with_advice
 from gpujob_operator.agent.nvml import DevicesRefused, Nvml
 from gpujob_operator.agent.processes import Owner
 from gpujob_operator.agent.publish import Moment, Publisher, Readiness
 from gpujob_operator.agent.session import NvmlSession, Reading
+from gpujob_operator.agent.utilization import SAMPLE_SECONDS_LEAST, SAMPLE_SECONDS_MOST
 from gpujob_operator.client.api_errors import ApiError
 from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
+_Result = TypeVar("_Result")
 
 LAST_WORD_SECONDS = 5.0
 # A driver without persistence mode takes seconds to wake the GPUs of a large node.
@@ -79,10 +83,22 @@ class Agent:
             started = time.monotonic()
             await self.step()
             self._beat()
-            left = self._interval_seconds - (time.monotonic() - started)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(0.0, left))
+            await self._wait_until(started + self._interval_seconds)
         await self._say_last(_STOPPED)
+
+    async def _wait_until(self, end: float) -> None:
+        """Waits for the next reading or for `stop`, and samples utilization meanwhile."""
+        while not self._stop.is_set():
+            session = self._session
+            sampled = session is not None and session.is_sampled
+            left = end - time.monotonic()
+            pause = random.uniform(SAMPLE_SECONDS_LEAST, SAMPLE_SECONDS_MOST)  # noqa: S311
+            is_last = not sampled or pause >= left
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(0.0, left if is_last else pause))
+            if is_last or session is None:
+                return
+            await self._in_driver(session.sample)
 
     async def step(self) -> None:
         """Takes one reading and, if needed, makes one write. Raises only `AgentMustEndError`."""
@@ -102,7 +118,7 @@ class Agent:
             self._session = NvmlSession(self._nvml, self._owner, known)
         began = self._publisher.moment()
         try:
-            reading = await self._read(self._session)
+            reading = await self._in_driver(self._session.read)
         except self._nvml.NVMLError as error:
             message = with_advice(error)
             log.warning("NVML failed", error=str(error), advice=message)
@@ -116,17 +132,17 @@ class Agent:
             return
         await self._publish(reading, _readiness(reading), began)
 
-    async def _read(self, session: NvmlSession) -> Reading:
-        """Reads in a thread, because NVML calls block and a broken driver may never return."""
-        reading = asyncio.ensure_future(asyncio.to_thread(session.read))
-        done, _ = await asyncio.wait({reading}, timeout=self._hang_seconds)
+    async def _in_driver(self, call: Callable[[], _Result]) -> _Result:
+        """Calls in a thread, because NVML calls block and a broken driver may never return."""
+        answer = asyncio.ensure_future(asyncio.to_thread(call))
+        done, _ = await asyncio.wait({answer}, timeout=self._hang_seconds)
         if not done:
             await self._end(
                 "NVMLHung",
                 f"the driver has not answered for {self._hang_seconds:.0f} s; the agent ends, so "
                 "that it starts anew; if that does not help, the node needs a restart",
             )
-        return reading.result()
+        return answer.result()
 
     async def _end(self, reason: str, message: str) -> None:
         log.error("the agent ends", reason=reason, problem=message)

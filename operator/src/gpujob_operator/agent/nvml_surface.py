@@ -65,6 +65,9 @@ class Device:
 class NvmlSurface:
     """NVML's functions over a `GPUSource`. `lookup` finds them under pynvml's names."""
 
+    # A source's utilization is that since the last reading, so an agent takes no samples of it.
+    reads_means = True
+
     def __init__(self, source: GPUSource) -> None:
         self._source = source
         self._open = False

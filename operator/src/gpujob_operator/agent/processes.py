@@ -39,9 +39,15 @@ class ProcessReader:
         self._samples_seen_until: dict[str, int] = {}
 
     def read(
-        self, handle: object, uuid: str, used_bytes: int, *, full: bool = False
+        self,
+        handle: object,
+        used_bytes: int,
+        busy: Mapping[int, float | None] | None,
+        *,
+        full: bool = False,
     ) -> tuple[GPUProcess, ...]:
-        """Returns the processes on the GPU. `used_bytes` is what all of them use together.
+        """Returns the processes on the GPU. `used_bytes` is what all of them use together, and
+        `busy` their `utilization`.
 
         On a `full` GPU, whose memory may count for two processes (managed memory, CPU cards), a
         process has no more than that. Raises the module's NVMLError.
@@ -56,7 +62,6 @@ class ProcessReader:
         known_bytes = sum(amount for amount in used.values() if amount is not None)
         # If the driver does not report memory by process, the processes share what remains.
         left = max(0, used_bytes - known_bytes) // max(1, len(unknown))
-        busy = self._utilization_by_process(handle, uuid)
         processes = [
             GPUProcess(
                 pid=pid,
@@ -103,11 +108,9 @@ class ProcessReader:
                     raise
         return ask()
 
-    def _utilization_by_process(
-        self, handle: object, uuid: str
-    ) -> Mapping[int, float | None] | None:
-        """Returns the mean SM utilization of each process since the last reading. None if
-        unsupported.
+    def utilization(self, handle: object, uuid: str) -> Mapping[int, float | None] | None:
+        """Returns the SM utilization of each process in samples newer than those of the last call.
+        None if unsupported. Raises the module's NVMLError for a lost GPU.
         """
         nvml = self._nvml
         since = self._samples_seen_until.get(uuid, 0)

@@ -6,6 +6,7 @@ has a message.
 
 import math
 from collections.abc import Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpujob_api.codec import FieldError
@@ -14,6 +15,7 @@ from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.links import LinkGroups
 from gpujob_operator.agent.nvml import RESET_REQUIRED, Nvml, code_of, is_lost, optional, text
 from gpujob_operator.agent.processes import Owner, ProcessReader
+from gpujob_operator.agent.utilization import Busy, UtilizationSamples
 from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
@@ -47,6 +49,7 @@ class GPUReader:
         self._known: dict[int, GPU] = {}
         self._recalled = {gpu.index: gpu for gpu in recalled}
         self._links = LinkGroups(nvml)
+        self._busy = UtilizationSamples()
 
     def driver_version(self) -> str:
         return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
@@ -73,6 +76,16 @@ class GPUReader:
             for index, result in enumerate(results)
         ]
         return self._with_links([gpu for gpu in gpus if gpu is not None])
+
+    def sample(self) -> None:
+        """Adds to the utilization that the next reading has. A GPU that does not answer is left
+        out: that reading shows what it lacks.
+        """
+        for index, gpu in self._known.items():
+            with suppress(self._nvml.NVMLError):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                if text(self._nvml.nvmlDeviceGetUUID(handle)) == gpu.uuid:
+                    self._busy.add(gpu.uuid, self._busy_now(handle, gpu.uuid))
 
     def _with_links(self, gpus: list[GPU]) -> tuple[GPU, ...]:
         """Adds link groups. Lost GPUs keep their last group."""
@@ -142,7 +155,8 @@ class GPUReader:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         memory = self._memory(handle)
-        rates = optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        self._busy.add(uuid, self._busy_now(handle, uuid))
+        busy = self._busy.take(uuid)
         energy_joules = _scaled(
             optional(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         )
@@ -155,7 +169,7 @@ class GPUReader:
             memory_total_bytes=memory.total,
             memory_used_bytes=memory.used,
             memory_reserved_bytes=memory.reserved,
-            utilization_percent=_percent(rates.gpu if rates is not None else 0.0),
+            utilization_percent=busy.percent,
             power_watts=_scaled(optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
             energy_joules=energy_joules,
             temperature_celsius=_finite(
@@ -163,9 +177,15 @@ class GPUReader:
             ),
             healthy=problem == "",
             health_message=problem,
-            processes=self._processes.read(handle, uuid, memory.used, full=memory.full),
+            processes=self._processes.read(handle, memory.used, busy.processes, full=memory.full),
             xids=self._health.xids.of(uuid),
         )
+
+    def _busy_now(self, handle: object, uuid: str) -> Busy:
+        nvml = self._nvml
+        rates = optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        percent = _percent(rates.gpu if rates is not None else 0.0)
+        return Busy(percent, self._processes.utilization(handle, uuid))
 
     def _memory(self, handle: object) -> _Memory:
         """Reads memory. Version 2 has the driver's reservation separately. Version 1 counts it as

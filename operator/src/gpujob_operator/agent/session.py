@@ -61,6 +61,18 @@ class NvmlSession:
         self._known = gpus or self._known
         return Reading(gpus, reader.unread, self._driver_version)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether `sample` is to be called between readings. A module whose utilization is a mean
+        since the last reading has the attribute `reads_means`.
+        """
+        return self._reader is not None and not getattr(self.nvml, "reads_means", False)
+
+    def sample(self) -> None:
+        """Samples utilization. It blocks, so call it in a thread, and not beside `read`."""
+        if self._reader is not None:
+            self._reader.sample()
+
     def close(self) -> None:
         """Ends the session, because NVML does not initialize again while one is open."""
         self._reader = None

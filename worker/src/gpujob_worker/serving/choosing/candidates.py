@@ -1,6 +1,6 @@
 """Lists the plans that are worth a measurement, the cheapest first. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpujob_api.serving import BackendName, Quantization, ServingSettings
@@ -15,9 +15,9 @@ _ON_CUDA = (Precision.FLOAT32, Precision.TF32, Precision.BFLOAT16, Precision.FLO
 _BACKENDS = (
     BackendName.EAGER,
     BackendName.COMPILE,
+    BackendName.CUDA_GRAPH,
     BackendName.ONNX_RUNTIME,
     BackendName.AOT_INDUCTOR,
-    BackendName.CUDA_GRAPH,
     BackendName.TENSOR_RT,
 )
 _NEEDS_CUDA = (BackendName.CUDA_GRAPH, BackendName.TENSOR_RT)
@@ -55,6 +55,23 @@ def sizes(settings: ServingSettings, *, cuda: bool) -> tuple[int, ...]:
     largest = settings.batching.max_size or (SIZE_MAX_CUDA if cuda else SIZE_MAX_CPU)
     found = [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
     return tuple(found if found[-1] == largest else [*found, largest])
+
+
+def ordered(waiting: Sequence[Plan], speeds: Mapping[Plan, float]) -> list[Plan]:
+    """Returns the plans in the order in which they are worth their time.
+
+    The model as written comes first, in each precision. Then all backends get the precision that
+    was the fastest as written, before any of them gets the next one. A precision that was refused
+    as written comes last.
+    """
+
+    def worth(plan: Plan) -> tuple[bool, bool, float]:
+        is_float32 = plan.precision is Precision.FLOAT32
+        speed = 1.0 if is_float32 else speeds.get(Plan(BackendName.EAGER, plan.precision), 0.0)
+        is_compiled = plan.backend is not BackendName.EAGER
+        return plan.quantization is not Quantization.OFF, is_compiled, -speed
+
+    return sorted(waiting, key=worth)
 
 
 def skip_reason(plan: Plan, speeds: Mapping[Plan, float]) -> str | None:

@@ -44,7 +44,7 @@ from gpujob_worker.serving.choosing.assignment import (
     Work,
 )
 from gpujob_worker.serving.choosing.calibration import calibration
-from gpujob_worker.serving.choosing.candidates import plans, sizes, skip_reason
+from gpujob_worker.serving.choosing.candidates import ordered, plans, sizes, skip_reason
 from gpujob_worker.serving.choosing.children import Ended, Limits, command_again, run_child
 from gpujob_worker.serving.choosing.choose import Chosen, Demand, Measured, choose
 from gpujob_worker.serving.choosing.identity import artifact_key, surroundings
@@ -243,12 +243,16 @@ def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setu
     found.results[REFERENCE] = reference
     # The reference ended with the sizes that its time and memory allowed.
     batch_sizes = tuple(one.size for one in reference.timing.sizes) or batch_sizes[:1]
-    waiting = list(plans(settings, cuda=cuda))
+    every = {plan: _missing(plan, device) for plan in plans(settings, cuda=cuda)}
+    found.refusals = {plan: missing for plan, missing in every.items() if missing is not None}
+    waiting = [plan for plan in every if plan not in found.refusals]
     speeds: dict[Plan, float] = {}
-    for number, plan in enumerate(waiting):
-        reason = skip_reason(plan, speeds) or _missing(plan, device)
+    while waiting:
+        waiting = ordered(waiting, speeds)
+        plan = waiting.pop(0)
+        reason = skip_reason(plan, speeds)
         left = end - setup.now()
-        share = max(_CHILD_SECONDS_MIN, 2 * left / (len(waiting) - number))
+        share = max(_CHILD_SECONDS_MIN, 2 * left / (len(waiting) + 1))
         seconds = min(left, setup.budget.candidate_seconds, share)
         if reason is None and left < _CHILD_SECONDS_MIN:
             reason = f"skipped: the {setup.budget.seconds:.0f} s of the measurement are over"
