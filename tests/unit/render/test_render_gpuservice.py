@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpuservice import GPUService, ServiceOptimize
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE, LABEL_SERVICE_UID
-from gpujob_api.serving import BackendName, ServingSettings
+from gpujob_api.serving import BackendName, Objective, ServingSettings
 from gpujob_api.settings import Settings, Task
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.node_affinity import (
@@ -55,6 +57,27 @@ def test_a_replica_gets_its_settings_its_address_and_a_probe() -> None:
 def test_an_engine_of_the_users_own_is_probed_at_its_port() -> None:
     service = make_service(optimize=ServiceOptimize(BackendName.EXTERNAL))
     assert "tcpSocket" in worker(service_job(create(service)))["readinessProbe"]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "own", "backend", "grace_seconds"),
+    [
+        (100, {}, BackendName.AUTO, None),
+        (60_000, {}, BackendName.AUTO, 67),
+        (60_000, {"terminationGracePeriodSeconds": 90}, BackendName.AUTO, 90),
+        (60_000, {}, BackendName.EXTERNAL, None),
+    ],
+)
+def test_a_long_objective_has_a_grace_for_its_queue(
+    milliseconds: float, own: dict[str, Any], backend: BackendName, grace_seconds: int | None
+) -> None:
+    service = make_service(
+        template=make_template(**own),
+        objective=Objective(milliseconds),
+        optimize=ServiceOptimize(backend),
+    )
+    spec = service_job(create(service))["spec"]["template"]["spec"]
+    assert spec.get("terminationGracePeriodSeconds") == grace_seconds
 
 
 def test_a_probe_of_the_users_own_stays() -> None:

@@ -25,6 +25,7 @@ from gpujob_api.settings import Task
 from gpujob_api.unknown_fields import with_unknown_fields
 from gpujob_operator.decide.model.node_affinity import PREFERRED
 from gpujob_operator.decide.model.service_plan import CreateJob, Role
+from gpujob_operator.decide.services.grace import needed_grace_seconds
 from gpujob_operator.render.service import owner_reference
 from gpujob_operator.render.status import replacement
 
@@ -33,6 +34,8 @@ READY_PATH = "/v2/health/ready"
 ARTIFACTS_DIRECTORY = "/var/cache/gpujob"
 ARTIFACTS_VOLUME = "gpujob-artifacts"
 _PROBE_SECONDS = 2
+# That of a pod whose template has none, unless the operator's configuration has another one.
+GRACE_SECONDS_DEFAULT = 30
 
 
 def service_job(create: CreateJob) -> dict[str, Any]:
@@ -87,6 +90,10 @@ def _template(create: CreateJob) -> dict[str, Any]:
     names = (ENV_SERVING, ENV_SERVING_HOST, ENV_SERVING_CACHE)
     users = [entry for entry in one.get("env") or () if entry.get("name") not in names]
     one["env"] = [*users, *ours]
+    needed = needed_grace_seconds(service.spec)
+    if needed > GRACE_SECONDS_DEFAULT and not _is_external(service):
+        # A smaller number of the template was refused.
+        template["spec"].setdefault("terminationGracePeriodSeconds", needed)
     if create.avoid_nodes:
         _avoid(template["spec"], create.avoid_nodes)
     if create.role is Role.REPLICA:
@@ -113,13 +120,16 @@ def _mount(spec: dict[str, Any], container: dict[str, Any], claim: str) -> None:
     container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
 
 
+def _is_external(service: GPUService) -> bool:
+    return service.spec.optimize.backend is BackendName.EXTERNAL
+
+
 def _probe(service: GPUService) -> dict[str, Any]:
     """Returns the readiness probe. Of an engine of the user's own, only the port is known."""
     port = service.spec.port
-    external = service.spec.optimize.backend is BackendName.EXTERNAL
     action = (
         {"tcpSocket": {"port": port}}
-        if external
+        if _is_external(service)
         else {"httpGet": {"path": READY_PATH, "port": port}}
     )
     return {**action, "periodSeconds": _PROBE_SECONDS, "failureThreshold": 1}

@@ -4,8 +4,9 @@ import pytest
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpuservice import Replicas, ServiceOptimize
-from gpujob_api.serving import BackendName, Batching, BatchingPolicy, Quantization
+from gpujob_api.serving import BackendName, Batching, BatchingPolicy, Objective, Quantization
 from gpujob_api.settings import Precision
+from tests.harness.builders import make_template
 from tests.harness.services import ServiceWorld, make_service
 
 EXTERNAL = BackendName.EXTERNAL
@@ -72,3 +73,31 @@ def test_a_refused_service_can_be_suspended() -> None:
     assert scene.replicas() == []
     assert scene.condition("Accepted")[0] == "True"
     assert scene.condition("Ready")[1] == "Suspended"
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "milliseconds", "needed"),
+    [(1, 100, 7), (6, 100, 7), (7, 100, None), (36, 30_000, 37), (37, 30_000, None)],
+)
+def test_the_grace_must_suffice_for_the_drain(
+    grace_seconds: int, milliseconds: float, needed: int | None
+) -> None:
+    template = make_template(terminationGracePeriodSeconds=grace_seconds)
+    scene = ServiceWorld(make_service(template=template, objective=Objective(milliseconds))).run(10)
+    if needed is None:
+        assert scene.condition("Accepted")[0] == "True"
+        return
+    assert scene.created == []
+    assert scene.condition("Accepted") == (
+        "False",
+        "InvalidSpec",
+        f"spec.template.spec.terminationGracePeriodSeconds: must be at least {needed}, or absent: "
+        f"3 s until no requests arrive, {milliseconds:g} ms (spec.objective) for the queue, "
+        f"3.5 s for the end; got {grace_seconds}",
+    )
+
+
+def test_how_an_engine_of_the_users_own_drains_is_unknown() -> None:
+    template = make_template(terminationGracePeriodSeconds=1)
+    service = make_service(template=template, optimize=ServiceOptimize(EXTERNAL))
+    assert ServiceWorld(service).run(10).condition("Accepted")[0] == "True"
