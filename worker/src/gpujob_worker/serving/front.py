@@ -68,19 +68,28 @@ class Front:
         application = self._server.application()
         runner = web.AppRunner(application, shutdown_timeout=CLOSE_SECONDS, **CONNECTION_OPTIONS)
         await runner.setup()
+        accepts: asyncio.Server | None = None
         try:
-            site = web.SockSite(runner, listener, backlog=BACKLOG)
-            await site.start()
+            accepts = await self._listen(runner, listener)
             self._lifecycle.enter(Stage.SERVING)
             started()
             await self._until(self._ending.requested)
             drained = await self._drain()
-            await site.stop()
+            accepts.close()
             intake, reserve_seconds = self._server.intake, 0.0 if drained else -CLOSE_SECONDS
             return await self._wait(lambda: not intake.requests, reserve_seconds) and drained
         finally:
+            if accepts is not None:
+                accepts.close()
             await runner.cleanup()
             self._server.close()
+
+    async def _listen(self, runner: web.AppRunner, listener: socket.socket) -> asyncio.Server:
+        """Accepts connections. aiohttp's own site has no limit of them."""
+        assert runner.server is not None, "the runner was set up"
+        factory = self._server.connections.guarded(runner.server)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, sock=listener, backlog=BACKLOG)
 
     async def _drain(self) -> bool:
         ending = self._ending

@@ -22,6 +22,7 @@ from gpujob_api.serving import ServingReport
 from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.batcher import Draining, Overloaded
+from gpujob_worker.serving.connections import ConnectionLimits, Connections
 from gpujob_worker.serving.intake import BodyError, Full, Intake, Limits, read_body
 from gpujob_worker.serving.lifecycle import Lifecycle
 from gpujob_worker.serving.messages import (
@@ -65,9 +66,14 @@ class Server:
     """The routes of one served model."""
 
     def __init__(
-        self, service: Service, lifecycle: Lifecycle, limits: Limits | None = None
+        self,
+        service: Service,
+        lifecycle: Lifecycle,
+        limits: Limits | None = None,
+        connections: ConnectionLimits | None = None,
     ) -> None:
         self.intake = Intake(limits or Limits())
+        self.connections = Connections(connections)
         self.responses: Counter[int] = Counter()
         self._service = service
         self._lifecycle = lifecycle
@@ -95,10 +101,13 @@ class Server:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Makes every error a response with JSON, as the protocol requires."""
+        self.connections.begins(request.protocol)
         try:
             response = await handler(request)
         except Exception as error:
             response = self._error(request, error)
+        finally:
+            self.connections.ends(request.protocol)
         if request.match_info.handler is not None and request.path.endswith("/infer"):
             self.responses[response.status] += 1
         if self._lifecycle.ends:
