@@ -1,6 +1,7 @@
 """The batches without the server: calls of several threads are executed together."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpujob_api.report import Report, WorkerPhase
-from gpujob_api.serving import Batching, BatchingPolicy, BatchTime, Objective
-from gpujob_api.settings import Task
+from gpujob_api.report import Reply, Report, StopRequest, WorkerPhase
+from gpujob_api.serving import Batching, BatchingPolicy, BatchTime, Objective, ServingSettings
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, Task
 from gpujob_worker.serving.batched import Batched
 from gpujob_worker.serving.batcher import Batcher, Draining
 from gpujob_worker.serving.lifecycle import Lifecycle
 from gpujob_worker.serving.signature import InputError
+from tests.harness.report_receiver import Operator
 from tests.worker.serving.served import SIGNATURE, SlowBackend
 
 CALLS = 16
@@ -81,3 +83,94 @@ def test_a_process_with_its_own_server_is_reported(tmp_path: Path) -> None:
     assert (report.phase, report.task, report.step) == (WorkerPhase.FINISHED, Task.SERVING, 1)
     assert report.serving is not None
     assert (report.serving.answered, report.serving.samples_per_second > 0) == (1, True)
+
+
+LOOP = """
+import sys
+import threading
+import time
+import torch
+import gpujob_worker
+torch.manual_seed(0)
+predict = gpujob_worker.batched(torch.nn.Linear(4, 2), torch.zeros(8, 4))
+given = {"input": torch.ones(1, 4)}
+answered = 0
+try:
+    print("ready", flush=True)
+    while True:
+        BODY
+        answered += 1
+finally:
+    print("answered", answered, flush=True)
+"""
+OWN_HANDLER = """
+import os
+import signal
+def own(number, frame):
+    os.write(1, f"own handler {predict.close()}\\n".encode())  # print is not reentrant
+    sys.exit(7)
+signal.signal(signal.SIGTERM, own)
+"""
+CALL = "predict(given)"
+WAIT = "threading.Event().wait()"
+
+
+def stopped(
+    tmp_path: Path, body: str, *, stop: str = "SIGTERM", own: bool = False, delay: float = 0.3
+) -> tuple[int, str, str, Report]:
+    """Runs the loop until a stop has ended it. Returns exit code, output, errors, last report."""
+    script = LOOP.replace("BODY", body)
+    if own:
+        script = script.replace("given =", f"{OWN_HANDLER}\ngiven =")
+    operator, path = Operator(), tmp_path / "termination"
+    settings = ServingSettings(Objective(3_600_000), drain_delay_seconds=delay)
+    variables = {
+        "GPUJOB_SERVING": settings.to_text(),
+        "GPUJOB_TERMINATION_FILE": str(path),
+        "GPUJOB_REPORT_URL": operator.url,
+        "GPUJOB_GRACE_SECONDS": "120",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if stop == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        else:
+            reply = Reply(interval_seconds=0.1, stop=StopRequest("Preempted", 120.0))
+            operator.answers = [(200, reply.to_text().encode())] * 1000
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        operator.close()
+    return process.returncode, output, errors, Report.from_text(path.read_text())
+
+
+@pytest.mark.parametrize("stop", ["SIGTERM", "reply"])
+@pytest.mark.parametrize("body", [CALL, WAIT])
+def test_a_stop_ends_a_loop_of_the_users_own_as_it_ends_a_server(
+    tmp_path: Path, body: str, stop: str
+) -> None:
+    code, output, errors, report = stopped(tmp_path, body, stop=stop)
+    assert (code, errors) == (EXIT_INTERRUPTED_SAVED, "")
+    assert output.startswith("answered "), "finally blocks run"
+    assert report.phase is WorkerPhase.DRAINING
+    assert report.failure is None
+    assert report.serving is not None
+    assert report.serving.failed == 0
+    assert report.serving.answered >= int(output.split()[1])
+
+
+@pytest.mark.parametrize("stop", ["SIGTERM", "reply"])
+def test_a_web_server_that_handles_sigterm_ends_itself(tmp_path: Path, stop: str) -> None:
+    """An operator's stop reaches its handler, too."""
+    code, output, _, _ = stopped(tmp_path, "time.sleep(0.01)", stop=stop, own=True)
+    assert code == 7
+    assert output.startswith("own handler True\nanswered ")

@@ -175,6 +175,11 @@ class Stop:
         return self._watcher is not None
 
     @property
+    def handles_signal(self) -> bool:
+        """Whether SIGTERM comes here now, and not to a handler of the script."""
+        return self._is_handler
+
+    @property
     def _is_handler(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._on_signal
 

@@ -5,11 +5,13 @@ user's own.
     outputs = predict({"image": images})           # from any thread
     outputs = await predict.later({"image": images})
 
-The process is reported like a server's. A stop is left to the web server, which calls `close`.
+The process is reported like a server's. A web server that handles SIGTERM itself calls `close`.
+Otherwise a stop ends the process as `serve` ends (`batched_stop`).
 """
 
 import asyncio
 import atexit
+import threading
 from concurrent.futures import Future
 
 import torch
@@ -18,7 +20,8 @@ from gpujob_api.report import WorkerPhase
 from gpujob_worker.run.current_session import known_session
 from gpujob_worker.run.session import Session
 from gpujob_worker.serving.backend import Tensors
-from gpujob_worker.serving.batcher import Batcher
+from gpujob_worker.serving.batched_stop import BatchedStop
+from gpujob_worker.serving.batcher import Batcher, Draining
 from gpujob_worker.serving.examples import Examples, read_examples
 from gpujob_worker.serving.lifecycle import Lifecycle, Stage
 from gpujob_worker.serving.loading import load_backend
@@ -34,17 +37,33 @@ class Batched:
     """Calls of a model that are executed together with those of other threads.
 
     Calls raise `InputError` for inputs that the model does not take, `Overloaded` if the answer
-    would come too late, `Draining` after `close`, and what the model raises.
+    would come too late, `Draining` after `close` or a stop, and what the model raises.
     """
 
-    def __init__(self, batcher: Batcher, signature: Signature, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        signature: Signature,
+        lifecycle: Lifecycle,
+        stop: BatchedStop | None = None,
+    ) -> None:
+        """`stop` ends the process after a stop. Without one, the caller does."""
         self._batcher = batcher
         self._signature = signature
         self._lifecycle = lifecycle
+        self._stop = stop
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """Returns the outputs by name, on the CPU."""
-        return self.submit(inputs).result()
+        """Returns the outputs by name, on the CPU. Ends the script if it is called by the main
+        thread after a stop.
+        """
+        try:
+            return self.submit(inputs).result()
+        except Draining:
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and self._stop is not None and self._stop.is_under_way:
+                self._stop.wait_and_leave()
+            raise
 
     async def later(self, inputs: Tensors) -> Tensors:
         """Returns the outputs without blocking the event loop."""
@@ -78,10 +97,12 @@ def batched(model: torch.nn.Module, examples: Examples) -> Batched:
     metered.begin()
     state.serves(batcher, loaded.backend.name, loaded.precision)
     batcher.start()
+    stop = BatchedStop(session, batcher, lifecycle, settings.drain_delay_seconds)
+    stop.start()
     lifecycle.enter(Stage.SERVING)
     session.state.enter(WorkerPhase.SERVING)
     session.reporter.wake()
-    found = Batched(batcher, loaded.signature, lifecycle)
+    found = Batched(batcher, loaded.signature, lifecycle, stop)
     atexit.register(_at_exit, session, found)
     return found
 
