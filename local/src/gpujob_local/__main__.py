@@ -333,6 +333,15 @@ def kill(part: str, name: Name = "default") -> None:
 
 
 @app.command()
+def start(
+    part: Annotated[str, typer.Argument(help="operator, NODE or agent-NODE.")],
+    name: Name = "default",
+) -> None:
+    """Start a part again that was ended: the operator, an agent, a node with its agent."""
+    _ask(name, "start", 120, part=part)
+
+
+@app.command()
 def logs(
     part: Annotated[
         str | None,

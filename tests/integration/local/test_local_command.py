@@ -97,6 +97,26 @@ def test_a_cluster_from_up_to_down(machine: Machine) -> None:
     assert nothing_left(machine, state.marker)
 
 
+def test_parts_that_were_killed_are_started_again(machine: Machine) -> None:
+    assert machine.run("up", *SMALL).returncode == 0
+    # The second operator gets the Lease of the first one.
+    for _ in range(2):
+        started = machine.run("start", "operator")
+        assert started.returncode == 0, started.stderr
+        again = machine.run("start", "operator")
+        assert (again.returncode, again.stderr) == (1, "gpujob-local: operator runs already\n")
+        assert machine.run("kill", "operator").returncode == 0
+    assert machine.run("start", "agent-node-1").returncode == 0
+    assert machine.run("kill", "node-1").returncode == 0
+    assert machine.run("start", "node-1").returncode == 0
+    assert machine.run("start", "node-1").returncode == 1
+    wrong = machine.run("start", "etcd")
+    assert wrong.returncode == 1
+    assert (
+        "no part 'etcd' can be started; there are: operator, node-1, agent-node-1" in wrong.stderr
+    )
+
+
 def test_two_named_clusters_side_by_side(machine: Machine) -> None:
     for name in ("one", "two"):
         assert machine.run("up", "--name", name, *SMALL).returncode == 0

@@ -301,6 +301,26 @@ class LocalCluster:
             known = ", ".join([*self.control_plane.children, *self.children])
             raise ClusterError(f"no part {name!r}; there are: {known}")
 
+    def start_part(self, name: str) -> None:
+        """Starts the operator, an agent or a node that does not run. A node's agent starts with it.
+
+        Raises `ClusterError` for a part that runs, and with the known names for any other name.
+        """
+        child = self.children.get(name)
+        if child is not None and child.alive():
+            raise ClusterError(f"{name} runs already")
+        agents = {f"agent-{node}": node for node in self._node_options}
+        if name == "operator":
+            self.start_operator()
+        elif name in self._node_options:
+            self.kill_agent(name)
+            self.start_node(name)
+        elif name in agents:
+            self.start_agent(agents[name])
+        else:
+            known = ", ".join(["operator", *self._node_options, *agents])
+            raise ClusterError(f"no part {name!r} can be started; there are: {known}")
+
     # The operator
 
     def start_operator(self, *arguments: str) -> Child:

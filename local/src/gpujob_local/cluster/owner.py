@@ -57,6 +57,7 @@ class Owner:
             "reclaim": self._reclaim,
             "unmanaged_process": self._unmanaged_process,
             "kill": self._kill,
+            "start": self._start,
         }
 
     def answer(self, request: bytes) -> dict[str, Any]:
@@ -102,6 +103,10 @@ class Owner:
     def _kill(self, part: str) -> None:
         with self._changing:
             self._cluster.kill_part(part)
+
+    def _start(self, part: str) -> None:
+        with self._changing:
+            self._cluster.start_part(part)
 
     def _find_card(self, wanted: str) -> str:
         """Returns a card by its UUID, a unique beginning of it, or NODE/INDEX."""
