@@ -92,6 +92,24 @@ with torch.inference_mode():
     assert done.report["current"]["samplesPerSecond"] > 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("settings", [PLAIN, {"compile": "Auto", "precision": "Auto"}])
+def test_the_calls_of_a_quantized_model_are_steps(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """All of its weights are packed, so it has no parameters."""
+    body = """
+import warnings
+warnings.simplefilter("ignore")
+net = torch.ao.quantization.quantize_dynamic(net.eval(), {nn.Linear})
+assert not list(net.parameters())
+with torch.no_grad(): score()
+"""
+    done = run(tmp_path / "worker", body, **settings)
+    _, plain = run_alone(tmp_path / "alone", [str(tmp_path / "worker" / "score.py")])
+    assert done.output == plain.output
+    assert (done.report["task"], done.report["step"]) == ("Inference", BATCHES)
+    assert done.report["current"]["latency"]["calls"] > 0
+
+
 @pytest.mark.parametrize(
     "body",
     [

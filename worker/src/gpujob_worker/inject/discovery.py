@@ -111,6 +111,17 @@ class Discovery:
             self._roots.append(root)
 
 
+# Where modules of `torch.ao.nn.quantized` keep weights that are no parameters.
+_PACKED = ("_packed_params", "_all_weight_values")
+
+
+def _has_weights(module: torch.nn.Module) -> bool:
+    """Returns whether the module has weights. Those of a quantized one may all be packed."""
+    if next(module.parameters(), None) is not None:
+        return True
+    return any(hasattr(each, name) for each in module.modules() for name in _PACKED)
+
+
 class AnswerDiscovery(Discovery):
     """Watches the calls of a script without an optimizer: without gradients, or in evaluation mode.
 
@@ -118,7 +129,7 @@ class AnswerDiscovery(Discovery):
     """
 
     def _root(self, module: torch.nn.Module) -> Root | None:
-        if transforms() or not answers(module) or next(module.parameters(), None) is None:
+        if transforms() or not answers(module) or not _has_weights(module):
             return None
         root = self._on_root(module)
         if root is not None:
