@@ -341,7 +341,10 @@ class OperatorShell:
     def _snapshot(self) -> Snapshot:
         snapshot = self._cache.snapshot(self._receiver.newest(), self._configuration)
         self._newest_snapshot = replace(
-            snapshot, listening_since=self._listening_since, forecast=self._forecaster.newest
+            snapshot,
+            yields=self._receiver.yields(),
+            listening_since=self._listening_since,
+            forecast=self._forecaster.newest,
         )
         return self._newest_snapshot
 

@@ -198,6 +198,9 @@ class Report:
     speedup: Speedup | None = None
     # Steps that changed nothing because a float16 gradient overflowed.
     skipped_steps: Count | None = None
+    # For how long the process left its GPU idle for a service, which no step time includes. None if
+    # it cannot do this.
+    yielded_seconds: Seconds | None = None
     resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
     # None until the worker has determined it, which it does before its first checkpoint.
@@ -252,6 +255,10 @@ class StopRequest:
 # The reason of a stop request to a worker whose attempt was given up before it began.
 STOP_ATTEMPT_OVER = "AttemptOver"
 
+# A training keeps half of its time, whatever a service on its GPU needs.
+YIELD_PERCENT_MAX = 50
+YIELD_INTERVALS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -261,6 +268,9 @@ class Reply:
     stop: StopRequest | None = None
     # Whether other jobs hold a part of the worker's GPU. None if the operator does not state it.
     shared: bool | None = None
+    # The share of its time for which a training leaves its GPU idle. It holds for
+    # `YIELD_INTERVALS` intervals, so it ends by itself if replies stop.
+    yield_percent: Annotated[int, Range(0, YIELD_PERCENT_MAX, clamp=True)] = 0
 
     def to_text(self) -> str:
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))

@@ -27,6 +27,7 @@ Milliseconds = Annotated[float, Range(0, 10**9)]
 MillisecondsMeasured = Annotated[float, Range(0, 10**9, clamp=True)]
 Rate = Annotated[float, Range(0, 10**12, clamp=True)]
 MeasuredPercent = Annotated[float, Range(0, 100, clamp=True)]
+NeededPercent = Annotated[float, Range(0, 10_000, clamp=True)]
 Name = Annotated[str, Text(63, clip=True)]
 
 
@@ -205,6 +206,10 @@ class ServingReport:
     # None without requests in the window.
     within_objective_percent: MeasuredPercent | None = None
     latency: RequestLatency | None = None
+    # What requests of the last 10 s needed of the objective's latency, at its percentile: their
+    # latency without the time for which a batch waited on purpose. A late request needed all of
+    # its latency, and a refused one counts as 200.
+    needed_percent: NeededPercent | None = None
     # Of the time, in which a batch was executed.
     busy_percent: MeasuredPercent = 0.0
     batch_samples: Rate | None = None

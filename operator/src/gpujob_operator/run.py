@@ -318,7 +318,10 @@ class Operator:
         def snapshot() -> Snapshot:
             snapshot = self._cache.snapshot(receiver.newest(), self._configuration)
             self._snapshot = replace(
-                snapshot, listening_since=self._listening_since, forecast=forecaster.newest
+                snapshot,
+                yields=receiver.yields(),
+                listening_since=self._listening_since,
+                forecast=forecaster.newest,
             )
             return self._snapshot
 

@@ -137,6 +137,20 @@ async def test_a_server_is_told_whether_others_hold_a_part_of_its_gpu(bench: _Be
     assert "shared" not in (await bench.post(make_report()))[1], "a training does not ask"
 
 
+async def test_a_training_is_asked_to_yield_to_a_service_on_its_gpu(bench: _Bench) -> None:
+    training = running(make_job("job"))
+    service = running(make_job("digits-0"))
+    pod = make_pod(service)
+    bench.workers.jobs = {one.metadata.uid: one for one in (training, service)}
+    bench.workers.pods[pod.uid] = pod
+    own, its = make_report(yielded_seconds=0.0), token_of_pod(pod.namespace, pod.name, pod.uid)
+    serving = make_report(serving=ServingReport(ready=True, needed_percent=95.0))
+    assert (await bench.post(own))[1]["yieldPercent"] == 0
+    assert (await bench.post(serving, token=its))[1]["yieldPercent"] == 0
+    assert (await bench.post(own))[1]["yieldPercent"] == 10
+    assert [one.replica for one in bench.receiver.yields()] == [service.metadata.key]
+
+
 @pytest.mark.parametrize(
     ("token", "status", "result"),
     [

@@ -14,6 +14,7 @@ from gpujob_api.serving import Batching, BatchingPolicy, BatchTime, Objective
 from gpujob_worker.serving.backend import Backend, Tensors
 from gpujob_worker.serving.batcher import Batcher, Draining, Overloaded
 from gpujob_worker.serving.signature import InputError
+from gpujob_worker.serving.statistics import BOUND_RATIO
 from tests.worker.serving.backends import (
     POISON,
     SECONDS_MAX,
@@ -235,6 +236,55 @@ def test_auto_waits_while_the_gpu_is_shared(start: Start) -> None:
     batcher.shared = False
     assert answer(future) == [2]
     assert batcher.statistics().policy is BatchingPolicy.IMMEDIATE
+
+
+def needed_milliseconds(batcher: Batcher) -> float:
+    """What the requests needed of an objective of an hour."""
+    percent = batcher.statistics().needed_percent
+    assert percent is not None
+    return percent / 100 * HOUR.latency_milliseconds
+
+
+def test_a_wait_for_a_larger_batch_is_not_needed(start: Start) -> None:
+    batcher = start(Doubling(), BatchingPolicy.DEADLINE)
+    future = batcher.submit(samples(1), 1)
+    with pytest.raises(TimeoutError):
+        future.result(0.2)
+    assert batcher.drain(SECONDS_MAX)
+    latency = batcher.statistics().latency
+    assert latency is not None
+    assert latency.p50_milliseconds >= 200
+    assert needed_milliseconds(batcher) <= BOUND_RATIO * (latency.p50_milliseconds - 200)
+
+
+def test_a_wait_for_the_device_is_needed(start: Start) -> None:
+    """The smaller one of two needs is that of the request that was executed at once, in the end."""
+    backend = Gated()
+    batcher = start(backend, objective=Objective(HOUR.latency_milliseconds, percentile=50))
+    first = batcher.submit(samples(1), 1)
+    backend.wait_for_batch()
+    second = batcher.submit(samples(2), 1)
+    with pytest.raises(TimeoutError):
+        second.result(0.2)
+    backend.let_on(2)
+    assert [answer(future) for future in (first, second)] == [[2], [4]]
+    wait_until(lambda: batcher.statistics().answered == 2)
+    assert needed_milliseconds(batcher) >= 200
+
+
+def test_a_refusal_counts_as_need_unless_the_caller_is_in_a_hurry(start: Start) -> None:
+    backend = Gated()
+    batcher = start(backend, queue_max=1)
+    batcher.submit(samples(1), 1)
+    backend.wait_for_batch()
+    batcher.submit(samples(2), 1)
+    with pytest.raises(Overloaded):
+        batcher.submit(samples(3), 1, seconds=1e-9)
+    assert batcher.statistics().needed_percent is None
+    with pytest.raises(Overloaded):
+        batcher.submit(samples(3), 1)
+    assert batcher.statistics().needed_percent == pytest.approx(200, rel=BOUND_RATIO - 1)
+    backend.let_on(2)
 
 
 def test_a_full_batch_wakes_the_waiting_thread(start: Start) -> None:

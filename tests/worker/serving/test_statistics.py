@@ -91,3 +91,44 @@ def test_failures_of_the_last_minute_are_counted_with_the_newest_error() -> None
     later = window.sums(65.0)
     assert (later.failed, later.requests) == (2, 4)
     assert window.sums(200.0).error == ""
+
+
+def test_what_requests_needed_leaves_out_what_was_waited_on_purpose() -> None:
+    window = SlidingWindow(1.0, now=0.0, percentile=90.0)
+    for number in range(10):
+        needed = 0.5 if number == 9 else 0.2
+        window.answered(1.0, 0.9, 1, waited_seconds=0.9 - needed)
+    found = window.sums(1.5)
+    assert found.needed_seconds == pytest.approx(0.2, rel=BOUND_RATIO - 1)
+    assert found.latency is not None
+    assert found.latency.p50_milliseconds == pytest.approx(900, rel=BOUND_RATIO - 1)
+    window.answered(1.0, 0.9, 1, waited_seconds=0.4)
+    assert window.sums(1.5).needed_seconds == pytest.approx(0.5, rel=BOUND_RATIO - 1)
+
+
+def test_a_late_request_needed_all_of_its_time() -> None:
+    window = SlidingWindow(1.0, now=0.0)
+    window.answered(1.0, 1.1, 1, waited_seconds=0.8)
+    assert window.sums(1.5).needed_seconds == pytest.approx(1.1, rel=BOUND_RATIO - 1)
+
+
+def test_refused_requests_needed_more_than_the_objective() -> None:
+    window = SlidingWindow(0.1, now=0.0)
+    for _ in range(99):
+        window.answered(1.0, 0.01, 1)
+    window.refused(1.0)
+    assert window.sums(1.5).needed_seconds == pytest.approx(0.01, rel=BOUND_RATIO - 1)
+    window.refused(1.0)
+    found = window.sums(1.5)
+    assert found.needed_seconds == pytest.approx(0.2, rel=BOUND_RATIO - 1)
+    assert found.requests == 99
+
+
+def test_what_requests_needed_is_of_the_last_ten_seconds() -> None:
+    window = SlidingWindow(1.0, now=0.0)
+    window.answered(1.0, 5.0, 1)
+    window.answered(8.0, 0.1, 1)
+    assert window.sums(10.9).needed_seconds == pytest.approx(5.0, rel=BOUND_RATIO - 1)
+    assert window.sums(11.0).needed_seconds == pytest.approx(0.1, rel=BOUND_RATIO - 1)
+    assert window.sums(18.0).needed_seconds is None
+    assert window.sums(18.0).latency is not None

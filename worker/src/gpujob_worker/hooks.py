@@ -190,6 +190,7 @@ class Hooks:
             self._model.saw_backward()
             self._session.state.saw_pass(unscaled)
             self._loss_check.saw_loss(loss)
+            self._yield()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._own_work.under_way:
@@ -243,6 +244,7 @@ class Hooks:
             torch.inference_mode(mode=False),
         ):
             self._phases.after_step(optimizer)
+        self._yield()
         self._profile()
         self._session.safe_point()
 
@@ -261,8 +263,14 @@ class Hooks:
             torch.inference_mode(mode=False),
         ):
             self._phases.after_step(None)
+        self._yield()
         self._profile()
         self._session.safe_point()
+
+    def _yield(self) -> None:
+        """Leaves the GPU to a service on it, unless nothing of the script may be changed."""
+        if self._session.listens_to_stops:
+            self._session.yielding.boundary()
 
     def _profile(self) -> None:
         """Called last, so that none of our own work is in the profile."""

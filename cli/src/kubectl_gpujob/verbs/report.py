@@ -16,7 +16,7 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Latency, Speedup
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.measurement.profile import attempt_mode
-from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, find
+from gpujob_operator.decide.model.conditions import UNPROTECTED, UNTUNED, YIELDING, find
 from gpujob_operator.decide.model.placement_record import ignored_hint
 from kubectl_gpujob import html, services, text
 from kubectl_gpujob.errors import EXIT_DONE, NotFoundError
@@ -158,7 +158,8 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
         hint = ignored_hint(job, held, status.profile or "")
         source = f"({held.source.value})" + (f"; {hint}" if hint else "")
         found.append(("Reserved", f"{share} {source}"))
-    found += _stated(job, UNTUNED)
+    for kind in (UNTUNED, YIELDING):
+        found += _stated(job, kind)
     found += _protection(job)
     if status.checkpoint is not None:
         saved = status.checkpoint

@@ -483,7 +483,9 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
-    pace = None if alone else observed_pace(status, entry.profile, gpus)
+    # Next to a training that yields, less is executed than otherwise.
+    known_pace = not alone and inputs.yielding is None
+    pace = observed_pace(status, entry.profile, gpus) if known_pace else None
     serves = (
         job.spec.optimize.task is Task.SERVING
         and status.phase is JobPhase.RUNNING

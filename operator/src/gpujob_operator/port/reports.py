@@ -18,7 +18,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, WorkerPhase
 from gpujob_operator.decide.model.placement_record import came_late
-from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport, Yielding
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.port.requests import (
@@ -29,6 +29,7 @@ from gpujob_operator.port.requests import (
     client_limit,
     sender,
 )
+from gpujob_operator.port.yields import Yields
 from gpujob_operator.rate_limit import RateLimit
 from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
@@ -95,6 +96,9 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
+        self._yields = Yields(
+            lambda: tuple(self._newest.values()), workers.job, now=clock, monotonic=monotonic
+        )
         self._holders: Counter[str] = Counter()
         self._counted_at: float | None = None
         self._limits: TTLCache[str, RateLimit] = TTLCache(
@@ -111,6 +115,10 @@ class ReportReceiver:
         for key in [key for key in self._newest if self._workers.job(key[0]) is None]:
             del self._newest[key]
         return tuple(self._newest.values())
+
+    def yields(self) -> tuple[Yielding, ...]:
+        """Returns the trainings that are asked to yield to a service."""
+        return self._yields.current()
 
     async def _post(self, request: web.Request) -> web.Response:
         try:
@@ -192,8 +200,16 @@ class ReportReceiver:
             request = StopRequest("PodDeleted", max(0.0, round(left, 1)))
         else:
             request = None
-        shared = self._is_shared(pod) if report.serving is not None else None
-        return Reply(interval_seconds=self._interval_seconds, stop=request, shared=shared)
+        shared = None
+        if report.serving is not None:
+            shared = self._is_shared(pod)
+            self._yields.watch()
+        return Reply(
+            interval_seconds=self._interval_seconds,
+            stop=request,
+            shared=shared,
+            yield_percent=self._yields.percent(job.metadata.uid),
+        )
 
     def _is_shared(self, pod: PodView) -> bool:
         """Returns whether another job holds a part of one of the worker's GPUs."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpujob_api.quantities import format_ratio
 from gpujob_api.report import (
     STOP_ATTEMPT_OVER,
+    YIELD_INTERVALS,
     Efficiency,
     Reply,
     Report,
@@ -32,11 +33,17 @@ from gpujob_worker.run.graceful_stop import (
 from gpujob_worker.run.lineage import Claim, Lineage, written
 from gpujob_worker.run.meter import Meter, efficiency
 from gpujob_worker.run.profiling import StepProfiler
-from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
+from gpujob_worker.run.reporter import (
+    INTERVAL_SECONDS_RANGE,
+    Destination,
+    Reporter,
+    write_termination_message,
+)
 from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
+from gpujob_worker.run.yielding import Yielding
 
 LAST_REPORT_SECONDS = 3.0
 # Seconds that the first step waits for the operator to confirm that the attempt is not over.
@@ -67,6 +74,7 @@ class Session:
         self.log = log or DecisionLog()
         self._tuning_seconds_asked = tuning_seconds
         self.meter = Meter(CpuMemory())
+        self.yielding = Yielding(self.meter)
         known = environment.settings.tuned
         self.state = RunState(self.meter, tuned=known, known_tuned=known)
         self.profiler = profiler
@@ -235,6 +243,7 @@ class Session:
             tuning_seconds=self.state.tuning_seconds,
             speedup=self.state.speedup,
             skipped_steps=self.state.skipped_steps,
+            yielded_seconds=self.yielding.seconds,
             resumed_from_step=self.state.resumed_from_step,
             checkpoint=self.state.checkpoint,
             protection=self.state.protection,
@@ -280,6 +289,8 @@ class Session:
     def _on_reply(self, reply: Reply) -> None:
         if reply.shared is not None:
             self._on_shared(reply.shared)
+        interval_seconds = min(reply.interval_seconds, INTERVAL_SECONDS_RANGE[1])
+        self.yielding.ask(reply.yield_percent, YIELD_INTERVALS * interval_seconds)
         if reply.stop is not None:
             self.stop.watch()
             seconds = reply.stop.deadline_seconds

@@ -90,7 +90,11 @@ class Batcher:
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._empty = threading.Condition(lock)
-        self._window = SlidingWindow(self._objective_seconds, time.monotonic())
+        # When the last batch ended.
+        self._free_since = time.monotonic()
+        self._window = SlidingWindow(
+            self._objective_seconds, self._free_since, objective.percentile
+        )
         self._answered = self._failed = self._refused = 0
         # None while the thread does not sleep.
         self._sleeps_until: float | None = None
@@ -147,6 +151,8 @@ class Batcher:
                 raise InputError(str(error)) from None
             if refused is not None:
                 self._refused += 1
+                if seconds is None:
+                    self._window.refused(now)
                 raise Overloaded(refused.retry_after_seconds)
             if self._sleeps_until is not None and self._queue.due(now) < self._sleeps_until:
                 self._work.notify()
@@ -158,6 +164,7 @@ class Batcher:
             line = self._queue.times.line
             observed = self._queue.times.observed
             percent = 100 * sums.within / sums.requests if sums.requests else None
+            needed = sums.needed_seconds
             return BatcherStatistics(
                 answered=self._answered,
                 failed=self._failed,
@@ -170,6 +177,7 @@ class Batcher:
                 samples_per_second=sums.samples / sums.seconds,
                 within_objective_percent=percent,
                 latency=sums.latency,
+                needed_percent=None if needed is None else 100 * needed / self._objective_seconds,
                 busy_percent=min(100.0, 100 * sums.busy_seconds / sums.seconds),
                 batch_samples=sums.batched_samples / sums.batches if sums.batches else None,
                 time=BatchTime(1000 * line.fixed_seconds, 1000 * line.per_sample_seconds)
@@ -266,8 +274,16 @@ class Batcher:
                 error = request.future.exception()
                 self._answered += error is None
                 self._failed += error is not None
-                text = None if error is None else _first_line(error)
-                self._window.answered(now, now - request.arrived, request.samples, text)
+                # Until then the device was busy, or the request was not there.
+                could_start = max(request.arrived, self._free_since)
+                self._window.answered(
+                    now,
+                    now - request.arrived,
+                    request.samples,
+                    None if error is None else _first_line(error),
+                    waited_seconds=max(0.0, started - could_start),
+                )
+            self._free_since = now
             if self._is_empty():
                 self._empty.notify_all()
 

@@ -58,6 +58,7 @@ class ServingState:
             samples_per_second=known.samples_per_second,
             within_objective_percent=known.within_objective_percent,
             latency=known.latency,
+            needed_percent=known.needed_percent,
             busy_percent=known.busy_percent,
             batch_samples=known.batch_samples,
             time=known.time,

@@ -32,6 +32,7 @@ from gpujob_operator.decide.model.snapshot import (
     ReceivedReport,
     RefusedPod,
     Snapshot,
+    Yielding,
 )
 from gpujob_operator.decide.model.workers import JobName, job_name_of, job_pods_of
 
@@ -117,6 +118,7 @@ class Jobs:
     entries: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     usage: UsageByAttempt = field(default_factory=dict[tuple[str, int], GPUUsage])
+    yields: Mapping[str, Yielding] = field(default_factory=dict[str, Yielding])
     # Jobs with any change except reports and measured use, and owners of changed pods.
     changed: set[str] = field(default_factory=set[str])
     # The subset whose profile changed in a way that matters to placement.
@@ -125,7 +127,7 @@ class Jobs:
     changed_profiles: dict[ProfileKey, GPUProfile | None] = field(
         default_factory=dict[ProfileKey, GPUProfile | None]
     )
-    # Jobs with a new report or new measured use.
+    # Jobs with a new report, new measured use, or another share of time to yield.
     measured: set[str] = field(default_factory=set[str])
     _pods: Pods = field(default_factory=Pods)
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
@@ -154,6 +156,7 @@ class Jobs:
         self._take_volumes(snapshot.volumes)
         self._take_reports(snapshot.reports)
         self._take_usage(snapshot.usage)
+        self._take_yields(snapshot.yields)
         for uid in self.changed & self.entries.keys():
             entry = self.entries[uid]
             entry.job_pods = job_pods_of(entry.job, self._pods.namesakes(entry.job))
@@ -276,6 +279,10 @@ class Jobs:
             different = (key for key, used in usage.items() if before.get(key) is not used)
             self.measured.update(uid for uid, _ in different)
             self.measured.update(uid for uid, _ in before.keys() - usage.keys())
+
+    def _take_yields(self, yields: tuple[Yielding, ...]) -> None:
+        before, self.yields = self.yields, {one.job_uid: one for one in yields}
+        self.measured |= _changed(before, self.yields)
 
 
 def _name_of(job: GPUJob) -> JobName:

@@ -18,7 +18,7 @@ from gpujob_operator.decide.lifecycle.cost import cost_text
 from gpujob_operator.decide.lifecycle.faults import pressure
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.reservation import profile_entry
-from gpujob_operator.decide.measurement.slowdown import is_slowed, measured_slowdown, observed_pace
+from gpujob_operator.decide.measurement.slowdown import is_slowed, observed_pace, slowed_because
 from gpujob_operator.decide.model.configuration import Configuration
 
 # After every deadline.
@@ -62,12 +62,12 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
     if _outgrew(job, inputs):
         # How much more it can have, and whether it must leave, depends on the others.
         return False
-    slowdown = measured_slowdown(job, status, profile, gpus)
-    if is_slowed(job.status) is not (slowdown is not None and slowdown.too_much):
+    slowed = slowed_because(job, status, profile, gpus, inputs.yielding)
+    if is_slowed(job.status) is not (slowed is not None):
         return False
     if cost_text(job, status, inputs.sites) != job.status.summary.cost:
         return False
-    return not _tells_a_pace(status, profile, gpus)
+    return inputs.yielding is not None or not _tells_a_pace(status, profile, gpus)
 
 
 def is_steady(job: GPUJob, sites: Sites) -> bool:

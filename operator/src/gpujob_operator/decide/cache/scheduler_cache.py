@@ -192,6 +192,7 @@ class SchedulerCache:
             refused_pods=self._starts.refused(uid),
             perhaps_created=self._starts.perhaps_created(uid),
             listening_since=self.listening_since,
+            yielding=self._jobs.yields.get(uid),
             profile=entry.profile,
         )
 

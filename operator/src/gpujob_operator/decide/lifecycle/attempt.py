@@ -41,7 +41,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     with_refusal,
 )
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop
-from gpujob_operator.decide.measurement.milestones import milestones
+from gpujob_operator.decide.measurement.milestones import first_yield, milestones
 from gpujob_operator.decide.measurement.profile import attempt_mode, with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
@@ -252,7 +252,8 @@ def _running(
     status = with_report(job, with_pod_uids(job.status, pods), inputs.report, configuration)
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
         status = with_seen_gpus(status, inputs.usage.seen)
-    usage = joined_usage(inputs.usage, report, job.status.reservation)
+    is_yielding = inputs.yielding is not None
+    usage = joined_usage(inputs.usage, report, job.status.reservation, is_yielding=is_yielding)
     status = with_measurement(status, report, usage)
 
     def most_bytes() -> int:
@@ -263,6 +264,7 @@ def _running(
         job, status, report, usage, configuration, most_bytes
     )
     events = (*milestones(job.status, status, report, attempt_mode(job)), *events)
+    events = (*events, *first_yield(job.status, inputs.yielding))
     writer = ConditionWriter(job, status, now)
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now

@@ -12,6 +12,7 @@ from gpujob_operator.decide.model.snapshot import (
     PerhapsCreated,
     ReceivedReport,
     RefusedPod,
+    Yielding,
 )
 from gpujob_operator.decide.model.workers import NO_PODS, JobPods
 
@@ -38,6 +39,7 @@ class JobInputs:
     # Pods of its attempt that may have been created.
     perhaps_created: PerhapsCreated | None = None
     listening_since: datetime | None = None
+    yielding: Yielding | None = None
     # Growth of other jobs in this cycle, on the GPUs of the job's workers. Not compared, because a
     # job that sees any is decided about again in the next cycle.
     promised_bytes: Mapping[Place, int] = field(default_factory=dict[Place, int], compare=False)

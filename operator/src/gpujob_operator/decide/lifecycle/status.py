@@ -13,7 +13,7 @@ from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
-from gpujob_operator.decide.measurement.slowdown import measured_slowdown
+from gpujob_operator.decide.measurement.slowdown import slowed_because, yielding_message
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -68,6 +68,7 @@ def finish_status(
     elif conditions.find(writer, conditions.GPU_PRESSURE) is not None:
         writer.set(conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again")
     _set_slowdown(job, status, writer, inputs)
+    _set_yielding(status, writer, inputs)
     _set_protection(job, status, writer, inputs, configuration)
     if status.placement is None or status.finished:
         writer.remove(conditions.EDIT_REJECTED)
@@ -84,12 +85,20 @@ def finish_status(
 def _set_slowdown(
     job: GPUJob, status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs
 ) -> None:
-    running, gpus = status.phase is JobPhase.RUNNING, gpus_at(inputs.sites)
-    slowdown = measured_slowdown(job, status, inputs.profile, gpus) if running else None
-    if slowdown is not None and slowdown.too_much:
-        writer.set(conditions.SLOWED, True, "CoTenants", slowdown.message)
+    gpus = gpus_at(inputs.sites)
+    slowed = slowed_because(job, status, inputs.profile, gpus, inputs.yielding)
+    if slowed is not None:
+        writer.set(conditions.SLOWED, True, *slowed)
     elif conditions.find(writer, conditions.SLOWED) is not None:
         writer.set(conditions.SLOWED, False, "WithinLimit", "no longer")
+
+
+def _set_yielding(status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs) -> None:
+    yielding = inputs.yielding if status.phase is JobPhase.RUNNING else None
+    if yielding is not None:
+        writer.set(conditions.YIELDING, True, "ServiceLatency", yielding_message(yielding))
+    elif conditions.find(writer, conditions.YIELDING) is not None:
+        writer.set(conditions.YIELDING, False, "Ended", "no longer")
 
 
 def _set_protection(

@@ -11,6 +11,8 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_api.summary import STANDS_STILL
+from gpujob_operator.decide.measurement.slowdown import yielding_message
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.protection import (
@@ -19,6 +21,7 @@ from gpujob_operator.decide.model.protection import (
     durable_checkpoint,
     why_unprotected,
 )
+from gpujob_operator.decide.model.snapshot import Yielding
 
 
 def milestones(
@@ -73,6 +76,13 @@ def refusal(
         f"back, so that it starts from the beginning: {refused.reason}"
     )
     return (EventNote(RESUME_REFUSED, text, EventType.WARNING),)
+
+
+def first_yield(before: GPUJobStatus, yielding: Yielding | None) -> tuple[EventNote, ...]:
+    """Returns an event if the job yields to a service for the first time."""
+    if yielding is None or conditions.find(before, conditions.YIELDING) is not None:
+        return ()
+    return (EventNote("YieldsToService", yielding_message(yielding)),)
 
 
 def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:

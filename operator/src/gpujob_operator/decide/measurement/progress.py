@@ -203,14 +203,24 @@ def with_measured_reservation(
 
 
 def joined_usage(
-    usage: GPUUsage | None, report: Report | None, held: Reservation | None
+    usage: GPUUsage | None,
+    report: Report | None,
+    held: Reservation | None,
+    *,
+    is_yielding: bool = False,
 ) -> GPUUsage | None:
     """Returns the agent's readings with the peak that the worker saw between two of them.
+
+    While the job yields, its utilization does not fall below the reserved one. Otherwise another
+    job would get the time that is meant for a service.
 
     The worker's figure counts up to a bound above the agent's own peak. A worker that holds whole
     GPUs may report up to what it holds. A wrong figure therefore takes no memory from other jobs.
     """
     timing = report.current if report is not None else None
+    if usage is not None and held is not None and is_yielding:
+        utilization_percent = max(usage.utilization_percent, held.utilization_percent)
+        usage = replace(usage, utilization_percent=utilization_percent)
     if usage is None or timing is None:
         return usage
     seen_bytes = usage.memory_peak_bytes

@@ -16,11 +16,14 @@ from gpujob_api.gpuprofile import (
     SharedPace,
 )
 from gpujob_api.meta import ConditionStatus
+from gpujob_api.report import YIELD_PERCENT_MAX
 from gpujob_api.settings import Task
 from gpujob_operator.decide.capacity.calibration import band_percent
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.snapshot import Yielding
+from gpujob_operator.decide.model.yielding import RAISED_ABOVE
 
 # A job counts as slowed only from this many percentage points above its limit, because step times
 # vary.
@@ -52,6 +55,48 @@ class Slowdown:
             f"against {self.alone_seconds:.3g} s); sharing.maxSlowdownPercent is "
             f"{self.limit_percent}"
         )
+
+
+def slowed_because(
+    job: GPUJob,
+    status: GPUJobStatus,
+    profile: GPUProfile | None,
+    gpus: Sequence[GPUCapacity],
+    yielding: Yielding | None,
+) -> tuple[str, str] | None:
+    """Returns the reason and the message if co-tenants slow a running job too much, else None.
+
+    The time that a training yields is no part of its step times, so it counts here. At the most
+    that a training yields, the limit does not matter: the service needs another neighbour.
+    """
+    if status.phase is not JobPhase.RUNNING:
+        return None
+    if yielding is not None and _yields_too_much(job, yielding):
+        limit = job.spec.sharing.max_slowdown_percent
+        text = f"{yielding_message(yielding)}; sharing.maxSlowdownPercent is {limit}"
+        return "Yields", text
+    slowdown = measured_slowdown(job, status, profile, gpus)
+    if slowdown is None or not slowdown.too_much:
+        return None
+    return "CoTenants", slowdown.message
+
+
+def _yields_too_much(job: GPUJob, yielding: Yielding) -> bool:
+    limit = job.spec.sharing.max_slowdown_percent + SLACK_PERCENT
+    return yielding.percent >= YIELD_PERCENT_MAX or _longer_percent(yielding) > limit
+
+
+def _longer_percent(yielding: Yielding) -> float:
+    return 100.0 * yielding.percent / (100 - yielding.percent)
+
+
+def yielding_message(yielding: Yielding) -> str:
+    most = ", the most that it yields" if yielding.percent >= YIELD_PERCENT_MAX else ""
+    return (
+        f"leaves its GPU idle for {yielding.percent} % of the time{most}, because requests of "
+        f"{yielding.replica} need more than {RAISED_ABOVE:.0f} % of their objective; a step takes "
+        f"{_longer_percent(yielding):.0f} % longer"
+    )
 
 
 def measured_slowdown(

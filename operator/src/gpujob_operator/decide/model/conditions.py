@@ -19,6 +19,8 @@ FINISHED = "Finished"
 SUSPENDED = "Suspended"
 GPU_PRESSURE = "GPUPressure"
 SLOWED = "Slowed"
+# True while a training leaves its GPU idle for a share of the time, for a service on it.
+YIELDING = "Yielding"
 # True while nothing of the job is tuned because the worker is not in it.
 UNTUNED = "Untuned"
 # True while an interruption starts the job again from the beginning.

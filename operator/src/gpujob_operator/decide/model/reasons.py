@@ -112,7 +112,14 @@ CONDITIONS: Mapping[str, Meanings] = {
     },
     conditions.SLOWED: {
         "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent`",
+        "Yields": "the job yields to a service for more time than `sharing.maxSlowdownPercent` "
+        "allows, or for the most that a job yields",
         "WithinLimit": "co-tenants slow the job no more than that",
+    },
+    conditions.YIELDING: {
+        "ServiceLatency": "requests of a service on the job's GPU need more than 90 % of their "
+        "objective, so the job leaves the GPU idle for a share of its time",
+        "Ended": "they need less than 70 %, or the service is gone",
     },
     conditions.UNTUNED: {
         "NoReports": "no worker reports: the job is measured from outside",
@@ -196,6 +203,8 @@ EVENTS: Meanings = {
     "it counts as no failure",
     "CheckpointCommitted": "the first checkpoint that an attempt saved; the newest one is in "
     "`status.checkpoint`",
+    "YieldsToService": "the job leaves its GPU idle for a share of its time, for a service on it; "
+    "once for a job",
     **{f"Stopping{name}": text for name, text in STOPS.items()},
     **{f"Attempt{name}": f"{text}; tried again" for name, text in _ENDS.items()},
     "Succeeded": "the job succeeded",

@@ -163,6 +163,17 @@ class ReceivedReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Yielding:
+    """The share of its time for which a training is asked to leave its GPUs idle."""
+
+    job_uid: str
+    percent: int
+    # The service's replica whose requests need it, as the training's status refers to that job.
+    replica: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedPod:
     """The API server's definite refusal to create a worker's pod. Nothing was created."""
 
@@ -283,6 +294,8 @@ class Snapshot:
     # kube-scheduler.
     volumes: tuple[BoundVolume, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
+    # Trainings that yield to a service.
+    yields: tuple[Yielding, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
     # The object stays the same until something changes.

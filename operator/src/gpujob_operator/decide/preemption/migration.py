@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.settings import Task
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model import conditions
@@ -70,7 +71,10 @@ def _off_gpu(
     candidates = [
         job
         for job in tenants
-        if is_preemptible(job, configuration) and why_unprotected(job, configuration) is None
+        if is_preemptible(job, configuration)
+        and why_unprotected(job, configuration) is None
+        # Its slowdown is not compared, and trainings beside it yield.
+        and job.spec.optimize.task is not Task.SERVING
     ]
     leaving = any(is_awaited(job, now) for job in tenants)
     if leaving or len(tenants) < 2:
