@@ -92,6 +92,26 @@ with torch.inference_mode():
     assert done.report["current"]["samplesPerSecond"] > 0
 
 
+@pytest.mark.parametrize(
+    ("body", "total"),
+    [
+        ("score()", BATCHES),
+        ("net(torch.randn(1, 8)); score()", BATCHES + 1),
+        ("score(); score()", 2 * BATCHES),
+        # Two calls for each batch.
+        ("for (x,) in loader: net(x); net(-x)", None),
+        ("for _ in range(20): net(torch.randn(4, 8))", None),
+    ],
+)
+def test_the_length_of_the_loader_is_the_number_of_steps(
+    tmp_path: Path, body: str, total: int | None
+) -> None:
+    report = run(tmp_path, f"net.eval(); torch.set_grad_enabled(False)\n{body}").report
+    assert report.get("stepsTotal") == total
+    assert report["task"] == "Inference"
+    assert total is None or report["step"] == total
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("settings", [PLAIN, {"compile": "Auto", "precision": "Auto"}])
 def test_the_calls_of_a_quantized_model_are_steps(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -130,8 +130,10 @@ def test_it_ends_as_the_plain_run_after_three_stops(name: str, tmp_path: Path) -
 
 def test_a_checkpoint_is_of_the_batch_at_which_it_was_stopped(tmp_path: Path) -> None:
     written(tmp_path, HEAD + LINES)
-    assert attempt(tmp_path, 1, 20).report["checkpoint"]["step"] == 20
+    first = attempt(tmp_path, 1, 20).report
+    assert (first["checkpoint"]["step"], first["stepsTotal"]) == (20, 61)
     last = attempt(tmp_path, 2, 0)
+    assert last.report.get("stepsTotal", 61) == 61, "the operator keeps the number"
     # 241 samples in batches of 4.
     assert (last.report["resumedFromStep"], last.report["step"]) == (20, 61)
     assert "compared: the answer is" in "\n".join(last.report["explain"])

@@ -128,7 +128,7 @@ class Hooks:
             guard(self._before_pass),
             guard(loaders.begun),
             guard(loaders.before_batch),
-            guard(loaders.received, _unchanged),
+            guard(self._received, _unchanged),
             guard(loaders.waited),
         )
         watch_process_group(guard(lambda: meet_others(session, self._facts)))
@@ -165,7 +165,12 @@ class Hooks:
     def _before_pass(self, loader: Any) -> None:
         self._loaders.before_pass(loader)
         if not self._own_work.under_way:
-            self._inference.pass_begins()
+            self._inference.pass_begins(loader)
+
+    def _received(self, batch: Any) -> Any:
+        if not self._own_work.under_way:
+            self._inference.batch_received()
+        return self._loaders.received(batch)
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called when the script makes an optimizer. The modules that it calls next may be its

@@ -8,6 +8,7 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import FailureClass, Report, WorkerPhase
+from gpujob_api.settings import Task
 from gpujob_operator.decide.lifecycle.done import Circumstances
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.model.plan import CreatePod
@@ -56,6 +57,11 @@ WORDS: dict[str, tuple[Report | None, bool]] = {
     "training": (make_report(step=40, steps_total=1000), False),
     "no steps": (make_report(step=0, steps_total=0), False),
     "1000 of 1000": (make_report(step=1000, steps_total=1000, phase=WorkerPhase.FINISHED), True),
+    # Another loop may follow.
+    "1000 of 1000 calls": (
+        make_report(step=1000, steps_total=1000, task=Task.INFERENCE, phase=WorkerPhase.FINISHED),
+        False,
+    ),
     "asked at the last": (
         make_report(step=1000, steps_total=1000, phase=WorkerPhase.DRAINING),
         True,
@@ -94,6 +100,11 @@ def test_a_worker_that_broke_off_before_its_steps_was_not_done(phase: WorkerPhas
     outcome = ended(termination=make_report(step=40, steps_total=1000, phase=phase))
     assert outcome.end is AttemptEnd.INTERRUPTED
     assert "ended with 0 before its last step" in outcome.ended_by
+
+
+def test_a_loop_of_calls_may_end_before_its_loader() -> None:
+    left = make_report(step=40, steps_total=1000, task=Task.INFERENCE)
+    assert ended(termination=left).end is AttemptEnd.SUCCEEDED
 
 
 def test_a_worker_may_make_its_last_steps_after_its_last_report() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import Task
+from gpujob_worker.control.expected_calls import ExpectedCalls
 from gpujob_worker.control.own_work import OwnWork
 from gpujob_worker.control.trained_model import TrainedModel
 from gpujob_worker.inject.answering import AnsweringRoot
@@ -62,6 +63,7 @@ class Inference:
         # Calls since the discovery began.
         self._watched = 0
         self._active = False
+        self._expected = ExpectedCalls()
 
     @property
     def stated(self) -> bool:
@@ -84,8 +86,15 @@ class Inference:
             self._active = True
             self._discovery.start()
 
-    def pass_begins(self) -> None:
+    def batch_received(self) -> None:
+        """Called when the script gets a batch of a loader."""
+        self._expected.batch_received()
+
+    def pass_begins(self, loader: Any) -> None:
         """Called when a pass over a loader begins. The loop may call other modules than before."""
+        if self._active:
+            calls = self._session.state.step if self.recognised else self.calls
+            self._expected.pass_begins(loader, calls)
         if self._active and not self._discovery.active and len(self._roots) < ROOTS_MAX:
             self._discovery.forget()
             self._discovery = self._new_discovery()
@@ -184,6 +193,9 @@ class Inference:
         session = self._session
         session.meter.call_ends(samples)
         session.meter.step_done()
+        resumed = session.state.resumed_from_step is not None
+        total = self._expected.total(session.state.step, resumed=resumed)
+        session.state.expect_calls(total)
         hold_to_card(session)
         self._watched += 1
         if self._watched >= WATCHED_STEPS:

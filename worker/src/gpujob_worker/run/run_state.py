@@ -39,6 +39,9 @@ class RunState:
     tuning_seconds: float | None = None
     samples_per_step: int | None = None
     steps_total: int | None = None
+    # The number of calls at the end of the present pass over a loader. Others may follow, so it
+    # decides nothing.
+    calls_expected: int | None = None
     first_step: int = 0
     # `INFERENCE` if steps are calls of the model, `SERVING` if they are batches of requests.
     task: Task | None = None
@@ -199,6 +202,9 @@ class RunState:
 
     def expect_steps(self, total: int | None) -> None:
         self.steps_total = total
+
+    def expect_calls(self, total: int | None) -> None:
+        self.calls_expected = total
 
     def measured_first(self, timing: Timing | None, wait_percent: float | None) -> None:
         """Sets the timing of the baseline steps."""

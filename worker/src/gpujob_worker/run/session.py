@@ -231,7 +231,7 @@ class Session:
             sequence=self._sequence,
             task=self.state.task,
             step=self.state.step,
-            steps_total=self.state.steps_total,
+            steps_total=self.state.steps_total or self.state.calls_expected,
             loss=self.state.loss,
             baseline=self.state.as_written,
             current=self.state.current,

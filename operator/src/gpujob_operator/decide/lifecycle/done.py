@@ -18,7 +18,7 @@ from math import inf
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
 from gpujob_api.report import Report, WorkerPhase
-from gpujob_api.settings import EXIT_DONE
+from gpujob_api.settings import EXIT_DONE, Task
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
@@ -129,8 +129,17 @@ def _last_report(pod: PodView, around: Circumstances) -> Report | None:
     return report if (report.attempt, report.rank) == (pod.attempt, pod.rank) else None
 
 
+def _announced_steps(words: Report) -> int | None:
+    """Returns the number of steps after which the script ends, or None if it is not certain.
+
+    Another loop may follow the one whose length a script that only answers reports.
+    """
+    return None if words.task is Task.INFERENCE else words.steps_total
+
+
 def _made_last_step(words: Report) -> bool:
-    return words.steps_total is not None and words.step >= words.steps_total > 0
+    total = _announced_steps(words)
+    return total is not None and words.step >= total > 0
 
 
 def _broke_off(words: Report, unknown_seconds: float) -> bool:
@@ -143,9 +152,10 @@ def _broke_off(words: Report, unknown_seconds: float) -> bool:
     script that stops early on purpose reports that it finished.
     """
     says_how = words.phase is WorkerPhase.FINISHED or words.failure is not None
-    if says_how or words.steps_total is None or words.current is None:
+    total = _announced_steps(words)
+    if says_how or total is None or words.current is None:
         return False
-    left_seconds = (words.steps_total - words.step) * words.current.step_seconds
+    left_seconds = (total - words.step) * words.current.step_seconds
     return left_seconds > unknown_seconds
 
 
