@@ -71,6 +71,7 @@ def test_nobody_else_writes_into_what_has_an_owner() -> None:
         ("run/session.py", "stop", "interrupt_at_once"),
         ("process.py", "stop", "end_run"),
         ("resume/plain_script.py", "stop", "heard"),
+        ("serving/batched_stop.py", "stop", "heard"),
         ("hooks.py", "session", "begin_in_child"),
         ("tune/registry.py", "root", "plan"),
     }
