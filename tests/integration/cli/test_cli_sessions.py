@@ -51,7 +51,8 @@ class Terminal:
     folder: Path
 
     def play(self, session: Session) -> str:
-        namespace = f"day-{secrets.token_hex(3)}"
+        # Without digits, which would look like a time.
+        namespace = "day-" + "".join(secrets.choice("abcefg") for _ in range(8))
         self.scene.client.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
         kubeconfig = self.folder / f"{namespace}.kubeconfig"
         config = yaml.safe_load(self.scene.cluster.control_plane.kubeconfig.read_text())
