@@ -6,6 +6,7 @@ Bodies have limits of their own (`intake`).
 
 import asyncio
 import json
+import math
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._state = State.IDLE
         self._answers = False
+        self._deadline = math.inf
         self._since = self._loop.time()
 
     @property
@@ -106,16 +108,18 @@ class Connection(asyncio.Protocol):
 
     def enter(self, state: State) -> None:
         self._state, self._since = state, self._loop.time()
-        self._answers = self._answers or state is State.BUSY
         self._owner.idle.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
         limits = self._owner.limits
+        if state is State.BUSY:
+            self._answers, self._deadline = True, math.inf
+            return
         if state is State.IDLE:
             self._owner.idle[self] = None
-            self._timer = self._loop.call_later(limits.idle_seconds, self.close)
-        elif state is State.HEAD:
-            self._timer = self._loop.call_later(limits.head_seconds, self._head_is_late)
+        seconds = limits.idle_seconds if state is State.IDLE else limits.head_seconds
+        self._deadline = self._since + seconds
+        # A timer that fires early is set again. That costs less than one for each state.
+        if self._timer is None or self._deadline < self._timer.when():
+            self._set_timer()
 
     def close(self) -> None:
         """Closes the connection. An answer that its client does not take is dropped."""
@@ -166,8 +170,21 @@ class Connection(asyncio.Protocol):
         del self._owner.open[self._protocol]
         self._protocol.connection_lost(exc)
 
-    def _head_is_late(self) -> None:
-        if self._transport is None or self._answers:
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline, self._timer_fires)
+
+    def _timer_fires(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._deadline:
+            self._end()
+        elif self._deadline < math.inf:
+            self._set_timer()
+
+    def _end(self) -> None:
+        """Ends a connection that has been idle, or sent its head, for too long."""
+        if self._transport is None or self._answers or self._state is State.IDLE:
             # These bytes may be the rest of a refused body, whose sender expects no second answer.
             self.close()
             return
