@@ -13,6 +13,7 @@ from gpujob_api.serving import ServingReport
 from gpujob_worker.serving.connections import (
     CONNECTIONS_MAX,
     DESCRIPTORS_KEPT,
+    Connection,
     ConnectionLimits,
     Connections,
     connections_max,
@@ -194,6 +195,31 @@ async def test_beyond_the_limit_the_oldest_idle_connection_makes_room() -> None:
         assert (found.connections.closed, found.connections.refused) == (1, 0)
         for stream in (first, third, fourth):
             assert b" 200 " in await answer(stream)
+
+
+class IdleTransport(asyncio.Transport):
+    """Reports its end later, as every transport does."""
+
+    _closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def test_an_idle_connection_makes_room_for_one_other_only() -> None:
+    """The server accepts several at once, before the end of a closed one reaches it."""
+    owner = Connections(limits(1))
+    transports = [IdleTransport() for _ in range(3)]
+    for transport in transports:
+        Connection(owner, asyncio.Protocol()).connection_made(transport)
+    assert [one.is_closing() for one in transports] == [True, True, False]
+    assert (owner.closed, owner.refused) == (2, 0)
 
 
 @pytest.mark.parametrize("state", ["busy", "head", "new"])

@@ -125,6 +125,8 @@ class Connection(asyncio.Protocol):
         """Closes the connection. An answer that its client does not take is dropped."""
         if self._transport is None:
             return
+        # The transport reports its end later. Until then, it would make room for others again.
+        self._owner.idle.pop(self, None)
         if self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
