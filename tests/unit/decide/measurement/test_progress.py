@@ -61,6 +61,16 @@ def test_the_task_is_that_of_the_newest_report_with_a_step() -> None:
         assert status.measurement.task is known
 
 
+def test_steps_beyond_the_total_have_none() -> None:
+    """A second loop of a script that only answers has no known length."""
+    status = JOB.status
+    for step, reported, total in [(9, 10, 10), (10, None, 10), (11, None, None), (12, 20, 20)]:
+        report = make_report(step=step, steps_total=reported, task=Task.INFERENCE)
+        status = with_measurement(status, report, used(GIB))
+        assert status.measurement is not None
+        assert status.measurement.steps_total == total
+
+
 def test_the_most_contexts_that_were_seen_stay_known() -> None:
     """What a job of one process may have is not written."""
     status = with_measurement(JOB.status, None, used(GIB))

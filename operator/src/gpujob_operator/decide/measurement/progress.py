@@ -146,7 +146,7 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
         before,
         task=report.task if report.step else before.task,
         step=report.step or before.step,
-        steps_total=report.steps_total or before.steps_total,
+        steps_total=report.steps_total or _known_total(before, report),
         loss=before.loss if report.loss is None else report.loss,
         baseline=report.baseline or before.baseline,
         current=report.current or before.current,
@@ -167,6 +167,14 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
         torch_version=before.torch_version or report.torch_version,
     )
     return changed(status, measurement=measurement)
+
+
+def _known_total(before: Measurement, report: Report) -> int | None:
+    """Returns the total of earlier reports. It was that of a loop which has ended if there are more
+    steps.
+    """
+    total = before.steps_total
+    return total if total is None or report.step <= total else None
 
 
 def with_measured_reservation(
