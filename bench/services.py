@@ -1,6 +1,6 @@
 """Requests that a GPUService loses while its replicas are replaced, reclaimed and unwatched.
 
-    python -m bench.services [--rate 40] [--replicas 2] [--quick]
+    python -m bench.services [--parts changes,zero] [--rate 40] [--replicas 2] [--quick]
 
 A local cluster runs a real API server and real serving processes on CPU cards. Requests come
 open-loop at a Poisson rate, each over its own connection, to an address of a ready pod, which is
@@ -14,6 +14,8 @@ addresses. No request is tried again. Meanwhile
 
 A request is `lost` if its connection fails or its answer is an error. An answer 503 with
 Retry-After counts as `refused`. `late` ones took longer than the objective, 250 ms.
+
+The part `zero` measures the first answer of a service that has no replica (`bench.zero`).
 """
 
 import argparse
@@ -32,6 +34,8 @@ import aiohttp
 
 from bench.machine import print_result
 from bench.table import format_table
+from bench.zero import COLUMNS as ZERO_COLUMNS
+from bench.zero import play_zero
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient, Json
@@ -108,10 +112,9 @@ class Load:
             counts.lost["no ready address"] += 1
             return
         url = f"http://{self._random.choice(self._addresses)}/v2/models/{NAME}/infer"
-        one = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8], "data": [IMAGE]}
         began = time.perf_counter()
         try:
-            async with session.post(url, json={"inputs": [one]}) as answer:
+            async with session.post(url, json=request_body()) as answer:
                 body = await answer.read()
                 if answer.status == 503 and "Retry-After" in answer.headers:
                     counts.refused += 1
@@ -122,6 +125,11 @@ class Load:
                     counts.seconds.append(time.perf_counter() - began)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             counts.lost[f"{type(error).__name__}: {error}"[:120]] += 1
+
+
+def request_body() -> Json:
+    one = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8], "data": [IMAGE]}
+    return {"inputs": [one]}
 
 
 def ready_addresses(client: ApiClient) -> list[str]:
@@ -286,7 +294,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second (default 40)")
     parser.add_argument("--replicas", type=int, default=2, help="replicas (default 2)")
     parser.add_argument("--quick", action="store_true", help="a rolling update alone")
+    parser.add_argument("--parts", default="changes", help="changes, zero or both")
     options = parser.parse_args(arguments)
+    parts = set(options.parts.split(","))
+    if not parts <= {"changes", "zero"}:
+        parser.error(f"--parts: must be changes, zero or both; got {options.parts}")
+    failed = 0
+    if "zero" in parts:
+        failed |= zero(1 if options.quick else 5)
+    if "changes" in parts:
+        failed |= changes(options.rate, options.replicas, quick=options.quick)
+    return failed
+
+
+def zero(turns: int) -> int:
+    """Returns 0 if each request was answered."""
+    cluster_options = ClusterOptions(nodes=(NodeOptions("node-1", cards=1),))
+    with LocalCluster.start(cluster_options) as cluster:
+        rows = asyncio.run(play_zero(cluster, service(1), request_body(), turns))
+    print(format_table(rows, ZERO_COLUMNS))
+    seconds = [row["first_answer_seconds"] for row in rows[1:]]
+    print(f"first answer from zero: {statistics.median(seconds):.1f} s (median of {turns})")
+    lost = sum(row["status"] != 200 for row in rows)
+    print_result(rows, part="zero", turns=turns, lost=lost)
+    return 0 if lost == 0 else 1
+
+
+def changes(rate: float, replicas: int, *, quick: bool) -> int:
+    """Returns 0 if no request was lost."""
     # One card a node, so that replicas are on different nodes, one of them spot.
     nodes = (
         NodeOptions("spot-1", cards=1, spot=True),
@@ -295,11 +330,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     cluster_options = ClusterOptions(nodes=nodes, operator_lease_seconds=5)
     with LocalCluster.start(cluster_options) as cluster:
-        rows = asyncio.run(play(cluster, options.rate, options.replicas, quick=options.quick))
+        rows = asyncio.run(play(cluster, rate, replicas, quick=quick))
     print(format_table(rows, COLUMNS))
     lost = sum(row["lost"] for row in rows)
     print(f"{sum(row['requests'] for row in rows):,} requests, {lost} lost (goal 0)")
-    print_result(rows, rate=options.rate, replicas=options.replicas, lost=lost)
+    print_result(rows, rate=rate, replicas=replicas, lost=lost)
     return 0 if lost == 0 else 1
 
 

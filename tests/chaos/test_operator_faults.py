@@ -30,6 +30,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpujob-system/leases"
 QUEUES = "/apis/gpujob.dev/v1alpha1/gpuqueues"
 PROFILES = f"{OURS}/namespaces/default/gpuprofiles"
 GPU_SERVICES = f"{OURS}/namespaces/default/gpuservices"
+FRONT = "/api/v1/namespaces/default/services/answers"
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +277,7 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
 
 
 def play_service(scene: Scene) -> None:
-    """A service whose replica never answers, from its beginning to its end."""
+    """A service whose replica never answers, from its beginning to its end, at last with a gate."""
     command = ["python", "worker.py", "--gate", str(scene.gate("answers"))]
     worker = {"name": "worker", "image": IMAGE, "command": command}
     spec = {
@@ -292,6 +293,12 @@ def play_service(scene: Scene) -> None:
     scene.wait(lambda: replicas() != [], "the service has a replica")
     path = f"{GPU_SERVICES}/answers"
     scene.wait(lambda: bool(scene.client.get(path).get("status")), "the service has a status")
+    scene.client.merge(path, {"spec": {"replicas": {"minimum": 0}}})
+
+    def selects_gate() -> bool:
+        return "gpujob.dev/gate" in scene.client.get(FRONT)["spec"]["selector"]
+
+    scene.wait(selects_gate, "its Service sends requests to the gate")
     scene.client.delete(path)
     scene.wait(lambda: replicas() == [], "its replica is gone")
 

@@ -109,20 +109,21 @@ def test_policies_are_on_and_name_both_directions() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
 
 
-def test_workers_of_every_namespace_reach_the_report_port_alone() -> None:
+def test_workers_and_gates_of_every_namespace_reach_the_report_port_alone() -> None:
     rules = named(render(), "NetworkPolicy", "operator")["spec"]["ingress"]
-    (workers, _) = [rule for rule in rules if "namespaceSelector" in str(rule)]
-    (peer,) = workers["from"]
-    assert peer["namespaceSelector"] == {}
-    assert "gpujob.dev/job" in str(peer["podSelector"])
-    assert ports(workers) == {"reports"}
+    (*reporters, _) = [rule for rule in rules if "namespaceSelector" in str(rule)]
+    for rule, label in zip(reporters, ("gpujob.dev/job", "gpujob.dev/gate"), strict=True):
+        (peer,) = rule["from"]
+        assert peer["namespaceSelector"] == {}
+        assert label in str(peer["podSelector"])
+        assert ports(rule) == {"reports"}
 
 
 def test_agents_reach_the_report_port_and_the_port_lets_them_in() -> None:
     objects = render()
     agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     operator = named(objects, "Deployment", "operator")["spec"]["template"]["metadata"]["labels"]
-    (_, agents) = [
+    (*_, agents) = [
         rule
         for rule in named(objects, "NetworkPolicy", "operator")["spec"]["ingress"]
         if "namespaceSelector" in str(rule)

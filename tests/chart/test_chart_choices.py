@@ -53,6 +53,12 @@ def test_workers_packages_come_from_the_image_that_every_node_has(
     assert found == found.strip()
 
 
+def test_gates_run_in_the_operators_image_unless_another_is_named() -> None:
+    assert configuration_of(render({"image": {"tag": "7"}})).gate_image == "gpujob-operator:7"
+    given = {"configuration": {"gateImage": "mine:1"}}
+    assert configuration_of(render(given)).gate_image == "mine:1"
+
+
 def test_workers_packages_can_be_left_out() -> None:
     without = {"configuration": {"workerPackageImage": ""}}
     assert configuration_of(render(without)).worker_package_image == ""

@@ -76,7 +76,7 @@ def test_no_rule_takes_another_ones_variable(policy: str) -> None:
 def test_only_what_a_rule_is_about_is_looked_at() -> None:
     pods = policies({"admissionPolicies": {"podOwnership": False}})["pods"]["spec"]
     operations = [one["operations"] for one in pods["matchConstraints"]["resourceRules"]]
-    assert operations == [["CREATE", "DELETE"], ["CREATE"], ["CREATE"]]
+    assert operations == [["CREATE", "DELETE"], ["CREATE"], ["CREATE", "UPDATE"], ["CREATE"]]
     jobs, services = policies()["jobs"]["spec"]["matchConstraints"]["resourceRules"]
     assert (jobs["resources"], jobs["operations"]) == (["gpujobs"], ["CREATE"])
     # The template of a service may be edited.

@@ -4,6 +4,7 @@ import base64
 import json
 import time
 from collections.abc import Generator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from gpujob_api.manifest import from_manifest
 from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.render.gate import gate_pod
 from gpujob_operator.render.pod import worker_pod
 from tests.harness.chart import ALL_ON, Manifest, named, of_kind, pod_spec, render
 from tests.harness.cluster import RunningControlPlane
+from tests.harness.services import make_service
 
 pytestmark = pytest.mark.cluster
 ADMISSION_SECONDS_MAX = 30.0
@@ -122,6 +125,18 @@ def test_a_restricted_namespace_takes_a_workers_pod(
     )
     pod = worker_pod(CreatePod(job, 0, Settings()), Configuration(report_url="http://reports"))
     code, text = dry_run(control_plane, namespace, [pod])
+    assert code == 0, text
+
+
+@pytest.mark.promise("I12")
+def test_a_restricted_namespace_takes_a_gate(
+    control_plane: RunningControlPlane, namespace: str
+) -> None:
+    restrict(control_plane, namespace, "restricted")
+    service = make_service()
+    service = replace(service, metadata=replace(service.metadata, namespace=namespace))
+    configuration = Configuration(report_url="http://reports", gate_image="operator:1")
+    code, text = dry_run(control_plane, namespace, [gate_pod(service, 0, configuration)])
     assert code == 0, text
 
 

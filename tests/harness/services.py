@@ -1,16 +1,21 @@
-"""A service with its jobs in virtual time: jobs start, answer, are interrupted, fail and drain."""
+"""A service with its jobs in virtual time: jobs start, answer, are interrupted, fail and drain.
+
+Its gate, if it has one, holds requests while no replica is ready.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpujob_api.gate import GateReport
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobFailure, JobPhase, StopReason
 from gpujob_api.gpuservice import GPUService, GPUServiceSpec, GPUServiceStatus
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_api.report import FailureClass
 from gpujob_api.serving import ServingReport
+from gpujob_operator.decide.model.gates import Gate, GateChanges, GatePod, gate_name
 from gpujob_operator.decide.model.service_plan import (
     CreateJob,
     Role,
@@ -19,6 +24,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServiceStep,
 )
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.services.gates import sends_to_gate
 from gpujob_operator.decide.services.plan import step_of
 from gpujob_operator.render.gpuservice import service_job
 from tests.harness.builders import T0, make_template, placed
@@ -56,6 +62,19 @@ class Live:
 
 
 @dataclass(slots=True)
+class LiveGate:
+    """One gate. It does not report while `is_silent`."""
+
+    pod: GatePod
+    started_at: datetime
+    ready_at: datetime
+    gone_at: datetime | None = None
+    is_silent: bool = False
+    reported: GateReport | None = None
+    reported_at: datetime | None = None
+
+
+@dataclass(slots=True)
 class ServiceWorld:
     """Rounds of one second. `start_seconds` returns None for a job that finds no GPU."""
 
@@ -71,6 +90,19 @@ class ServiceWorld:
     created: list[str] = field(default_factory=list[str])
     report: Callable[[Live], ServingReport | None] = lambda live: ServingReport(ready=True)
     problem: str = ""
+    gates: dict[str, LiveGate] = field(default_factory=dict[str, LiveGate])
+    gate_revision: str = "aaaaaa"
+    selects_gate: bool | None = None
+    # When each held request arrived.
+    held: list[datetime] = field(default_factory=list[datetime])
+    answered: int = 0
+    expired: int = 0
+    last_request_at: datetime = T0
+
+    def request(self, count: int = 1) -> None:
+        """Requests arrive at the gate, and are held until a replica is ready."""
+        self.held += [self.now] * count
+        self.last_request_at = self.now
 
     def edit(self, **spec: Any) -> None:
         metadata = self.service.metadata
@@ -105,6 +137,9 @@ class ServiceWorld:
     def tick(self) -> ServiceStep:
         self.now += timedelta(seconds=1)
         self._age()
+        self._age_gates()
+        self._answer()
+        self.selects_gate = sends_to_gate(self.inputs())
         step = step_of(self.inputs(), self.now)
         self.steps.append(step)
         for create in step.creates:
@@ -112,6 +147,7 @@ class ServiceWorld:
             self._create(create)
         for remove in step.removes:
             self._remove(remove.job.metadata.name)
+        self._change_gates(step.gates)
         if step.status is not None:
             self.service = replace(self.service, status=step.status)
         self.answering.append(len(self.ready()))
@@ -126,7 +162,14 @@ class ServiceWorld:
             )
             for live in self.jobs.values()
         )
-        return ServiceInputs(self.service, jobs, self.problem)
+        return ServiceInputs(
+            self.service,
+            jobs,
+            self.problem,
+            gates=tuple(self._gate(one) for one in self.gates.values()),
+            gate_revision=self.gate_revision,
+            selects_gate=self.selects_gate,
+        )
 
     def interrupt(self, name: str, grace_seconds: float = 5.0, back_seconds: float = 30.0) -> None:
         """Its node is reclaimed: the process drains, and the job waits for another place."""
@@ -177,6 +220,49 @@ class ServiceWorld:
             live.job = replace(live.job, metadata=metadata)
             live.ready, live.ready_at = False, None
             live.gone_at = self.now + timedelta(seconds=self.drain_seconds)
+
+    def lose_gate(self) -> None:
+        """Its node is gone, and with it the requests that were held."""
+        self.gates.clear()
+        self.held.clear()
+
+    def _gate(self, live: LiveGate) -> Gate:
+        return Gate(live.pod, live.reported, live.reported_at)
+
+    def _change_gates(self, changes: GateChanges) -> None:
+        for pod in changes.removes:
+            live = self.gates[pod.name]
+            live.pod = replace(live.pod, leaving=True, ready=False)
+            live.gone_at = self.now + timedelta(seconds=5)
+        for ordinal in changes.creates:
+            name = gate_name(self.service.metadata.name, ordinal)
+            assert name not in self.gates, "a name that is in use"
+            pod = GatePod(name, "team", f"uid-{name}-{self.now}", UID, self.gate_revision)
+            self.gates[name] = LiveGate(pod, self.now, self.now + timedelta(seconds=2))
+
+    def _age_gates(self) -> None:
+        for name, live in list(self.gates.items()):
+            if live.gone_at is not None and live.gone_at <= self.now:
+                del self.gates[name]
+            elif live.ready_at <= self.now and not live.pod.leaving:
+                live.pod = replace(live.pod, ready=True, addresses=("10.0.0.9",))
+
+    def _answer(self) -> None:
+        """The gate forwards to the replicas of the status, and reports."""
+        limit = timedelta(seconds=self.service.spec.replicas.cold_start_seconds)
+        if self.ready() and any(one.ready for one in self.status.replicas):
+            self.answered += len(self.held)
+            self.held.clear()
+        late = [one for one in self.held if self.now - one > limit]
+        self.expired += len(late)
+        self.held = [one for one in self.held if one not in late]
+        for live in self.gates.values():
+            if live.is_silent or live.ready_at > self.now:
+                continue
+            since = max(live.started_at, self.last_request_at)
+            idle = 0.0 if self.held else (self.now - since).total_seconds()
+            live.reported = GateReport(len(self.steps), len(self.held), 0, idle)
+            live.reported_at = self.now
 
     def _age(self) -> None:
         for name, live in list(self.jobs.items()):

@@ -27,6 +27,7 @@ _EVERY_VERB = ["get", "list", "create", "update", "patch", "delete"]
 JOBS_RULE = {"apiGroups": ["gpujob.dev"], "resources": ["gpujobs"], "verbs": _EVERY_VERB}
 SERVICES_RULE = {"apiGroups": ["gpujob.dev"], "resources": ["gpuservices"], "verbs": _EVERY_VERB}
 PODS_RULE = {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": _EVERY_VERB}
+FRONTS_RULE = {"apiGroups": [""], "resources": ["services"], "verbs": _EVERY_VERB}
 CLAIMS_RULE = {
     "apiGroups": [""],
     "resources": ["persistentvolumeclaims"],

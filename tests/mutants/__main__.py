@@ -26,6 +26,7 @@ from tests.mutants.stores import STORES
 from tests.mutants.tree import Tree, Verdict
 from tests.mutants.waits import WAITS
 from tests.mutants.worker import COMMITS
+from tests.mutants.zero import ZERO
 
 MUTANTS: tuple[Mutant, ...] = (
     *DECISIONS,
@@ -41,6 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *COMMITS,
     *SHARDED,
     *WAITS,
+    *ZERO,
 )
 
 

@@ -324,16 +324,16 @@ OBSERVES = (
     ),
     of_operator(
         "a token's claims are not proven",
-        "port/reports.py",
-        "        if identity is None:\n            raise Refused(401",
-        "        if identity is None:\n            return\n            raise Refused(401",
+        "port/pod_requests.py",
+        "    if identity is None:\n        raise Refused(401",
+        "    if identity is None:\n        return\n        raise Refused(401",
         "test_reports.py",
     ),
     of_operator(
         "a token is another pod's than it claims",
-        "port/reports.py",
-        "        if identity != claimed:\n",
-        "        if identity is None:\n",
+        "port/pod_requests.py",
+        "    if identity != claimed:\n",
+        "    if identity is None:\n",
         "test_reports.py",
     ),
     of_operator(

@@ -49,16 +49,25 @@ from gpujob_api.settings import Precision
 SERVICE_NAME_CHARACTERS_MAX = 40
 REPLICAS_MAX = 64
 LEFT_AS_IT_IS = "backend External, which is left as it is"
+STOP_AFTER_SECONDS_MAX = 604_800
+COLD_START_SECONDS_MAX = 3600
 _NAME = Text(SERVICE_NAME_CHARACTERS_MAX, LABEL_PATTERN, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many replicas there are. Their number follows the load between the two bounds."""
+    """How many replicas there are. Their number follows the load between the two bounds.
 
-    minimum: Annotated[int, Range(1, REPLICAS_MAX)] = 1
-    # None means as many as `minimum`.
+    With a minimum of 0, requests go through a gate, which holds them while no replica is ready.
+    """
+
+    minimum: Annotated[int, Range(0, REPLICAS_MAX)] = 1
+    # None means as many as `minimum`, and at least one.
     maximum: Annotated[int, Range(1, REPLICAS_MAX)] | None = None
+    # The last replica stops after this time without requests. It counts from Ready.
+    stop_after_seconds: Annotated[int, Range(1, STOP_AFTER_SECONDS_MAX)] = 600
+    # How long a request waits for a replica.
+    cold_start_seconds: Annotated[int, Range(1, COLD_START_SECONDS_MAX)] = 60
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +78,12 @@ class Replicas:
 
     @property
     def most(self) -> int:
-        return self.minimum if self.maximum is None else self.maximum
+        return max(1, self.minimum) if self.maximum is None else self.maximum
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether the last replica stops without requests, so that the service needs a gate."""
+        return self.minimum == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,18 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class GateStatus:
+    """The gate in front of the replicas. Its pod has the same name."""
+
+    name: Annotated[str, Text(63, LABEL_PATTERN, 1)]
+    ready: bool = False
+    # Where it takes requests, once it is ready.
+    address: Annotated[str, Text(64, clip=True)] = ""
+    # Why it is not ready.
+    message: Annotated[str, Text(512, clip=True)] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What the ready replicas answered in the last minute, together."""
 
@@ -191,6 +217,8 @@ class GPUServiceStatus:
     # Ready replicas of `revision`.
     updated_replicas: SmallCount = 0
     replicas: Annotated[tuple[ReplicaStatus, ...], Items(2 * REPLICAS_MAX, clip=True)] = ()
+    # None if the spec needs none, or before one is created.
+    gate: GateStatus | None = None
     traffic: Traffic | None = None
     # The result of the measurement of backends, and what it was measured for.
     choice: Choice | None = None

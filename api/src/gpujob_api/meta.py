@@ -22,6 +22,8 @@ LABEL_RANK = f"{GROUP}/rank"
 LABEL_SERVICE = f"{GROUP}/service"
 LABEL_SERVICE_UID = f"{GROUP}/service-uid"
 LABEL_REVISION = f"{GROUP}/revision"
+# Of a pod that is a GPUService's gate.
+LABEL_GATE = f"{GROUP}/gate"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
 # The placement of a pod's attempt, until its job's status has it; see `PlacementRecord`.
 ANNOTATION_PLACEMENT = f"{GROUP}/placement"

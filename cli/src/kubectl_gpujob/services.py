@@ -4,7 +4,7 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpuservice import GPUService, Traffic
+from gpujob_api.gpuservice import GateStatus, GPUService, Traffic
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.serving import Candidate
 from kubectl_gpujob.cluster import Cluster
@@ -38,6 +38,8 @@ def rows(service: GPUService) -> list[Row]:
     """Returns all rows except the tables."""
     status = service.status
     found: list[Row] = [(one.type, one.message) for one in status.conditions]
+    if status.gate is not None:
+        found.append(("Gate", _gate(status.gate)))
     if status.traffic is not None:
         found += _traffic(service, status.traffic)
     if status.summary.backend:
@@ -48,6 +50,10 @@ def rows(service: GPUService) -> list[Row]:
         seconds = f"({format_count(len(choice.candidates), 'candidate')}, {choice.seconds:.0f} s"
         found.append(("Chosen", f"{text}{seconds}, {choice.device or 'unknown device'})"))
     return found or [("Status", "not processed yet; is the operator running?")]
+
+
+def _gate(gate: GateStatus) -> str:
+    return f"{gate.name}, {gate.address or gate.message}"
 
 
 def _traffic(service: GPUService, traffic: Traffic) -> list[Row]:

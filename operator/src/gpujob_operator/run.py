@@ -16,6 +16,7 @@ from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.front_writer import FrontWriter
 from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.service_writer import ServiceFeedback, ServiceWriter
 from gpujob_operator.act.trials import Trials
@@ -54,12 +55,14 @@ from gpujob_operator.observe.scope import Scope
 from gpujob_operator.observe.watch.relist import Relist
 from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.options import RunOptions, with_report_url
+from gpujob_operator.port.gates import GateReceiver
 from gpujob_operator.port.listener import listening
 from gpujob_operator.port.readings import ReadingReceiver
 from gpujob_operator.port.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
-from gpujob_operator.service_loop import PlanServices, ServiceLoop
+from gpujob_operator.render.gate import gate_revision
+from gpujob_operator.service_loop import GateSources, PlanServices, ServiceLoop
 from gpujob_operator.signals import Signal
 from gpujob_operator.supervision import Supervisor, background
 from gpujob_operator.telemetry.health import HealthServer
@@ -181,6 +184,8 @@ class Operator:
         poster = EventPoster(kube, self._metrics, time.monotonic)
         application = receiver.application()
         readings.add_to(application)
+        gates = self._gate_receiver(tokens, mandate)
+        gates.add_to(application)
         self._leads_changed.connect(readings.leads_changed)
         async with listening(application, reports.host, reports.port) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
@@ -206,7 +211,7 @@ class Operator:
                     keep("event poster", poster.run),
                     keep("garbage", collect_regularly),
                     keep("forecaster", forecaster.run),
-                    keep("services", self._service_loop(kube, mandate, poster).run),
+                    keep("services", self._service_loop(kube, mandate, poster, gates).run),
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
@@ -276,6 +281,16 @@ class Operator:
             is_leader=mandate.may_act,
         )
 
+    def _gate_receiver(self, tokens: TokenChecks, mandate: Mandate) -> GateReceiver:
+        return GateReceiver(
+            self._cache,
+            tokens,
+            self._metrics,
+            clock=self._clock.now,
+            monotonic=time.monotonic,
+            is_leader=mandate.may_act,
+        )
+
     def _executor(self, kube: Kube, mandate: Mandate, poster: EventPoster) -> Executor:
         writer = Writer(
             kube,
@@ -339,7 +354,9 @@ class Operator:
             settled=spare_later,
         )
 
-    def _service_loop(self, kube: Kube, mandate: Mandate, poster: EventPoster) -> ServiceLoop:
+    def _service_loop(
+        self, kube: Kube, mandate: Mandate, poster: EventPoster, gates: GateReceiver
+    ) -> ServiceLoop:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, self._clock.now(), GPUSERVICE.kind))
 
@@ -349,12 +366,18 @@ class Operator:
             ServiceFeedback(feedback.written, feedback.gone, noted),
             may_act=mandate.may_act,
             unknown=lambda uid: self._cache.unknown_fields(Kind.SERVICE, uid),
+            configuration=self._configuration,
         )
         return ServiceLoop(
             services=lambda: self._cache.services.views,
             snapshot=lambda: self._snapshot,
             plan=self._plan_services,
             writer=writer,
+            front=FrontWriter(kube, may_act=mandate.may_act),
+            gates=GateSources(
+                gates.newest,
+                lambda service: gate_revision(service, self._configuration),
+            ),
             may_act=mandate.may_act,
             clock=self._clock.now,
         )

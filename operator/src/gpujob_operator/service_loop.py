@@ -1,8 +1,9 @@
 """The loop for services: read, decide, write, repeat.
 
-* In: the services of the cache, and the jobs, pods and reports of the newest snapshot.
+* In: the services of the cache, the jobs, pods and reports of the newest snapshot, and the gates.
 * Does: calls `plan_services`, while this process may act and there is a service.
-* Out: jobs for the replicas, which the scheduling loop admits and places like all others.
+* Out: gates, and jobs for the replicas, which the scheduling loop admits and places like all
+  others.
 * Called by: `run`, which keeps it running.
 
 It is apart from the scheduling loop, because a service changes a few times a minute, and a cycle
@@ -11,14 +12,17 @@ has thousands of jobs to look at.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import LABEL_SERVICE_UID
 from gpujob_api.serving import ServingReport
+from gpujob_operator.act.front_writer import FrontWriter
 from gpujob_operator.act.service_writer import ServiceWriter
+from gpujob_operator.decide.model.gates import Gate
 from gpujob_operator.decide.model.service_plan import ServiceInputs, ServiceJob, ServicePlan
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.model.workers import speaks_for
@@ -26,6 +30,16 @@ from gpujob_operator.decide.model.workers import speaks_for
 PERIOD_SECONDS = 1.0
 
 PlanServices = Callable[[Iterable[ServiceInputs], datetime], ServicePlan]
+
+
+@dataclass(frozen=True, slots=True)
+class GateSources:
+    """Where a round gets what it needs to know of gates."""
+
+    # All gates, with their newest reports.
+    gates: Callable[[], tuple[Gate, ...]]
+    # The revision of a service's new gates.
+    revision: Callable[[GPUService], str]
 
 
 class ServiceLoop:
@@ -36,6 +50,8 @@ class ServiceLoop:
         snapshot: Callable[[], Snapshot | None],
         plan: PlanServices,
         writer: ServiceWriter,
+        front: FrontWriter,
+        gates: GateSources,
         may_act: Callable[[], bool],
         clock: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -44,6 +60,8 @@ class ServiceLoop:
         self._snapshot = snapshot
         self._plan = plan
         self._writer = writer
+        self._front = front
+        self._gates = gates
         self._may_act = may_act
         self._clock = clock
         self._sleep = sleep
@@ -59,15 +77,42 @@ class ServiceLoop:
         services, snapshot = self._services(), self._snapshot()
         if not services or snapshot is None or not self._may_act():
             return
-        self._writer.forget_others({service.metadata.uid for service in services})
+        uids = {service.metadata.uid for service in services}
+        self._writer.forget_others(uids)
+        self._front.forget_others(uids)
         now = self._clock()
+        gates = _by_service(services, self._gates.gates())
+        found = service_inputs(services, snapshot, self._writer.problem, self._front.problem)
+        inputs = [self._with_gates(one, gates[one.service.metadata.uid]) for one in found]
+        plan = self._plan(inputs, now)
         for service in services:
             if service.metadata.deletion_timestamp is None:
-                await self._writer.front(service, now)
-        writer = self._writer
-        inputs = service_inputs(services, snapshot, writer.problem, writer.front_problem)
-        for step in self._plan(inputs, now).steps:
+                to_gate = service.metadata.uid in plan.to_gate
+                await self._front.write(service, now, to_gate=to_gate)
+        for step in plan.steps:
             await self._writer.write(step, now)
+
+    def _with_gates(self, inputs: ServiceInputs, gates: list[Gate]) -> ServiceInputs:
+        service, uid = inputs.service, inputs.service.metadata.uid
+        if not gates and not service.spec.replicas.may_be_none:
+            return inputs
+        return replace(
+            inputs,
+            gates=tuple(gates),
+            gate_problem=self._writer.gate_problem(uid),
+            gate_revision=self._gates.revision(service),
+            selects_gate=self._front.selects_gate(uid),
+        )
+
+
+def _by_service(services: Iterable[GPUService], gates: Iterable[Gate]) -> Mapping[str, list[Gate]]:
+    """Returns the gates of each service, by its UID."""
+    namespaces = {one.metadata.uid: one.metadata.namespace for one in services}
+    found: dict[str, list[Gate]] = {uid: [] for uid in namespaces}
+    for gate in sorted(gates, key=lambda one: one.pod.name):
+        if namespaces.get(gate.pod.service_uid) == gate.pod.namespace:
+            found[gate.pod.service_uid].append(gate)
+    return found
 
 
 def service_inputs(

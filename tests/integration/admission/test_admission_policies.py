@@ -13,6 +13,7 @@ from tests.harness.chart import NAMESPACE
 from tests.harness.jobs import job_manifest, short_manifest
 from tests.harness.tenants import (
     CLAIMS_RULE,
+    FRONTS_RULE,
     JOBS_RULE,
     OPERATOR,
     PODS_RULE,
@@ -442,6 +443,39 @@ def test_the_operator_creates_no_job_but_of_services(tenants: Tenants) -> None:
     replica = job_manifest("answers-0a1b2c-0")
     replica["metadata"]["ownerReferences"] = owned_by("GPUService")
     operator.create(collection(namespace, "gpujobs"), replica)
-    # A pod belongs to a job, never to a service itself.
-    pod = pod_manifest("direct", ownerReferences=owned_by("GPUService"))
-    assert "metadata.ownerReferences" in tenants.refusal(operator, namespace, "pods", pod)
+    # A service's own pod is its gate.
+    pod = pod_manifest("answers-gate-0", ownerReferences=owned_by("GPUService"))
+    assert tenants.refusal(operator, namespace, "pods", pod) == ""
+
+
+def front_manifest(name: str, owners: list[Json]) -> Json:
+    metadata = {"name": name, "ownerReferences": owners}
+    spec = {"ports": [{"port": 80}], "selector": {"app": "x"}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def test_the_operator_changes_no_service_but_of_gpuservices(tenants: Tenants) -> None:
+    namespace = tenants.namespace()
+    operator = tenants.user(NAMESPACE, OPERATOR, PODS_RULE, FRONTS_RULE, everywhere=True)
+    services = collection(namespace, "services")
+    owners = [
+        tenants.admin.create(collection(namespace, "gpujobs"), job_manifest()),
+        tenants.admin.create(collection(namespace, "gpuservices"), service_manifest()),
+    ]
+    # The garbage collector removes what has an owner that is not there.
+    of_job, of_service = (
+        [owned_by(one["kind"])[0] | {key: one["metadata"][key] for key in ("name", "uid")}]
+        for one in owners
+    )
+    for name, owner in (("theirs", []), ("gang", of_job)):
+        stored = tenants.admin.create(services, front_manifest(name, owner))
+        # An owner that the update itself brings is no claim.
+        stored["metadata"]["ownerReferences"] = of_service
+        with pytest.raises(ApiError, match=r"metadata\.ownerReferences"):
+            operator.request("PUT", f"{services}/{name}", stored, "application/json")
+    stored = tenants.admin.create(services, front_manifest("front", of_service))
+    stored["spec"]["selector"] = {"app": "y"}
+    changed = operator.request("PUT", f"{services}/front", stored, "application/json")
+    assert changed["spec"]["selector"] == {"app": "y"}
+    # Others change theirs as before.
+    tenants.admin.merge(f"{services}/theirs", {"spec": {"selector": {"app": "z"}}})

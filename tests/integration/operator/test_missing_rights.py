@@ -46,6 +46,7 @@ OF_A_SERVICE: set[Right] = {
     (OURS_GROUP, "gpuservices/status", "update"),
     (OURS_GROUP, "gpujobs", "create"),
     ("", "services", "get"),
+    ("", "services", "update"),
 }
 READS_AGAIN = {
     right
@@ -259,6 +260,12 @@ def test_what_it_may_not_do_for_a_service(stage: Stage) -> None:
         create_service(stage, "fronted", suspend=True)
 
     taken.from_it("", "services", "get", taken_name)
+
+    def needs_a_gate() -> None:
+        path = f"{OURS}/namespaces/{stage.namespace}/gpuservices/unsaid"
+        stage.client.merge(path, {"spec": {"replicas": {"minimum": 0}}})
+
+    taken.from_it("", "services", "update", needs_a_gate)
     assert taken.rights == OF_A_SERVICE
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.services import NAME, OURS, play, ready_addresses, service
+from bench.services import NAME, OURS, PODS, play, ready_addresses, request_body, service
+from bench.zero import play_zero
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient
@@ -38,6 +39,44 @@ def test_an_update_loses_no_request() -> None:
         rows = asyncio.run(play(cluster, 10.0, 1, quick=True))
     assert [row["act"] for row in rows] == ["nothing", "rolling update"]
     assert all(row["lost"] == 0 and row["answered"] > 50 for row in rows), rows
+
+
+def test_a_request_starts_the_first_replica_and_the_last_one_stops() -> None:
+    with LocalCluster.start(cluster_of(NodeOptions("node-1", cards=1))) as cluster:
+        rows = asyncio.run(play_zero(cluster, service(1), request_body(), 1))
+    assert [row["act"] for row in rows] == ["a replica runs", "from zero, 1"]
+    assert [row["status"] for row in rows] == [200, 200], rows
+
+
+def test_a_deleted_gate_is_replaced_and_an_edit_removes_it() -> None:
+    with LocalCluster.start(cluster_of(NodeOptions("node-1", cards=1))) as cluster:
+        client = cluster.client()
+        body = service(1)
+        body["spec"]["replicas"] = {"minimum": 0}
+        client.create(f"{OURS}/gpuservices", body)
+
+        def status() -> dict[str, Any]:
+            return client.get(f"{OURS}/gpuservices/{NAME}").get("status") or {}
+
+        def gate() -> dict[str, Any]:
+            return status().get("gate") or {}
+
+        def selects_gate() -> bool:
+            front = client.get(f"/api/v1/namespaces/default/services/{NAME}")
+            return "gpujob.dev/gate" in front["spec"]["selector"]
+
+        until(lambda: gate().get("ready") and status().get("readyReplicas"))
+        first = gate()["name"]
+        client.delete(f"{PODS}/{first}")
+        until(lambda: gate().get("ready") and gate()["name"] != first)
+        assert answer(gate()["address"])["outputs"]
+        assert selects_gate()
+        client.merge(f"{OURS}/gpuservices/{NAME}", {"spec": {"replicas": {"minimum": 1}}})
+        until(lambda: not selects_gate() and not gate())
+        assert client.get(PODS, labelSelector="gpujob.dev/gate")["items"] == []
+        client.merge(f"{OURS}/gpuservices/{NAME}", {"spec": {"replicas": {"minimum": 0}}})
+        until(lambda: selects_gate() and gate().get("ready"))
+        assert answer(gate()["address"])["outputs"]
 
 
 def test_a_service_answers_while_a_training_shares_its_card() -> None:

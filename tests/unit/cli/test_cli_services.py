@@ -108,6 +108,17 @@ def test_the_report_has_latency_replicas_and_every_candidate_with_its_reason() -
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("gate", "text"),
+    [
+        ({"name": "answers-gate-0", "ready": True, "address": "10.0.0.9:8000"}, "10.0.0.9:8000"),
+        ({"name": "answers-gate-0", "message": "ImagePullBackOff: x"}, "ImagePullBackOff: x"),
+    ],
+)
+def test_the_report_has_the_gate_and_its_address(gate: dict[str, Any], text: str) -> None:
+    assert f"answers-gate-0, {text}" in shown(status=STATUS | {"gate": gate})
+
+
 def test_json_is_the_status() -> None:
     data = json.loads(shown("-o", "json"))
     assert data["name"] == "answers"

@@ -11,17 +11,23 @@ from gpujob_api.gpuservice import GPUService, Replicas
 from gpujob_api.manifest import gpuservice_from_manifest, to_manifest
 from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE_UID, Metadata
 from gpujob_api.serving import ServingReport
+from gpujob_operator.act.front_writer import FrontWriter
 from gpujob_operator.act.service_writer import ServiceFeedback, ServiceWriter
 from gpujob_operator.client.api_errors import ApiError, Conflict, Forbidden, NotFound, Unavailable
 from gpujob_operator.client.kube import GPU_SERVICES, JOBS, SERVICES, Manifest, ResourceType
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.gates import Gate
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.service_plan import RemoveJob, ServiceInputs, ServiceJob
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.services.plan import plan_services, step_of
-from gpujob_operator.service_loop import ServiceLoop, service_inputs
+from gpujob_operator.render.gate import gate_revision
+from gpujob_operator.service_loop import GateSources, ServiceLoop, service_inputs
 from tests.harness.builders import T0, make_job, make_pod, make_report, placed, received
 from tests.harness.fake_kube import FakeKube
 from tests.harness.services import make_service, read_job
+
+CONFIGURATION = Configuration(gate_image="operator:1", report_url="http://operator:8080/report")
 
 
 class Stage:
@@ -40,7 +46,9 @@ class Stage:
             ServiceFeedback(self._written, self._gone, self._noted),
             may_act=lambda: self.leads,
             unknown=lambda uid: {"later": 1},
+            configuration=CONFIGURATION,
         )
+        self.front = FrontWriter(self.kube, may_act=lambda: self.leads)
 
     def _written(self, kind: ResourceType, manifest: Manifest) -> None:
         self.written.append((kind.plural, manifest["metadata"]["name"]))
@@ -63,7 +71,7 @@ class Stage:
 
     @property
     def front_problem(self) -> str:
-        return self.writer.front_problem(self.service.metadata.uid)
+        return self.front.problem(self.service.metadata.uid)
 
 
 @pytest.fixture
@@ -134,7 +142,7 @@ async def test_a_refusal_is_remembered_until_a_job_is_created(
 async def test_nothing_is_written_without_the_lead(stage: Stage) -> None:
     stage.leads = False
     await stage.write()
-    await stage.writer.front(stage.service, T0)
+    await stage.front.write(stage.service, T0)
     assert stage.kube.writes() == []
 
 
@@ -165,8 +173,8 @@ async def test_a_service_that_is_gone_is_forgotten(stage: Stage) -> None:
 
 
 async def test_the_service_in_front_selects_replicas_and_is_made_once(stage: Stage) -> None:
-    await stage.writer.front(stage.service, T0)
-    await stage.writer.front(stage.service, T0)
+    await stage.front.write(stage.service, T0)
+    await stage.front.write(stage.service, T0)
     assert [call.plural for call in stage.kube.writes()] == [SERVICES.plural]
     spec = stage.kube.stored(SERVICES, "answers", "team")["spec"]
     assert spec["selector"] == {LABEL_SERVICE_UID: stage.service.metadata.uid}
@@ -175,7 +183,7 @@ async def test_the_service_in_front_selects_replicas_and_is_made_once(stage: Sta
 
 async def test_a_service_of_somebody_else_in_front_is_named(stage: Stage) -> None:
     stage.kube.put(SERVICES, {"metadata": {"name": "answers", "namespace": "team"}})
-    await stage.writer.front(stage.service, T0)
+    await stage.front.write(stage.service, T0)
     assert 'services "answers" exists' in stage.front_problem
     assert "delete it" in stage.front_problem
     await stage.write()
@@ -188,20 +196,20 @@ async def test_a_service_of_somebody_else_in_front_is_named(stage: Stage) -> Non
 async def test_a_refused_service_is_requested_again_after_a_pause(stage: Stage) -> None:
     stage.kube.put(SERVICES, {"metadata": {"name": "answers", "namespace": "team"}})
     for second in range(11):
-        await stage.writer.front(stage.service, T0 + timedelta(seconds=second))
+        await stage.front.write(stage.service, T0 + timedelta(seconds=second))
     assert len(stage.kube.writes()) == 3
     stage.kube.remove(SERVICES, "answers", "team")
-    await stage.writer.front(stage.service, T0 + timedelta(seconds=16))
+    await stage.front.write(stage.service, T0 + timedelta(seconds=16))
     assert stage.front_problem == ""
     assert stage.kube.names(SERVICES) == ["answers"]
 
 
 async def test_a_service_that_somebody_deleted_is_created_again(stage: Stage) -> None:
-    await stage.writer.front(stage.service, T0)
+    await stage.front.write(stage.service, T0)
     stage.kube.remove(SERVICES, "answers", "team")
-    await stage.writer.front(stage.service, T0 + timedelta(seconds=59))
+    await stage.front.write(stage.service, T0 + timedelta(seconds=59))
     assert stage.kube.names(SERVICES) == []
-    await stage.writer.front(stage.service, T0 + timedelta(seconds=60))
+    await stage.front.write(stage.service, T0 + timedelta(seconds=60))
     assert stage.kube.names(SERVICES) == ["answers"]
 
 
@@ -247,6 +255,7 @@ def test_a_replica_is_joined_with_its_pod_and_its_newest_report() -> None:
 async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage: Stage) -> None:
     rounds: list[int] = []
     services: list[GPUService] = []
+    gates: tuple[Gate, ...] = ()
 
     def plan(inputs: Any, now: Any) -> Any:
         rounds.append(1)
@@ -258,6 +267,11 @@ async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage:
             snapshot=snapshot,
             plan=plan,
             writer=stage.writer,
+            front=stage.front,
+            gates=GateSources(
+                lambda: gates,
+                lambda service: gate_revision(service, CONFIGURATION),
+            ),
             may_act=lambda: stage.leads,
             clock=lambda: T0,
         )

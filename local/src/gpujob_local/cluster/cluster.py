@@ -18,7 +18,7 @@ import yaml
 
 from gpujob_local.cluster.checks import lease_holders, nodes_measured, nodes_ready
 from gpujob_local.cluster.nodes import configure_node
-from gpujob_local.cluster.options import ClusterOptions, NodeOptions
+from gpujob_local.cluster.options import OPERATOR_IMAGE, ClusterOptions, NodeOptions
 from gpujob_local.cluster.programs import CPU_NVML, GPU_NVML, agent_command, operator_command
 from gpujob_local.cluster.reclaim import announce_reclaim, ask_to_shut_down, delete_node
 from gpujob_local.cluster.setup import (
@@ -337,7 +337,8 @@ class LocalCluster:
         """Starts an operator under its own name and does not wait for it."""
         self._operators += 1
         configuration = self.directory / "operator.yaml"
-        configuration.write_text(yaml.safe_dump(dict(self.options.operator_configuration)))
+        given = {"gateImage": OPERATOR_IMAGE, **self.options.operator_configuration}
+        configuration.write_text(yaml.safe_dump(given))
         # The port stays the same after a restart, because workers have the address from before.
         port = self._report_ports.setdefault(name, free_port())
         options = {

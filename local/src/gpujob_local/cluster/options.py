@@ -12,7 +12,12 @@ from gpujob_local.control_plane.manifests import REPOSITORY
 
 # The name that `make images` and the examples use.
 WORKER_IMAGE = f"gpujob-worker:{version('gpujob')}"
-DEFAULT_IMAGES = {WORKER_IMAGE: REPOSITORY / "examples"}
+# For the gates of services. Their command needs no file of the folder.
+OPERATOR_IMAGE = f"gpujob-operator:{version('gpujob')}"
+DEFAULT_IMAGES = {
+    WORKER_IMAGE: REPOSITORY / "examples",
+    OPERATOR_IMAGE: REPOSITORY / "examples",
+}
 NODES_MAX = 64
 CARDS_MAX = 64
 

@@ -1,4 +1,4 @@
-"""Writes what was decided about services: their jobs, their Services, and their statuses.
+"""Writes what was decided about services: their jobs, their gates, and their statuses.
 
 Every write is safe to repeat: a job's name says which replica it is, and a status has the version
 that it was decided for as its precondition. A refused write is remembered until one succeeds, so
@@ -12,19 +12,20 @@ from datetime import datetime, timedelta
 from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import Metadata
 from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Conflict, NotFound
-from gpujob_operator.client.kube import GPU_SERVICES, JOBS, SERVICES, Kube, Manifest, ResourceType
+from gpujob_operator.client.kube import GPU_SERVICES, JOBS, PODS, Kube, Manifest, ResourceType
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.gates import GatePod
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.service_plan import CreateJob, RemoveJob, ServiceStep
 from gpujob_operator.read.shapes import mapping
-from gpujob_operator.render.gpuservice import core_service, service_job, service_status
+from gpujob_operator.render.gate import gate_pod
+from gpujob_operator.render.gpuservice import service_job, service_status
 from gpujob_operator.telemetry.logs import Log
 
 log = Log(__name__)
 
 PROBLEMS_MAX = 1000
 MESSAGE_CHARACTERS_MAX = 512
-# A Service is not watched. One that somebody deleted is created again after this time.
-FRONT_CHECKED_EVERY = timedelta(seconds=60)
 # After a refusal, the next request follows after this time.
 REFUSED_PAUSE = timedelta(seconds=5)
 
@@ -48,6 +49,7 @@ class ServiceWriter:
         *,
         may_act: Callable[[], bool],
         unknown: Callable[[str], Manifest],
+        configuration: Configuration | None = None,
     ) -> None:
         """`unknown` returns the fields of a service's stored status that this version does not
         know, by UID.
@@ -56,24 +58,25 @@ class ServiceWriter:
         self._feedback = feedback
         self._may_act = may_act
         self._unknown = unknown
-        # When the Service is requested again, by UID.
-        self._front_at: dict[str, datetime] = {}
+        self._configuration = configuration or Configuration()
         # When jobs are created again after a refusal, by UID.
         self._create_at: dict[str, datetime] = {}
+        # When the next gate may be created, by UID.
+        self._gate_at: dict[str, datetime] = {}
         self._problems: dict[str, str] = {}
-        self._front_problems: dict[str, str] = {}
+        self._gate_problems: dict[str, str] = {}
 
     def problem(self, uid: str) -> str:
         """Returns why the last job of this service was refused, or ""."""
         return self._problems.get(uid, "")
 
-    def front_problem(self, uid: str) -> str:
-        """Returns why there is no Service in front of the replicas, or ""."""
-        return self._front_problems.get(uid, "")
+    def gate_problem(self, uid: str) -> str:
+        """Returns why the last gate of this service was refused, or ""."""
+        return self._gate_problems.get(uid, "")
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets services that are gone."""
-        for kept in (self._front_at, self._create_at, self._problems, self._front_problems):
+        for kept in (self._create_at, self._gate_at, self._problems, self._gate_problems):
             for uid in kept.keys() - uids:
                 del kept[uid]
 
@@ -85,6 +88,7 @@ class ServiceWriter:
                 return
             for remove in step.removes:
                 await self._remove(remove)
+            await self._change_gates(step, now)
             if step.status is not None and self._may_act():
                 unknown = self._unknown(service.metadata.uid)
                 body = service_status(service, step.status, unknown)
@@ -94,33 +98,52 @@ class ServiceWriter:
         except ApiError as error:
             log.warning("service not written", service=service.metadata.key, error=str(error))
 
-    async def front(self, service: GPUService, now: datetime) -> None:
-        """Creates the Service in front of the replicas, if there is none. Does nothing in most
-        rounds.
-        """
-        uid = service.metadata.uid
-        if self._front_at.get(uid, now) > now or not self._may_act():
+    async def _change_gates(self, step: ServiceStep, now: datetime) -> None:
+        for pod in step.gates.removes:
+            await self._remove_gate(pod)
+        service, uid = step.service, step.service.metadata.uid
+        # A gate that ends at once, or is refused, is not created every second.
+        if not step.gates.creates or self._gate_at.get(uid, now) > now or not self._may_act():
             return
-        self._front_at[uid] = now + REFUSED_PAUSE
-        name, namespace = service.metadata.name, service.metadata.namespace
+        self._gate_at[uid] = now + REFUSED_PAUSE
+        self._gate_problems.pop(uid, None)
+        for ordinal in step.gates.creates:
+            await self._create_gate(service, ordinal)
+
+    async def _create_gate(self, service: GPUService, ordinal: int) -> None:
+        if not self._configuration.gate_image:
+            text = "the operator's configuration has no gateImage, so minimum: 0 has no gate"
+            self._refused(self._gate_problems, service, text)
+            return
+        body = gate_pod(service, ordinal, self._configuration)
+        name, namespace = body["metadata"]["name"], service.metadata.namespace
         try:
-            await self._kube.create(SERVICES, core_service(service), namespace)
+            answer = await self._kube.create(PODS, body, namespace)
         except AlreadyExists:
-            try:
-                found = await self._kube.get(SERVICES, name, namespace)
-            except ApiError as error:
-                log.warning("service not read", service=service.metadata.key, error=str(error))
-                return
-            if not _belongs(found, uid):
-                text = f'services "{name}" exists and is not of this GPUService: delete it'
-                text = f"{text}, or create the GPUService under another name"
-                self._refused(self._front_problems, service, text)
+            answer = await self._kube.get(PODS, name, namespace)
+            if not belongs(answer, service.metadata.uid):
+                text = f'pods "{name}" exists and is not of this GPUService: delete it'
+                self._refused(self._gate_problems, service, text)
                 return
         except ApiError as error:
-            self._refused(self._front_problems, service, f"Service {name}: {error}")
+            self._refused(self._gate_problems, service, f"Pod {name}: {error}")
             return
-        self._front_at[uid] = now + FRONT_CHECKED_EVERY
-        self._front_problems.pop(uid, None)
+        self._feedback.written(PODS, answer)
+        log.info("gate created", service=service.metadata.key, pod=name)
+
+    async def _remove_gate(self, pod: GatePod) -> None:
+        if not self._may_act():
+            return
+        try:
+            answer = await self._kube.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
+        except (Conflict, NotFound):
+            self._feedback.gone(PODS, pod.uid)
+            return
+        log.info("gate removed", namespace=pod.namespace, pod=pod.name)
+        if mapping(answer.get("metadata")).get("deletionTimestamp"):
+            self._feedback.written(PODS, answer)
+        else:
+            self._feedback.gone(PODS, pod.uid)
 
     async def _creates(self, step: ServiceStep, now: datetime) -> bool:
         """Creates the jobs. Returns False if this process may not act any more."""
@@ -143,7 +166,7 @@ class ServiceWriter:
             answer = await self._kube.create(JOBS, service_job(create), namespace)
         except AlreadyExists:
             answer = await self._kube.get(JOBS, create.name, namespace)
-            if not _belongs(answer, service.metadata.uid):
+            if not belongs(answer, service.metadata.uid):
                 text = f'gpujobs "{create.name}" exists and is not of this GPUService: delete it'
                 self._refused(self._problems, service, text)
                 return
@@ -194,6 +217,7 @@ class ServiceWriter:
         self._feedback.written(GPU_SERVICES, answer)
 
 
-def _belongs(manifest: Manifest, uid: str) -> bool:
+def belongs(manifest: Manifest, uid: str) -> bool:
+    """Returns whether the object has an owner with this UID."""
     owners = mapping(manifest.get("metadata")).get("ownerReferences") or ()
     return any(mapping(owner).get("uid") == uid for owner in owners)

@@ -24,6 +24,7 @@ from gpujob_api.manifest import (
 )
 from gpujob_operator.decide.measurement.progress import has_settled
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.gates import GatePod
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import (
     InvalidJob,
@@ -150,6 +151,8 @@ class Cache:
         self._gone = GonePods(clock)
         self._waits = StartWaits(clock)
         self._node_use = NodeUse()
+        # Gates of services, by UID of the pod.
+        self._gates: dict[str, GatePod] = {}
         self.synced: set[Kind] = set()
         self._unknown = {
             Kind.JOB: UnknownFields(GPUJobStatus),
@@ -333,6 +336,16 @@ class Cache:
         pod = self.pods.get(uid)
         return None if pod is None else pod.view
 
+    def gate(self, uid: str) -> GatePod | None:
+        return self._gates.get(uid)
+
+    def gates(self) -> tuple[GatePod, ...]:
+        """Returns the pods that are gates of services."""
+        return tuple(self._gates.values())
+
+    def service(self, uid: str) -> GPUService | None:
+        return self.services.get(uid)
+
     def has_listed_nodes(self) -> bool:
         return Kind.NODE in self.synced
 
@@ -446,7 +459,7 @@ class Cache:
         """
         pod = cached_pod(manifest)
         if not self._scope.covers(manifest):
-            return replace(pod, view=None)
+            return replace(pod, view=None, gate=None)
         return self._waits.noted(pod)
 
     def take_reading(self, name: str, status: GPUNodeStatus, taken_at: datetime) -> bool:
@@ -497,6 +510,10 @@ class Cache:
 
     def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
         self._node_use.pod_changed(before, after)
+        if before is not None:
+            self._gates.pop(before.uid, None)
+        if after is not None and after.gate is not None:
+            self._gates[after.uid] = after.gate
         if after is not None and after.view is not None:
             self.placements.created(after.view)
         if after is None and before is not None and before.view is not None:

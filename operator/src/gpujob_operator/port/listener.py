@@ -30,6 +30,8 @@ class ConnectionLimits:
     headers_seconds_max: float = 5.0
     # Between two requests of a connection.
     idle_seconds_max: float = 60.0
+    # Of a body, before it is asked for. Twice as much may be read, and one chunk of 256 KiB beyond.
+    read_ahead_bytes: int = 2**18
 
 
 class Connections:
@@ -141,12 +143,27 @@ class _Guard(asyncio.Protocol):
 
 @asynccontextmanager
 async def listening(
-    application: web.Application, host: str, port: int, limits: ConnectionLimits | None = None
+    application: web.Application,
+    host: str,
+    port: int,
+    limits: ConnectionLimits | None = None,
+    *,
+    cancels: bool = False,
 ) -> AsyncGenerator[str]:
-    """Serves an application within the limits. Yields its URL with the actual port."""
-    connections = Connections(limits or ConnectionLimits())
+    """Serves an application within the limits. Yields its URL with the actual port.
+
+    With `cancels`, a request ends when its client leaves.
+    """
+    limits = limits or ConnectionLimits()
+    connections = Connections(limits)
     application.middlewares.append(connections.middleware)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        shutdown_timeout=1.0,
+        handler_cancellation=cancels,
+        read_bufsize=limits.read_ahead_bytes,
+    )
     await runner.setup()
     try:
         handlers = runner.server

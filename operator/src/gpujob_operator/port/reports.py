@@ -5,7 +5,6 @@ claim to be a known worker before the API server reviews it (TokenReview). The n
 worker goes into the next snapshot.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -20,40 +19,26 @@ from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, Wor
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport, Yielding
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.port.pod_requests import TokenChecker, prove, read_body, refusal
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.port.requests import (
     PER_SECOND_MAX,
     Refused,
-    TokenCheckFailed,
     bearer_token,
     client_limit,
     sender,
 )
 from gpujob_operator.port.yields import Yields
 from gpujob_operator.rate_limit import RateLimit
-from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
-
-log = Log(__name__)
 
 REPORT_PATH = "/report"
 BODY_BYTES_MAX = 64 * 1024
-BODY_SECONDS_MAX = 5.0
 REPORTS_KEPT_MAX = 20_000
 # How long a pod's requests are counted. After that it may send a burst again.
 LIMITED_SECONDS = 300.0
 # For how long a count of the jobs on each GPU is used.
 COUNTED_SECONDS = 2.0
-
-
-class TokenChecker(Protocol):
-    async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
-        """Returns the pod that the token was issued for, or None if the token is not valid for us.
-
-        `source` is the address that sent the token. `from_its_pod` means that the claimed pod has
-        this address. Raises `TokenCheckFailed`.
-        """
-        ...
 
 
 class Workers(Protocol):
@@ -124,7 +109,7 @@ class ReportReceiver:
         try:
             reply = await self._receive(request)
         except Exception as error:
-            refused = _refusal(error)
+            refused = refusal(error)
             self._metrics.reports.labels(refused.result).inc()
             return refused.response()
         self._metrics.reports.labels("accepted").inc()
@@ -139,9 +124,9 @@ class ReportReceiver:
             raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
         pod, job = self._worker(claimed)
         source = sender(request)
-        await self._prove(token, claimed, source, from_its_pod=source in pod.addresses)
+        await prove(self._tokens, token, claimed, source, from_its_pod=source in pod.addresses)
         self._limit(pod.uid)
-        report = _read_report(await _body(request), pod)
+        report = _read_report(await read_body(request, BODY_BYTES_MAX), pod)
         self._keep(job.metadata.uid, pod, report)
         return self._reply(job, pod, report)
 
@@ -159,19 +144,6 @@ class ReportReceiver:
         if job is None:
             raise Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
         return pod, job
-
-    async def _prove(
-        self, token: str, claimed: PodIdentity, source: str, *, from_its_pod: bool
-    ) -> None:
-        try:
-            identity = await self._tokens.check(token, source, from_its_pod=from_its_pod)
-        except TokenCheckFailed as error:
-            text = f"the token could not be checked: {error}"
-            raise Refused(503, "check_failed", text) from None
-        if identity is None:
-            raise Refused(401, "bad_token", "the token is not valid for audience gpujob")
-        if identity != claimed:
-            raise Refused(403, "wrong_pod", "the token is of another pod than it claims")
 
     def _limit(self, pod_uid: str) -> None:
         now = self._monotonic()
@@ -248,32 +220,6 @@ def _begins(report: Report) -> bool:
     ended.
     """
     return report.phase is WorkerPhase.STARTING and report.step == (report.resumed_from_step or 0)
-
-
-def _refusal(error: Exception) -> Refused:
-    """Returns the answer to a failed report. An internal error is logged and does not end the
-    server.
-    """
-    if isinstance(error, Refused):
-        return error
-    log.error(
-        "report handling failed", problem=f"{type(error).__name__}: {error}", with_traceback=True
-    )
-    return Refused(500, "error", "the report cannot be read; see the operator's log")
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_SECONDS_MAX):
-            return await request.read()
-    except TimeoutError:
-        text = f"the report did not arrive within {BODY_SECONDS_MAX:g} s"
-        raise Refused(408, "too_slow", text) from None
-    except web.HTTPRequestEntityTooLarge:
-        text = f"the report is larger than {BODY_BYTES_MAX} bytes"
-        raise Refused(413, "too_large", text) from None
-    except (ConnectionError, web.RequestPayloadError) as error:
-        raise Refused(400, "bad_report", f"the report ended early: {error}") from None
 
 
 def _read_report(body: bytes, pod: PodView) -> Report:

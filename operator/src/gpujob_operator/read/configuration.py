@@ -64,6 +64,7 @@ PATTERNS: Mapping[str, str] = {
     "checkpointMount": r"^/",
     "runtimeClassName": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$",
     "workerPackageImage": r"^\S*$",
+    "gateImage": r"^\S*$",
 }
 
 

@@ -13,8 +13,16 @@ from typing import Any
 from gpujob_api.bounds import INT32_MAX
 from gpujob_api.codec import FieldError, decode, parse_json
 from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
-from gpujob_api.meta import ANNOTATION_GPUS, ANNOTATION_PLACEMENT
+from gpujob_api.manifest import GPUSERVICE
+from gpujob_api.meta import (
+    ANNOTATION_GPUS,
+    ANNOTATION_PLACEMENT,
+    LABEL_GATE,
+    LABEL_REVISION,
+    LABEL_SERVICE_UID,
+)
 from gpujob_api.report import Report
+from gpujob_operator.decide.model.gates import GatePod
 from gpujob_operator.decide.model.placement_record import PlacementRecord
 from gpujob_operator.decide.model.pod_requests import (
     WHOLE_NODE,
@@ -52,6 +60,8 @@ class CachedPod:
     finished: bool
     requests: PodRequests
     view: PodView | None
+    # Set if the pod is a service's gate.
+    gate: GatePod | None = None
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
@@ -66,6 +76,7 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
         finished=_finished(manifest),
         requests=requests_while_resized(spec, mapping(manifest.get("status"))),
         view=_worker_or_none(manifest),
+        gate=_gate_or_none(manifest, metadata),
     )
 
 
@@ -82,6 +93,33 @@ def opaque_pod(manifest: Mapping[str, Any], before: CachedPod | None) -> CachedP
         finished=_finished(manifest),
         requests=WHOLE_NODE if before is None else before.requests,
         view=None if before is None else before.view,
+        gate=None if before is None else before.gate,
+    )
+
+
+def _gate_or_none(manifest: Mapping[str, Any], metadata: Mapping[str, Any]) -> GatePod | None:
+    """Reads a service's gate. Returns None for every other pod."""
+    labels = metadata["labels"]
+    if labels.get(LABEL_GATE) != "true":
+        return None
+    owner = controller_uid(metadata, GPUSERVICE.kind)
+    if not owner or labels.get(LABEL_SERVICE_UID) != owner:
+        return None
+    status = mapping(manifest.get("status"))
+    states = [mapping(one.get("state")) for one in mappings(status.get("containerStatuses"))]
+    reason, message = _reason(status, states[0] if states else {})
+    return GatePod(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        service_uid=owner,
+        revision=labels.get(LABEL_REVISION, ""),
+        ready=_condition(status, "Ready").get("status") == "True",
+        leaving=moment(metadata.get("deletionTimestamp")) is not None,
+        finished=_finished(manifest),
+        addresses=_addresses(status),
+        reason=reason[:_TEXT_CHARACTERS_MAX],
+        message=message[:_TEXT_CHARACTERS_MAX],
     )
 
 

@@ -10,6 +10,7 @@ from gpujob_api.json_values import json_copy
 from gpujob_api.manifest import GPUJOB, GPUSERVICE
 from gpujob_api.meta import (
     API_VERSION,
+    LABEL_GATE,
     LABEL_REVISION,
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
@@ -135,8 +136,10 @@ def _probe(service: GPUService) -> dict[str, Any]:
     return {**action, "periodSeconds": _PROBE_SECONDS, "failureThreshold": 1}
 
 
-def core_service(service: GPUService) -> dict[str, Any]:
-    """Returns the Service in front of the replicas. Only ready ones get requests."""
+def core_service(service: GPUService, *, to_gate: bool = False) -> dict[str, Any]:
+    """Returns the Service in front of the replicas, or of their gate. Only ready pods get
+    requests.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -150,10 +153,16 @@ def core_service(service: GPUService) -> dict[str, Any]:
             "ownerReferences": [owner_reference(service)],
         },
         "spec": {
-            "selector": {LABEL_SERVICE_UID: service.metadata.uid},
+            "selector": front_selector(service, to_gate=to_gate),
             "ports": [{"name": "http", "port": service.spec.port, "targetPort": service.spec.port}],
         },
     }
+
+
+def front_selector(service: GPUService, *, to_gate: bool) -> dict[str, str]:
+    """Returns the labels of the pods that get requests."""
+    of_gate = {LABEL_GATE: "true"} if to_gate else {}
+    return {LABEL_SERVICE_UID: service.metadata.uid, **of_gate}
 
 
 def service_status(

@@ -163,7 +163,7 @@ def _complete_spec(
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     claim = checkpoint_claim(job, configuration.checkpoint_claim_template)
-    spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(claim)]
+    spec["volumes"] = [*(spec.get("volumes") or ()), token_volume(), _checkpoint_volume(claim)]
 
 
 def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> dict[str, Any]:
@@ -217,7 +217,8 @@ def _list(value: object, path: str) -> list[Any]:
     return cast("list[Any]", value)
 
 
-def _token_volume() -> dict[str, Any]:
+def token_volume() -> dict[str, Any]:
+    """Returns the volume of a token for the report port alone."""
     source = {
         "serviceAccountToken": {
             "audience": names.TOKEN_AUDIENCE,

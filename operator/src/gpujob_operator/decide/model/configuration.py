@@ -95,6 +95,8 @@ class Configuration:
     # The image that provides the worker's packages to pods of other images. Those pods get no
     # packages if it is None.
     worker_package_image: str | None = None
+    # The image of the gates of services that may have no replica: the operator's own.
+    gate_image: str | None = None
     checkpoint_mount: str = "/gpujob/checkpoints"
     # The template of claims for jobs that name no place for checkpoints. No claim is created if it
     # is None.

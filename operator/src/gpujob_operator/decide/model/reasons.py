@@ -167,6 +167,10 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "ReplicaRejected": "the API server refused a replica",
         "ServiceRejected": "there is no Service in front of the replicas, because the API server "
         "refused it or another one has its name",
+        "GateNotReady": "no replica answers, and no gate holds requests: the message has the "
+        "reason why its pod does not run",
+        "ScaledToZero": "no replica runs, because there was no request for "
+        "`spec.replicas.stopAfterSeconds`; the next request starts one",
         "Suspended": "`spec.suspend` is true",
     },
     "Progressing": {

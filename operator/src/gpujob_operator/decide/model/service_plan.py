@@ -6,6 +6,7 @@ from enum import Enum
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService, GPUServiceStatus
 from gpujob_api.serving import ServingReport, ServingSettings
+from gpujob_operator.decide.model.gates import NO_CHANGES, Gate, GateChanges
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import PodView
 
@@ -29,14 +30,22 @@ class ServiceJob:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInputs:
-    """One service and its jobs. `problem` is why the last job was refused, `front_problem` why
-    there is no Service in front of the replicas.
+    """One service, its jobs and its gates.
+
+    `problem` is why the last job was refused, `front_problem` why there is no Service in front of
+    the replicas, `gate_problem` why there is no gate.
     """
 
     service: GPUService
     jobs: tuple[ServiceJob, ...] = ()
     problem: str = ""
     front_problem: str = ""
+    gates: tuple[Gate, ...] = ()
+    gate_problem: str = ""
+    # The revision of new gates.
+    gate_revision: str = ""
+    # Whether the Service selects the gate. None until it was written or read.
+    selects_gate: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +76,19 @@ class ServiceStep:
     service: GPUService
     creates: tuple[CreateJob, ...] = ()
     removes: tuple[RemoveJob, ...] = ()
+    gates: GateChanges = NO_CHANGES
     # None if it is unchanged.
     status: GPUServiceStatus | None = None
     events: tuple[EventNote, ...] = ()
 
     @property
     def changes(self) -> bool:
-        return bool(self.creates or self.removes or self.status is not None)
+        gates = self.gates.creates or self.gates.removes
+        return bool(self.creates or self.removes or gates or self.status is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
     steps: tuple[ServiceStep, ...] = ()
+    # UIDs of the services whose Service has to select the gate. Others select the replicas.
+    to_gate: frozenset[str] = frozenset()

@@ -29,8 +29,10 @@ def worker_name(job_name: str, attempt: int, rank: int) -> str:
     return f"{job_name}-{attempt}-{rank}"
 
 
-def controller_uid(metadata: Mapping[str, Any]) -> str:
-    """Returns the UID of the GPUJob that is the object's controller owner, or "". Never raises."""
+def controller_uid(metadata: Mapping[str, Any], kind: str = GPUJOB.kind) -> str:
+    """Returns the UID of the GPUJob, or the object of another kind of ours, that is the object's
+    controller owner, or "". Never raises.
+    """
     owners = metadata.get("ownerReferences")
     for owner in cast("list[object]", owners) if isinstance(owners, list) else ():
         if not isinstance(owner, Mapping):
@@ -39,7 +41,7 @@ def controller_uid(metadata: Mapping[str, Any]) -> str:
         if reference.get("controller") is True:
             ours = (reference.get("apiVersion"), reference.get("kind")) == (
                 API_VERSION,
-                GPUJOB.kind,
+                kind,
             )
             return str(reference.get("uid") or "") if ours else ""
     return ""

@@ -5,6 +5,7 @@ For each service:
 1. Read its replicas, and the result of a measurement of backends if there is a new one.
 2. Decide how many replicas the load needs, and which revision they have.
 3. Create and remove replicas (`rollout`). A pause follows each replica that ended by itself.
+   Create and remove the gate, if the service may have no replica (`gates`).
 4. Start a measurement of backends once a replica answers, so that no user waits for it.
 5. Write the status if it changed. Figures alone are written at intervals.
 """
@@ -27,6 +28,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServicePlan,
     ServiceStep,
 )
+from gpujob_operator.decide.services.gates import change_gates, demand_of, may_stop, sends_to_gate
 from gpujob_operator.decide.services.refusal import refusal
 from gpujob_operator.decide.services.replicas import (
     Replica,
@@ -58,8 +60,10 @@ DRAIN_EXPECTED = timedelta(seconds=8)
 
 def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan:
     """Returns what to do for each service. Services that need nothing are left out."""
-    steps = (step_of(one, now) for one in inputs)
-    return ServicePlan(tuple(step for step in steps if step.changes))
+    given = tuple(inputs)
+    steps = (step_of(one, now) for one in given)
+    to_gate = (one.service.metadata.uid for one in given if sends_to_gate(one))
+    return ServicePlan(tuple(step for step in steps if step.changes), frozenset(to_gate))
 
 
 def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
@@ -74,7 +78,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     revision = revision_of(service, settings)
     status, failures = _with_failures(status, replicas, revision, now)
     service = replace(service, status=status)
-    wanted, status = _wanted(service, replicas, revision, now)
+    wanted, status = _wanted(inputs, service, replicas, revision, now)
     refused = "" if service.spec.suspend else refusal(service.spec)
     draining = status.draining_until is not None and status.draining_until > now
     # The replicas of an earlier spec go on.
@@ -93,7 +97,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     removes = [RemoveJob(replica.job, reason) for replica, reason in rollout.removes]
     removes += _failed_to_remove(replicas, status)
     more, gone = ((), ()) if refused else _measurement(service, inputs.jobs, replicas)
-    status = with_figures(service, status, replicas, revision, wanted, now)
+    status = with_figures(inputs, status, replicas, revision, wanted, now)
     status = with_conditions(inputs, service, status, replicas, settings, now, refused)
     changes = is_written_now(inputs.service.status, status, now)
     written = replace(status, observed_at=now) if changes else None
@@ -101,6 +105,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
         inputs.service,
         creates=(*creates, *more),
         removes=(*removes, *gone),
+        gates=change_gates(inputs),
         status=written,
         events=(*events, *failures) if written is not None else (),
     )
@@ -114,10 +119,14 @@ def _nodes_of(replicas: tuple[Replica, ...]) -> tuple[str, ...]:
 
 
 def _wanted(
-    service: GPUService, replicas: tuple[Replica, ...], revision: str, now: datetime
+    inputs: ServiceInputs,
+    service: GPUService,
+    replicas: tuple[Replica, ...],
+    revision: str,
+    now: datetime,
 ) -> tuple[int, GPUServiceStatus]:
     spec, status = service.spec, service.status
-    if spec.suspend:
+    if spec.suspend or _none_is_needed(inputs, service, replicas, now):
         return 0, replace(status, fewer_since=None)
     reports = [one.report for one in replicas if one.ready and one.report is not None]
     refused = sum(report.refused for report in reports)
@@ -133,6 +142,22 @@ def _wanted(
         now,
     )
     return scale.wanted, replace(status, fewer_since=scale.fewer_since)
+
+
+def _none_is_needed(
+    inputs: ServiceInputs, service: GPUService, replicas: tuple[Replica, ...], now: datetime
+) -> bool:
+    """Returns whether the service has no replica for lack of requests.
+
+    A new service starts one: it shows that the model can be served, and backends are measured.
+    """
+    status = service.status
+    if not service.spec.replicas.may_be_none or status.observed_generation == 0:
+        return False
+    demand = demand_of(inputs.gates, now)
+    if status.wanted_replicas == 0:
+        return demand.held == 0
+    return may_stop(service, replicas, demand, now)
 
 
 def _with_failures(

@@ -41,14 +41,16 @@ def scaled(
     `reports` are those of the replicas that answer. `refused_more` is whether requests were refused
     since the last round.
     """
-    before = max(replicas.minimum, min(before, replicas.most))
+    # Whether there is none at all is decided by requests, not by the load of replicas.
+    least = max(1, replicas.minimum)
+    before = max(least, min(before, replicas.most))
     if not reports:
         return Scale(before)
     load = sum(report.busy_percent for report in reports) / 100
     needed = math.ceil(load / BUSY_MAX - 1e-9)
     if refused_more:
         needed = max(needed, len(reports) + 1)
-    needed = max(replicas.minimum, min(needed, replicas.most))
+    needed = max(least, min(needed, replicas.most))
     if needed >= before:
         return Scale(needed)
     since = fewer_since or now

@@ -18,11 +18,11 @@ from gpujob_api.settings import Precision
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
 from gpujob_operator.decide.model.service_plan import ServiceInputs
+from gpujob_operator.decide.services.gates import READY, gate_status, why_closed
 from gpujob_operator.decide.services.replicas import Replica, measurement_name
 from gpujob_operator.decide.services.revision import choice_in_force, choice_key
 
 ACCEPTED = conditions.ACCEPTED
-READY = "Ready"
 PROGRESSING = "Progressing"
 BACKEND_CHOSEN = "BackendChosen"
 
@@ -38,13 +38,14 @@ ERROR_CHARACTERS_MAX = 256
 
 
 def with_figures(
-    service: GPUService,
+    inputs: ServiceInputs,
     status: GPUServiceStatus,
     replicas: Sequence[Replica],
     revision: str,
     wanted: int,
     now: datetime,
 ) -> GPUServiceStatus:
+    service = inputs.service
     shown = [one for one in replicas if not one.finished]
     ready = [one for one in shown if one.ready]
     updated = sum(one.revision == revision for one in ready)
@@ -58,6 +59,7 @@ def with_figures(
         ready_replicas=len(ready),
         updated_replicas=updated,
         replicas=tuple(_replica(one, service.spec.port) for one in shown),
+        gate=gate_status(service, inputs.gates),
         traffic=_traffic(reports, status.traffic),
         rollout_since=None if complete else status.rollout_since or now,
     )
@@ -167,6 +169,12 @@ def _ready(
         text = f"{count}, but no Service sends requests to them: {inputs.front_problem}"
         writer.set(READY, False, "ServiceRejected", text)
         return inputs.front_problem
+    if ready == 0 and (closed := _closed(inputs, status)):
+        writer.set(READY, False, "GateNotReady", f"no gate takes requests: {closed}")
+        return closed
+    if wanted == 0:
+        writer.set(READY, False, "ScaledToZero", _at_zero(inputs.service))
+        return "scaled to zero; a request starts a replica"
     failing = _failing_words(writer, replicas)
     if failing:
         writer.set(READY, False, "RequestsFailing", f"{count}, but {failing}")
@@ -211,6 +219,22 @@ def _failing_words(writer: ConditionSetter, replicas: Sequence[Replica]) -> str:
         f"{failed} of {requests} requests of the last minute failed: "
         f"{worst.recent_error[:ERROR_CHARACTERS_MAX]}; correct the script or the model and edit "
         "the GPUService (each failed request's answer has its error)"
+    )
+
+
+def _closed(inputs: ServiceInputs, status: GPUServiceStatus) -> str:
+    """Returns why no gate takes requests, or "" if one does or none is needed."""
+    open_gate = status.gate is not None and status.gate.ready
+    if open_gate or not inputs.service.spec.replicas.may_be_none:
+        return ""
+    return inputs.gate_problem or why_closed(inputs.gates)
+
+
+def _at_zero(service: GPUService) -> str:
+    replicas = service.spec.replicas
+    return (
+        f"no replica runs, because there was no request for {replicas.stop_after_seconds} s; the "
+        f"next request starts one, and waits for it up to {replicas.cold_start_seconds} s"
     )
 
 
