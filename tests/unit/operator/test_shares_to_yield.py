@@ -19,7 +19,8 @@ TRAINING = running(make_job("train"))
 class Port:
     """The newest reports, as the report port keeps them."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_seconds: float = 2.0) -> None:
+        self.interval_seconds = interval_seconds
         self.clock = FakeClock()
         self.jobs = {job.metadata.uid: job for job in (SERVICE, TRAINING)}
         self.newest: dict[str, ReceivedReport] = {}
@@ -33,7 +34,13 @@ class Port:
 
         clock = self.clock
         job_of: Callable[[str], GPUJob | None] = self.jobs.get
-        return Yields(reports, job_of, now=clock.now, monotonic=clock.monotonic)
+        return Yields(
+            reports,
+            job_of,
+            interval_seconds=self.interval_seconds,
+            now=clock.now,
+            monotonic=clock.monotonic,
+        )
 
     def report(self, needed_percent: float) -> None:
         """The replica reports."""
@@ -72,6 +79,16 @@ def test_a_service_in_need_gets_time_and_gives_it_back() -> None:
         port.report(needed)
         shares.append(port.percent(STEP_SECONDS))
     assert shares == [10, 20, 30, 30, 20, 10, 0]
+
+
+def test_with_rare_reports_each_step_still_shows_its_effect_before_the_next_one() -> None:
+    port = Port(interval_seconds=30)
+    shares: list[int] = []
+    for _ in range(7):
+        port.report(95)
+        shares.append(port.percent(29))
+        port.clock.advance(1)
+    assert shares == [10, 10, 10, 20, 20, 20, 30]
 
 
 def test_a_replica_that_no_longer_reports_or_is_gone_gets_none() -> None:

@@ -82,7 +82,11 @@ class ReportReceiver:
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
         self._yields = Yields(
-            lambda: tuple(self._newest.values()), workers.job, now=clock, monotonic=monotonic
+            lambda: tuple(self._newest.values()),
+            workers.job,
+            interval_seconds=interval_seconds,
+            now=clock,
+            monotonic=monotonic,
         )
         self._holders: Counter[str] = Counter()
         self._counted_at: float | None = None

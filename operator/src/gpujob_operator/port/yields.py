@@ -9,25 +9,29 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.snapshot import ReceivedReport, Yielding
-from gpujob_operator.decide.model.yielding import next_yields
+from gpujob_operator.decide.model.yielding import Moment, next_yields
 
 # Reports are looked through no more often than this.
 PERIOD_SECONDS = 1.0
 
 
 class Yields:
-    """The newest shares. `now` and `monotonic` are clocks."""
+    """The newest shares. Workers report each `interval_seconds`. `now` and `monotonic` are
+    clocks.
+    """
 
     def __init__(
         self,
         reports: Callable[[], Iterable[ReceivedReport]],
         job_of: Callable[[str], GPUJob | None],
         *,
+        interval_seconds: float,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
     ) -> None:
         self._reports = reports
         self._job_of = job_of
+        self._interval_seconds = interval_seconds
         self._now = now
         self._monotonic = monotonic
         self._has_replicas = False
@@ -56,5 +60,6 @@ class Yields:
         if self._decided_at is not None and now - self._decided_at < PERIOD_SECONDS:
             return
         self._decided_at = now
-        found = next_yields(self._by_job.values(), self._reports(), self._job_of, self._now())
+        moment = Moment(self._now(), self._interval_seconds)
+        found = next_yields(self._by_job.values(), self._reports(), self._job_of, moment)
         self._by_job = {one.job_uid: one for one in found}

@@ -11,7 +11,12 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.report import YIELD_PERCENT_MAX, WorkerPhase
 from gpujob_api.serving import ServingReport
 from gpujob_operator.decide.model.snapshot import ReceivedReport, Yielding
-from gpujob_operator.decide.model.yielding import FRESH_SECONDS, STEP_SECONDS, next_yields
+from gpujob_operator.decide.model.yielding import (
+    FRESH_SECONDS,
+    STEP_SECONDS,
+    Moment,
+    next_yields,
+)
 from tests.harness.builders import after, make_job, make_report, received, running, with_status
 
 SERVICE = running(make_job("digits-0"))
@@ -42,8 +47,8 @@ class Played:
     def round(self, *reports: ReceivedReport, seconds: float = 0.0) -> dict[str, int]:
         """Returns the percents by job after this time."""
         self.seconds += seconds
-        now = after(self.seconds)
-        self.yields = next_yields(self.yields, reports, self.jobs.get, now)
+        moment = Moment(after(self.seconds), interval_seconds=2.0)
+        self.yields = next_yields(self.yields, reports, self.jobs.get, moment)
         return {one.job_uid: one.percent for one in self.yields}
 
     def needs(self, percent: float | None, seconds: float = STEP_SECONDS) -> int:

@@ -10,17 +10,40 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.report import YIELD_PERCENT_MAX
+from gpujob_api.report import YIELD_INTERVALS, YIELD_PERCENT_MAX
 from gpujob_operator.decide.model.others import name_for
 from gpujob_operator.decide.model.snapshot import ReceivedReport, Yielding
 
 # In percent of the objective. Between the two, the share stays as it is.
 RAISED_ABOVE, LOWERED_BELOW = 90.0, 70.0
 STEP_PERCENT = 10
-# Between two steps of one training. A replica reports what its requests needed in the last 10 s.
+# At least, between two steps of one training. A replica reports what its requests needed in the
+# last 10 s.
 STEP_SECONDS = 10.0
-# A report counts for this long.
+# A report counts for at least this long.
 FRESH_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The time of a decision, and how often workers report. Rare reports make both limits longer,
+    as they do for the worker.
+    """
+
+    now: datetime
+    interval_seconds: float
+
+    def is_fresh(self, received: ReceivedReport) -> bool:
+        """Returns whether the report still counts."""
+        age_seconds = (self.now - received.received_at).total_seconds()
+        return age_seconds <= max(FRESH_SECONDS, YIELD_INTERVALS * self.interval_seconds)
+
+    def is_recent(self, before: Yielding) -> bool:
+        """Returns whether the last step is too recent for another one. A clock that was set back
+        delays none.
+        """
+        seconds = max(STEP_SECONDS, YIELD_INTERVALS * self.interval_seconds)
+        return timedelta(0) <= self.now - before.changed_at < timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +57,7 @@ def next_yields(
     before: Iterable[Yielding],
     reports: Iterable[ReceivedReport],
     job_of: Callable[[str], GPUJob | None],
-    now: datetime,
+    moment: Moment,
 ) -> tuple[Yielding, ...]:
     """Returns the trainings that yield from now on. `job_of` returns the job of a UID.
 
@@ -42,24 +65,24 @@ def next_yields(
     that shares no GPU with a replica any more.
     """
     received = [one for one in reports if one.rank == 0]
-    replicas = _replicas_by_gpu(received, job_of, now)
+    replicas = _replicas_by_gpu(received, job_of, moment)
     if not replicas:
         return ()
     known = {one.job_uid: one for one in before}
     found: list[Yielding] = []
     for one in received:
-        if one.report.yielded_seconds is None or not _is_fresh(one, now):
+        if one.report.yielded_seconds is None or not moment.is_fresh(one):
             continue
         job = _running(one, job_of)
         beside = _beside(job, replicas) if job is not None else []
         if job is not None and beside:
-            following = _following(known.get(one.job_uid), job, beside, now)
+            following = _following(known.get(one.job_uid), job, beside, moment)
             found += [following] if following is not None else []
     return tuple(found)
 
 
 def _replicas_by_gpu(
-    reports: Iterable[ReceivedReport], job_of: Callable[[str], GPUJob | None], now: datetime
+    reports: Iterable[ReceivedReport], job_of: Callable[[str], GPUJob | None], moment: Moment
 ) -> Mapping[str, list[_Replica]]:
     found: defaultdict[str, list[_Replica]] = defaultdict(list)
     for one in reports:
@@ -67,7 +90,7 @@ def _replicas_by_gpu(
         job = _running(one, job_of) if serving is not None else None
         if serving is None or job is None:
             continue
-        counts = serving.ready and _is_fresh(one, now)
+        counts = serving.ready and moment.is_fresh(one)
         replica = _Replica(job, (serving.needed_percent or 0.0) if counts else 0.0)
         for uuid in _gpus_of(job):
             found[uuid].append(replica)
@@ -95,16 +118,12 @@ def _beside(job: GPUJob, replicas: Mapping[str, list[_Replica]]) -> list[_Replic
     return [replica for uuid in sorted(_gpus_of(job)) for replica in replicas.get(uuid, ())]
 
 
-def _is_fresh(received: ReceivedReport, now: datetime) -> bool:
-    return (now - received.received_at).total_seconds() <= FRESH_SECONDS
-
-
 def _following(
-    before: Yielding | None, job: GPUJob, beside: list[_Replica], now: datetime
+    before: Yielding | None, job: GPUJob, beside: list[_Replica], moment: Moment
 ) -> Yielding | None:
     worst = max(beside, key=lambda replica: replica.needed_percent)
     percent = before.percent if before is not None else 0
-    if before is not None and _is_recent(before, now):
+    if before is not None and moment.is_recent(before):
         return before
     if worst.needed_percent > RAISED_ABOVE:
         percent = min(percent + STEP_PERCENT, YIELD_PERCENT_MAX)
@@ -116,11 +135,4 @@ def _following(
         return None
     raised = before is None or percent > before.percent
     replica = name_for(job, worst.job) if raised or before is None else before.replica
-    return Yielding(job.metadata.uid, percent, replica, now)
-
-
-def _is_recent(before: Yielding, now: datetime) -> bool:
-    """Returns whether the last step is too recent for another one. A clock that was set back
-    delays none.
-    """
-    return timedelta(0) <= now - before.changed_at < timedelta(seconds=STEP_SECONDS)
+    return Yielding(job.metadata.uid, percent, replica, moment.now)
