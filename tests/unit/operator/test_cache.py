@@ -13,7 +13,15 @@ from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GONE_SECONDS, REMOVAL_AWAITED_SECONDS
 from gpujob_operator.telemetry.metrics import Metrics
-from tests.harness.builders import make_gpu, make_job, make_queue, placed, with_status
+from tests.harness.builders import (
+    make_gpu,
+    make_job,
+    make_queue,
+    make_report,
+    placed,
+    received,
+    with_status,
+)
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (
     Manifest,
@@ -195,6 +203,18 @@ def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
     cache.apply(Kind.JOB, "DELETED", job_manifest(job, 5))
     clock.advance(PRUNE_SECONDS)
     assert _snapshot(cache).usage == {}
+
+
+@pytest.mark.parametrize(("rank", "samples"), [(0, 0), (1, 1)])
+def test_readings_count_anew_once_rank_0_has_settled(cache: Cache, rank: int, samples: int) -> None:
+    """Only its reports show what the job does."""
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    gpu = make_gpu(ours=[("pod-job-1-0", GIB)])
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", gpu, version=3))
+    report = received(job, make_report(rank=rank))
+    assert cache.snapshot((report,), Configuration()).usage["uid-job", 1].samples == samples
 
 
 def test_pods_that_went_are_told_until_the_gpus_were_read_again(

@@ -387,7 +387,7 @@ class Cache:
         self._prune(good)
         for received in reports:
             report = received.report
-            if has_settled(report):
+            if received.rank == 0 and has_settled(report):
                 key = (received.job_uid, report.attempt)
                 self._readings.usage.settled(key, serves=report.serving is not None)
         return Snapshot(
