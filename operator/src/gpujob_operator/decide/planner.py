@@ -492,7 +492,16 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         and status.measurement is not None
         and is_settled(status.measurement, cycle.configuration)
     )
-    entries = new_entries(status, entry.profile, cycle.now, alone=alone, serves=serves, pace=pace)
+    samples = inputs.usage.samples if inputs.usage is not None else None
+    entries = new_entries(
+        status,
+        entry.profile,
+        cycle.now,
+        alone=alone,
+        serves=serves,
+        pace=pace,
+        samples=samples,
+    )
     if entries is None:
         return items
     if entry.profile_key in cycle.saved:

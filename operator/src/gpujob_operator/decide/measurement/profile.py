@@ -133,17 +133,21 @@ def new_entries(
     alone: bool = False,
     serves: bool = False,
     pace: SharedPace | None = None,
+    samples: int | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
     """Returns the profile's entries with the measurement of a job of this status, or None.
 
     None means that the measurement adds nothing. `alone` means that the job has its GPUs to itself.
     Otherwise `pace` is its measurement next to co-tenants, if known. `serves` means that the job
     answers requests and has enough readings: it executed its largest batch before the first
-    request, and never succeeds.
+    request, and never succeeds. `samples` counts the readings of the present utilization, if known.
+    Those of the measurement include the start-up and earlier attempts.
     """
     entry = _entry(status, now, alone=alone, serves=serves)
     if entry is None:
         return None
+    if samples is not None:
+        entry = replace(entry, samples=samples)
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _is_about(e, entry)), None)
     if same is not None:
