@@ -61,7 +61,7 @@ def test_the_task_is_that_of_the_newest_report_with_a_step() -> None:
         assert status.measurement.task is known
 
 
-def test_steps_beyond_the_total_have_none() -> None:
+def test_calls_beyond_the_total_have_none() -> None:
     """A second loop of a script that only answers has no known length."""
     status = JOB.status
     for step, reported, total in [(9, 10, 10), (10, None, 10), (11, None, None), (12, 20, 20)]:

@@ -14,6 +14,7 @@ from gpujob_api.gpujob import (
 )
 from gpujob_api.quantities import GIB, format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
+from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, known_context_bytes
@@ -170,11 +171,12 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
 
 
 def _known_total(before: Measurement, report: Report) -> int | None:
-    """Returns the total of earlier reports. It was that of a loop which has ended if there are more
-    steps.
+    """Returns the total of earlier reports. After more calls, it was that of a loop which has
+    ended.
     """
     total = before.steps_total
-    return total if total is None or report.step <= total else None
+    has_ended = report.task is Task.INFERENCE and total is not None and report.step > total
+    return None if has_ended else total
 
 
 def with_measured_reservation(
