@@ -20,8 +20,8 @@ PodOf = Callable[[str], PodView | None]
 # The agent publishes an unchanged reading every fifth time. A longer interval is a gap, not
 # readings.
 READINGS_PER_STATUS_MAX = 5
-# Utilization is the largest mean of 30 s in the last 5 min, at a reading in 2 s. A pause is over
-# within these minutes, or it lasts.
+# Utilization is the largest decaying mean (its memory is 30 s) in the last 4 to 5 min, at a reading
+# in 2 s. A pause is over within these minutes, or it lasts.
 MEAN_SAMPLES = 15
 PART_SAMPLES = 30
 PARTS = 5

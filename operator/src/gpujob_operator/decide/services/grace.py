@@ -15,7 +15,8 @@ def needed_grace_seconds(spec: GPUServiceSpec) -> int:
     """Returns the least terminationGracePeriodSeconds with which a full queue is answered.
 
     Queued requests are answered within the objective, because those that would be late are refused
-    at arrival.
+    at arrival. A model that takes more than half of the objective for a batch may need longer,
+    which is not known here.
     """
     queue_seconds = spec.objective.latency_milliseconds / 1000
     return math.ceil(DELAY_SECONDS + queue_seconds + END_SECONDS)

@@ -1,7 +1,6 @@
 """Lists the plans that are worth a measurement, the cheapest first. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpujob_api.serving import BackendName, Quantization, ServingSettings
 from gpujob_api.settings import Precision
@@ -27,14 +26,6 @@ _QUANTIZED = {
     Quantization.INT8: (Quantization.INT8,),
     Quantization.FLOAT8: (Quantization.FLOAT8,),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A plan that is not measured, and why."""
-
-    plan: Plan
-    reason: str
 
 
 def plans(settings: ServingSettings, *, cuda: bool) -> tuple[Plan, ...]:
