@@ -126,3 +126,17 @@ def test_a_model_that_exceeds_the_cpu_card_is_not_served() -> None:
     found, _, _ = metered(Environment(cpu_card_bytes=1))
     with pytest.raises(MemoryLimitError, match="CPU card out of memory"):
         found.begin()
+
+
+def test_the_log_has_the_traceback_of_a_failed_request_and_none_of_the_warm_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, backend, _ = metered()
+    backend.error = ValueError("a poisoned sample")
+    with pytest.raises(ValueError, match="poisoned"):
+        found.run(X)
+    assert capsys.readouterr().err == ""
+    found.begin()
+    with pytest.raises(ValueError, match="poisoned"):
+        found.run(X)
+    assert "raise self.error\nValueError: a poisoned sample" in capsys.readouterr().err

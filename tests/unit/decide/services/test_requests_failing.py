@@ -58,6 +58,9 @@ def test_the_message_has_the_numbers_the_error_and_the_next_step() -> None:
     message = scene.condition("Ready")[2]
     assert message.startswith("2 of 2 replicas answer requests, but 30 of 40 requests of the last")
     assert f"failed: {ERROR}; correct the script or the model and edit the GPUService" in message
+    failing = scene.ready()[0].job.metadata
+    log = f"(kubectl gpujob logs {failing.name} -n {failing.namespace} has a traceback)"
+    assert message.endswith(log)
     assert scene.status.summary.reason == "the model fails for most requests"
 
 

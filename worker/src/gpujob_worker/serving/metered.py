@@ -7,6 +7,7 @@ from gpujob_worker.run.failure import MemoryLimitError, is_out_of_memory
 from gpujob_worker.run.session import Session
 from gpujob_worker.run.session_device import hold_to_card
 from gpujob_worker.serving.backend import Backend, Tensors
+from gpujob_worker.serving.failure_log import FailureLog
 
 # CUDA reports an error of a kernel again on every later call of the process.
 _BROKEN_DEVICE = ("CUDA error", "device-side assert", "CUBLAS_STATUS_EXECUTION_FAILED")
@@ -15,6 +16,7 @@ _BROKEN_DEVICE = ("CUDA error", "device-side assert", "CUBLAS_STATUS_EXECUTION_F
 class MeteredBackend:
     """Passes batches to another backend, and measures them once `begin` was called.
 
+    The traceback of a failing batch is printed, at most one a minute.
     `failure` is an error that every later batch would have too, so that the process has to end.
     """
 
@@ -24,6 +26,7 @@ class MeteredBackend:
         self._backend = backend
         self._session = session
         self._clock = clock
+        self._log = FailureLog(clock)
         self._counts = False
         self._since: float | None = None
         self.failure: Exception | None = None
@@ -55,6 +58,8 @@ class MeteredBackend:
         try:
             return self._measured(inputs) if self._counts else self._backend.run(inputs)
         except Exception as error:
+            if self._counts:
+                self._log.failed(error)
             if breaks_device(error):
                 self.failure = self.failure or error
             raise

@@ -175,7 +175,7 @@ def _ready(
     if wanted == 0:
         writer.set(READY, False, "ScaledToZero", _at_zero(inputs.service))
         return "scaled to zero; a request starts a replica"
-    failing = _failing_words(writer, replicas)
+    failing = _failing_words(writer, inputs.service.metadata.namespace, replicas)
     if failing:
         writer.set(READY, False, "RequestsFailing", f"{count}, but {failing}")
         return "the model fails for most requests"
@@ -201,24 +201,24 @@ def _ready(
     return why
 
 
-def _failing_words(writer: ConditionSetter, replicas: Sequence[Replica]) -> str:
+def _failing_words(writer: ConditionSetter, namespace: str, replicas: Sequence[Replica]) -> str:
     """Returns that most requests of the last minute failed, with the newest error, or "".
 
     Refused requests and wrong ones (4xx) do not count. Once reported, fewer requests suffice, so
     that the condition does not alternate at a low load.
     """
-    reports = [one.report for one in replicas if one.ready and one.report is not None]
-    requests = sum(one.recent_requests for one in reports)
-    failed = sum(one.recent_failed for one in reports)
+    reports = [(one.name, one.report) for one in replicas if one.ready and one.report is not None]
+    requests = sum(report.recent_requests for _, report in reports)
+    failed = sum(report.recent_failed for _, report in reports)
     before = conditions.find(writer, READY)
     known = before is not None and before.reason == REQUESTS_FAILING
     if requests < (1 if known else REQUESTS_MIN) or 2 * failed <= requests:
         return ""
-    worst = max(reports, key=lambda one: one.recent_failed)
+    name, worst = max(reports, key=lambda one: one[1].recent_failed)
     return (
         f"{failed} of {requests} requests of the last minute failed: "
         f"{worst.recent_error[:ERROR_CHARACTERS_MAX]}; correct the script or the model and edit "
-        "the GPUService (each failed request's answer has its error)"
+        f"the GPUService (kubectl gpujob logs {name} -n {namespace} has a traceback)"
     )
 
 
