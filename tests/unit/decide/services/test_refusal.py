@@ -66,6 +66,15 @@ def test_the_replicas_of_an_earlier_spec_go_on_until_the_next_one_is_accepted() 
     assert min(scene.answering[10:]) == 2
 
 
+def test_a_refused_service_is_ready_while_an_earlier_replica_answers() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(2))).run(10)
+    scene.edit(optimize=REFUSED[0][0], replicas=Replicas(3))
+    scene.run(10)
+    status, reason, message = scene.condition("Ready")
+    assert (status, reason) == ("True", "ReplicaRejected")
+    assert message.startswith("2 of 3 replicas answer requests; a replica was not created: ")
+
+
 def test_a_refused_service_can_be_suspended() -> None:
     scene = ServiceWorld(make_service()).run(10)
     scene.edit(optimize=REFUSED[0][0], suspend=True)

@@ -164,7 +164,8 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "ReplicasFailing": "fewer do, because replicas end by themselves",
         "RequestsFailing": "the model failed for more than half of the requests of the last "
         "minute, at least 20. The replicas go on, because a restart would not help",
-        "ReplicaRejected": "the API server refused a replica",
+        "ReplicaRejected": "fewer do, because the spec was refused (`Accepted`), or the API server "
+        "refused a replica. True while at least one answers",
         "ServiceRejected": "there is no Service in front of the replicas, because the API server "
         "refused it or another one has its name",
         "GateNotReady": "no replica answers, and no gate holds requests: the message has the "

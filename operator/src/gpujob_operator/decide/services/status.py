@@ -182,10 +182,10 @@ def _ready(
     if ready >= wanted:
         writer.set(READY, True, "ReplicasReady", count)
         return problem
+    # If some answer, but fewer than wanted, requests are served.
     if problem:
-        writer.set(
-            READY, False, "ReplicaRejected", f"{count}; a replica was not created: {problem}"
-        )
+        text = f"{count}; a replica was not created: {problem}"
+        writer.set(READY, ready > 0, "ReplicaRejected", text)
         return problem
     unready = next((one for one in replicas if not one.ready and not one.finished), None)
     if failed:
@@ -195,7 +195,6 @@ def _ready(
         why = f"{unready.name}: {unready.why_not_ready()}"
     else:
         why = "replicas are being created"
-    # Some answer, but fewer than wanted: requests are served.
     kind = "ReplicasStarting" if status.failures == 0 else "ReplicasFailing"
     writer.set(READY, ready > 0, kind, f"{count}; {why}")
     return why
