@@ -22,10 +22,10 @@ from gpujob_api.manifest import (
     gpuqueue_from_manifest,
     gpuservice_from_manifest,
 )
-from gpujob_operator.decide.measurement.progress import has_settled
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import GatePod
 from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.settling import has_settled
 from gpujob_operator.decide.model.snapshot import (
     InvalidJob,
     NodeView,

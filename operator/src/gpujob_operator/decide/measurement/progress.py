@@ -20,14 +20,13 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, known_context_bytes
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.protection import why_unprotected
+from gpujob_operator.decide.model.settling import has_settled
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
 # A worker's peak counts up to this much above what the agent saw. The larger of the two limits
 # applies.
 UNSEEN_PEAK_FRACTION_MAX = 0.25
 UNSEEN_PEAK_BYTES_MAX = GIB
-# The measured use is not yet what the job needs before these phases are over.
-_UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
 
 def with_report(
@@ -261,13 +260,6 @@ def _settled(report: Report | None, usage: GPUUsage, configuration: Configuratio
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
     return has_settled(report)
-
-
-def has_settled(report: Report) -> bool:
-    """Returns whether the worker uses what it will use: its start-up and its tuning are over."""
-    # A server has executed its largest batch before it is ready.
-    is_warm = report.serving is not None and report.serving.ready
-    return report.phase not in _UNSETTLED and (report.current is not None or is_warm)
 
 
 def _source(source: ReservationSource) -> str:
