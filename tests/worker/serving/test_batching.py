@@ -204,6 +204,19 @@ def test_deadline_waits_until_one_more_sample_would_be_late() -> None:
     assert (batch.samples, batch.size) == (4, 4)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.55, 0.7, 0.9, 1.5, 4.0])
+def test_a_slow_model_is_not_made_later_than_the_objective_by_waiting(share: float) -> None:
+    """One sample takes this share of the objective. Beyond a half, requests are accepted for longer
+    than the objective, which is no time to wait in.
+    """
+    line = Line(share * OBJECTIVE_SECONDS, 0.0001)
+    tried = queue(line=line)
+    assert tried.offer(1, 1, 0.0) is None
+    action = tried.next(0.0)
+    start = action.seconds if isinstance(action, WaitUntil) else 0.0
+    assert start == pytest.approx(max(0.0, OBJECTIVE_SECONDS - MARGIN * line.seconds(2)))
+
+
 def test_the_earliest_deadline_counts_whatever_the_order() -> None:
     tried = queue()
     tried.offer(1, 1, 0.0, deadline=1.0)

@@ -75,7 +75,10 @@ class Idle:
 
 @dataclass(slots=True)
 class _Planned(Generic[Request]):
+    """Its requests are in time by `deadline`. It waits on purpose only if it ends by `wait_end`."""
+
     deadline: float
+    wait_end: float
     samples: int
     size: int
     parts: list[Part[Request]] = field(default_factory=list[Part[Request]])
@@ -189,6 +192,7 @@ class BatchQueue(Generic[Request]):
 
         The deadline is by default `now` plus the objective, or plus twice the time of a whole batch
         if this is longer: an objective that the model cannot keep does not refuse everything.
+        Batches do not wait for others in the time beyond the objective.
 
         A batch behind others must have room to become a large one. Otherwise, under overload, each
         request that is just in time would get a batch that none can join, and most of the
@@ -205,20 +209,22 @@ class BatchQueue(Generic[Request]):
         room_seconds = own_seconds
         if self.policy is not BatchingPolicy.OFF:
             room_seconds = max(own_seconds, self._seconds(min(size_max, self._auto_size)))
+        # No batch waits beyond the objective, however long a late request is accepted.
+        wait_end = now + self._objective_seconds if deadline is None else deadline
         if deadline is None:
-            deadline = now + max(self._objective_seconds, 2 * room_seconds)
+            deadline = max(wait_end, now + 2 * room_seconds)
         backlog_end = self._backlog_end(now)
         if self._queued + whole + bool(rest) > self._queue_max:
             return self._refused(backlog_end - now)
         if rest == samples and self._joins(samples, now, deadline):
-            self._join(Part(request, 0, samples), deadline)
+            self._join(Part(request, 0, samples), deadline, wait_end)
             return None
         late = backlog_end + (room_seconds if backlog_end > now else own_seconds) - deadline
         if late > 0:
             return self._refused(late)
         for start in range(0, samples, size_max):
             part = Part(request, start, min(size_max, samples - start))
-            self._open(part, deadline)
+            self._open(part, deadline, wait_end)
         return None
 
     def next(self, now: float) -> Dispatch[Request] | WaitUntil | Idle:
@@ -266,7 +272,7 @@ class BatchQueue(Generic[Request]):
             return now
         size = padded_size(first.samples + 1, self._sizes)
         seconds = line.seconds(size) * (1 + self.times.margin)
-        return first.deadline - seconds - self._lateness.value(LATENESS_PERCENT, 0.0)
+        return first.wait_end - seconds - self._lateness.value(LATENESS_PERCENT, 0.0)
 
     def _joins(self, samples: int, now: float, deadline: float) -> bool:
         if not self._planned or self.policy is BatchingPolicy.OFF:
@@ -278,19 +284,20 @@ class BatchQueue(Generic[Request]):
         before = self._backlog_end(now, without_last=True)
         return before + self._seconds(joined) <= min(deadline, last.deadline)
 
-    def _join(self, part: Part[Request], deadline: float) -> None:
+    def _join(self, part: Part[Request], deadline: float, wait_end: float) -> None:
         last = self._planned[-1]
         last.parts.append(part)
         last.samples += part.samples
         last.deadline = min(last.deadline, deadline)
+        last.wait_end = min(last.wait_end, wait_end)
         size = padded_size(last.samples, self._sizes)
         self._planned_size += size - last.size
         last.size = size
         self._queued += 1
 
-    def _open(self, part: Part[Request], deadline: float) -> None:
+    def _open(self, part: Part[Request], deadline: float, wait_end: float) -> None:
         size = padded_size(part.samples, self._sizes)
-        self._planned.append(_Planned(deadline, part.samples, size, [part]))
+        self._planned.append(_Planned(deadline, wait_end, part.samples, size, [part]))
         self._planned_size += size
         self._queued += 1
 
