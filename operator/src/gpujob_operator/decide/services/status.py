@@ -161,7 +161,8 @@ def _ready(
 ) -> str:
     """Sets Ready. Returns why the service is not ready, or ""."""
     ready, wanted, problem = status.ready_replicas, status.wanted_replicas, inputs.problem
-    count = f"{ready} of {format_count(wanted, 'replica')} answer requests"
+    verb = "answers" if wanted == 1 else "answer"
+    count = f"{ready} of {format_count(wanted, 'replica')} {verb} requests"
     if inputs.service.spec.suspend:
         writer.set(READY, False, "Suspended", "spec.suspend is true: no replica runs")
         return "suspended"
