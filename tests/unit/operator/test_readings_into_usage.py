@@ -190,6 +190,17 @@ def test_the_utilization_is_that_of_the_busiest_gpu() -> None:
     assert _use(usage).utilization_percent == 70
 
 
+def test_a_gpu_of_the_start_up_alone_does_not_keep_the_figure_up() -> None:
+    usage = MeasuredUsage()
+    other = replace(_ours(GIB, busy=90.0), uuid="GPU-1", index=1)
+    usage.observe(_node(_ours(GIB, busy=9.0), other, at=0), _find)
+    usage.settled(KEY, serves=False)
+    for second in range(2, 400, 2):
+        usage.observe(_node(_ours(GIB, busy=9.0), at=second), _find)
+    assert _use(usage).may_fall
+    assert _use(usage).utilization_percent == 9
+
+
 def test_an_attempt_without_readings_settles_later() -> None:
     usage = MeasuredUsage()
     usage.settled(KEY, serves=False)

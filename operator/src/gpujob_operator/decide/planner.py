@@ -25,7 +25,11 @@ from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
 from gpujob_operator.decide.lifecycle.recorded import is_overdue, seconds_to_record, until_recorded
 from gpujob_operator.decide.lifecycle.settings import permitted
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
-from gpujob_operator.decide.measurement.profile import new_entries, with_entries
+from gpujob_operator.decide.measurement.profile import (
+    new_entries,
+    samples_for_profile,
+    with_entries,
+)
 from gpujob_operator.decide.measurement.reservation import is_settled
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
@@ -492,7 +496,7 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         and status.measurement is not None
         and is_settled(status.measurement, cycle.configuration)
     )
-    samples = inputs.usage.samples if inputs.usage is not None else None
+    samples = samples_for_profile(inputs.usage) if inputs.usage is not None else None
     entries = new_entries(
         status,
         entry.profile,

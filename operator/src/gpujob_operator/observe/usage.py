@@ -108,6 +108,11 @@ class _Attempt:
         gpu.add(memory_bytes, utilization_percent, samples, disturbed=disturbed)
         self._usage = None
 
+    def _may_fall(self) -> bool:
+        """A GPU that was used during the start-up alone does not count."""
+        used = [one.utilization for one in self.gpus.values() if one.utilization.samples]
+        return bool(used) and all(one.may_fall for one in used)
+
     def start_up_ended(self) -> None:
         for gpu in self.gpus.values():
             gpu.start_up_ended()
@@ -122,7 +127,7 @@ class _Attempt:
                 samples=max(gpu.utilization.samples for gpu in gpus),
                 context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
-                may_fall=all(gpu.utilization.may_fall for gpu in gpus),
+                may_fall=self._may_fall(),
             )
         return self._usage
 

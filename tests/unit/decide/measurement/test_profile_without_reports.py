@@ -117,9 +117,11 @@ def test_a_run_that_was_observed_for_minutes_replaces_shorter_ones(
     assert (found[0].utilization_percent if found is not None else None) == written
 
 
-@pytest.mark.parametrize(("samples", "written"), [(3, None), (150, 30.0)])
+@pytest.mark.parametrize(
+    ("samples", "may_fall", "written"), [(3, False, None), (150, False, None), (150, True, 30.0)]
+)
 def test_only_readings_of_the_present_utilization_count(
-    samples: int, written: float | None
+    samples: int, may_fall: bool, written: float | None
 ) -> None:
     """Those of the start-up or of an earlier attempt showed another one."""
     job = silent("replica")
@@ -129,7 +131,7 @@ def test_only_readings_of_the_present_utilization_count(
     serving = replace(serving, status=replace(serving.status, measurement=known))
     entry = replace(REPORTED, utilization_percent=90.0, current=None, tuned=None)
     entry = replace(entry, updated_at=after(AT), alone_step_seconds=None, torch_version="")
-    usage = {(job.metadata.uid, 1): used(GIB, 30.0, samples)}
+    usage = {(job.metadata.uid, 1): used(GIB, 30.0, samples, may_fall=may_fall)}
     profile = saved(replace(seen(serving, None, entry), usage=usage))
     found = profile.status.entries[0].utilization_percent if profile is not None else None
     assert found == written

@@ -338,6 +338,18 @@ def test_a_job_that_was_never_measured_takes_the_first_measurement() -> None:
     assert next_percent(100.0, 3.0) is None, "it was measured at 100 %"
 
 
+def test_a_cap_that_was_measured_at_100_percent_is_not_unknown_after_a_restart() -> None:
+    """The operator that starts anew has fewer readings than the measurement."""
+    held = capped(4 * GIB, utilization_percent=100.0)
+    known = replace(measured(GIB), utilization_percent=100.0, samples=200)
+    job = running(make_job(**CAPPED), held=held, measurement=known)
+    for samples, percent in ((3, None), (200, 5.0)):
+        found = measured_reservation(
+            job, used(GIB, 5.0, samples), CONFIGURATION, lambda: CARD_BYTES
+        )
+        assert (found.utilization_percent if found is not None else None) == percent
+
+
 def test_the_figure_of_a_profile_counts_until_the_job_was_observed_for_minutes() -> None:
     profile = ReservationSource.PROFILE
     assert next_percent(60.0, 3.0, source=profile) == 60

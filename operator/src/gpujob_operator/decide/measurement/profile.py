@@ -18,6 +18,7 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import workload_of
 from gpujob_operator.decide.measurement.reservation import UTILIZATION_CHANGE_PERCENT
+from gpujob_operator.decide.model.snapshot import GPUUsage
 
 # Maximum number of entries of one workload. There is one for each GPU model and torch version,
 # newest first.
@@ -123,6 +124,13 @@ def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
     entries = profile.status.entries
     still = tuple(replace(e, shared=(), updated_at=entries[0].updated_at) for e in entries)
     return profile.spec, still
+
+
+def samples_for_profile(usage: GPUUsage) -> int:
+    """Returns the readings that an entry counts. A run beside others, or one that yielded, shows
+    less than the job would use alone, so it is not one that was observed for minutes.
+    """
+    return usage.samples if usage.may_fall else min(usage.samples, SAMPLES_OF_MINUTES - 1)
 
 
 def new_entries(

@@ -138,8 +138,10 @@ def measured_reservation(
     utilization_percent = max(
         round(usage.utilization_percent, 1), job.status.utilization_floor_percent
     )
-    # A job with a cap holds 100 % before it is measured.
+    # A job with a cap holds 100 % before it is measured. An operator that started anew has fewer
+    # readings than the measurement.
     capped = held.source is ReservationSource.HINT and held.utilization_percent >= 100
+    capped = capped and (known is None or usage.samples >= known.samples)
     unknown = capped or held.source is ReservationSource.WHOLE_GPU
     if not (usage.may_fall or unknown):
         utilization_percent = max(utilization_percent, held.utilization_percent)
