@@ -227,11 +227,17 @@ def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     return found
 
 
-def load(tmp_path: Path, log: list[str] | None = None, settings: ServingSettings = AOT) -> Backend:
+def load(
+    tmp_path: Path,
+    log: list[str] | None = None,
+    settings: ServingSettings = AOT,
+    *,
+    keeps: bool = True,
+) -> Backend:
     model = made()
     examples = {"x": torch.randn(64, 4, generator=torch.Generator().manual_seed(1))}
     shape = signature(model, examples)
-    environment = {ENV_SERVING_CACHE: str(tmp_path / "cache")}
+    environment = {ENV_SERVING_CACHE: str(tmp_path / "cache")} if keeps else {}
     lines = [] if log is None else log
     return loading.load(model, shape, examples, settings, environment=environment, log=lines.append)
 
@@ -253,6 +259,18 @@ def test_a_flipped_bit_costs_a_build_and_the_reason_is_logged(
     assert load(tmp_path, log).name == "Scaled"
     assert (workshop.built, workshop.loaded) == (2, 0)
     assert "AOTInductor float32 is built: the stored one has the hash" in log[0]
+
+
+def test_a_build_without_a_cache_folder_is_announced_with_the_remedy(
+    tmp_path: Path, workshop: Workshop
+) -> None:
+    log: list[str] = []
+    for _ in range(2):
+        assert load(tmp_path, log, keeps=False).name == "Scaled"
+    assert (workshop.built, workshop.loaded) == (2, 0)
+    assert set(log) == {
+        "AOTInductor float32 is built, for minutes if large: artifactsClaimName would keep it"
+    }
 
 
 @pytest.mark.parametrize("changed", [{"torch": "2.8.0"}, {"capability": "9.0"}, {"driver": "1"}])

@@ -35,6 +35,7 @@ def test_an_engine_of_the_users_own_gets_no_settings(
     status, reason, message = scene.condition("Ready")
     assert (status, reason) == ("False", "ReplicaRejected")
     assert text in message
+    assert scene.condition("Progressing")[2].endswith(f"; {text}")
     assert scene.status.summary.reason == text
 
 

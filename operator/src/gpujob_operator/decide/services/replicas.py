@@ -66,7 +66,8 @@ class Replica:
                 return f"{condition.reason}: {_advised(condition.message)}"
         if status.phase is JobPhase.PENDING:
             return "it waits for a GPU"
-        return "it has started and does not answer its readiness probe yet"
+        log = f"kubectl gpujob logs {self.name} -n {self.job.metadata.namespace}"
+        return f"it has started and does not answer its readiness probe yet ({log})"
 
     def why_ended(self) -> str:
         """Returns why it ended by itself."""

@@ -128,7 +128,7 @@ def with_conditions(
         writer.set(ACCEPTED, True, "Valid", "the spec is valid")
     failed = _failed_words(service, status, replicas)
     reason = _ready(writer, inputs, status, replicas, failed)
-    reason = _progressing(writer, status, replicas, failed, now) or reason
+    reason = _progressing(writer, status, replicas, inputs.problem or failed, now) or reason
     _backend(writer, inputs, status)
     summary = ServiceSummary(
         ready=f"{status.ready_replicas}/{status.wanted_replicas}",
@@ -242,20 +242,22 @@ def _progressing(
     writer: ConditionSetter,
     status: GPUServiceStatus,
     replicas: Sequence[Replica],
-    failed: str,
+    problem: str,
     now: datetime,
 ) -> str:
-    """Sets Progressing. Returns why a rollout fails or is stuck, or ""."""
+    """Sets Progressing. `problem` is why the latest replica failed, or why none is created.
+    Returns why a rollout fails or is stuck, or "".
+    """
     since = status.rollout_since
     if since is None:
         writer.set(PROGRESSING, False, "Complete", f"all replicas have revision {status.revision}")
         return ""
     text = f"{status.updated_replicas} of {status.wanted_replicas} have revision {status.revision}"
     unready = (one for one in replicas if one.revision == status.revision and not one.ready)
-    waiting = failed or next((f"{one.name}: {one.why_not_ready()}" for one in unready), "")
+    waiting = problem or next((f"{one.name}: {one.why_not_ready()}" for one in unready), "")
     if now - since < STUCK_AFTER:
         writer.set(PROGRESSING, True, "Updating", f"{text}; {waiting}".rstrip("; "))
-        return failed
+        return problem
     minutes = STUCK_AFTER.total_seconds() / 60
     why = f"{text}, for more than {minutes:.0f} min; {waiting}".rstrip("; ")
     writer.set(PROGRESSING, False, "Stuck", why)

@@ -115,6 +115,8 @@ def _ways(
             yield _Way(lambda: load_file(plan, path, signature, model, batch_sizes))
         else:
             log(f"{plan} is built: {reason}")
+    elif name is not None:
+        log(f"{plan} is built, for minutes if large: artifactsClaimName would keep it")
 
     def keep() -> None:
         if not key or name is None or not (fresh / name).is_file():
