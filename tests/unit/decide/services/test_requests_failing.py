@@ -5,18 +5,21 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpuservice import Replicas
-from gpujob_api.serving import ServingReport
+from gpujob_api.serving import RequestLatency, ServingReport
 from tests.harness.services import ServiceWorld, make_service
 
 ERROR = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 
 
-def reported(requests: int, failed: int) -> ServingReport:
+def reported(requests: int, failed: int, since_start: int | None = None) -> ServingReport:
     return ServingReport(
         ready=True,
         recent_requests=requests,
         recent_failed=failed,
-        failed=failed,
+        failed=failed if since_start is None else since_start,
+        requests_per_second=1.0,
+        within_objective_percent=25.0,
+        latency=RequestLatency(1.0, 2.0, 3.0),
         recent_error=ERROR,
     )
 
@@ -62,6 +65,16 @@ def test_the_message_has_the_numbers_the_error_and_the_next_step() -> None:
     log = f"(kubectl gpujob logs {failing.name} -n {failing.namespace} has a traceback)"
     assert message.endswith(log)
     assert scene.status.summary.reason == "the model fails for most requests"
+
+
+def test_the_column_has_the_failures_of_the_last_minute_as_its_other_figures() -> None:
+    scene = scene_of(40, 30).run(11)
+    assert scene.status.summary.latency.endswith(" ms, 30 failed")
+    scene.report = lambda live: reported(40, 0, since_start=30)
+    scene.run(11)
+    assert scene.status.summary.latency.endswith("25.0 % within 100 ms")
+    assert scene.status.traffic is not None
+    assert scene.status.traffic.failed == 60
 
 
 def test_it_removes_and_creates_nothing() -> None:

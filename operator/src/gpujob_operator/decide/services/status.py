@@ -133,7 +133,7 @@ def with_conditions(
     summary = ServiceSummary(
         ready=f"{status.ready_replicas}/{status.wanted_replicas}",
         backend=_backend_words(settings),
-        latency=_latency(service, status),
+        latency=_latency(service, status, replicas),
         reason=_short(reason),
     )
     return replace(status, conditions=writer.conditions, summary=summary)
@@ -306,7 +306,8 @@ def _backend_words(settings: ServingSettings) -> str:
     return f"{settings.backend.value} {settings.precision.value}"
 
 
-def _latency(service: GPUService, status: GPUServiceStatus) -> str:
+def _latency(service: GPUService, status: GPUServiceStatus, replicas: Sequence[Replica]) -> str:
+    """Returns figures of the last minute alone. `Traffic.failed` counts from the start."""
     traffic = status.traffic
     if traffic is None or traffic.latency is None:
         return ""
@@ -315,7 +316,8 @@ def _latency(service: GPUService, status: GPUServiceStatus) -> str:
         return text
     limit = service.spec.objective.latency_milliseconds
     text = f"{text}, {traffic.within_objective_percent:.1f} % within {limit:g} ms"
-    return f"{text}, {traffic.failed} failed" if traffic.failed else text
+    failed = sum(one.report.recent_failed for one in replicas if one.ready and one.report)
+    return f"{text}, {failed} failed" if failed else text
 
 
 def is_written_now(before: GPUServiceStatus, after: GPUServiceStatus, now: datetime) -> bool:
