@@ -73,6 +73,8 @@ class Meter:
 
     def _read(self) -> None:
         gpus = {gpu.uuid: gpu for gpu in self._session.read().gpus}
+        # Each moment is of its own.
+        self._session.published()
         gpu = gpus.get(self._uuid)
         if gpu is None:
             return

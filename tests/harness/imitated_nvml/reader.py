@@ -2,7 +2,7 @@
 
 A line on its input is a command. `begin FOLDER` begins as the first agent of a node, with a tree
 like /proc in that folder; `restart` as a new agent does, which knows what the one before published;
-`read` answers with a line of JSON, the GPUs or the error.
+`read` answers with a line of JSON, the GPUs or the error. Each reading counts as published.
 """
 
 import json
@@ -24,6 +24,7 @@ def _begin(proc: Path, known: tuple[GPU, ...]) -> NvmlSession:
 def _answer(session: NvmlSession) -> tuple[dict[str, object], tuple[GPU, ...]]:
     try:
         reading = session.read()
+        session.published()
     except session.nvml.NVMLError as error:
         return {"error": str(error), "code": error.value}, ()
     told: dict[str, object] = {

@@ -104,7 +104,9 @@ def test_utilization_of_processes_is_since_the_last_reading() -> None:
     device = FakeGPU(compute={11: GIB}, samples=[(11, 5, 100)])
     reader, _ = _reader(device)
     assert reader.read()[0].processes[0].utilization_percent == 100
+    reader.published()
     assert reader.read()[0].processes[0].utilization_percent == 0, "nothing ran since then"
+    reader.published()
     device.samples.append((11, 9, 30))
     assert reader.read()[0].processes[0].utilization_percent == 30
 

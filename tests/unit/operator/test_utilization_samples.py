@@ -84,24 +84,29 @@ def test_processes_have_no_more_than_the_gpu(samples: list[Busy]) -> None:
         assert sum(known) <= found.percent + 1e-6
 
 
-def test_samples_are_bounded_and_taken_once() -> None:
+def test_samples_are_bounded() -> None:
     samples = UtilizationSamples()
     for number in range(SAMPLES_MAX + 10):
         samples.add("GPU-0", Busy(100.0 if number < 10 else 0.0, {}))
-    assert samples.take("GPU-0").percent == 0, "the oldest ones are dropped"
-    with pytest.raises(KeyError):
-        samples.take("GPU-0")
+    assert samples.mean("GPU-0").percent == 0, "the oldest ones are dropped"
+    samples.clear()
+    samples.add("GPU-0", Busy(30.0, {}))
+    assert samples.mean("GPU-0").percent == 30
 
 
-def test_a_reading_has_the_mean_of_the_samples_before_it() -> None:
+def test_a_reading_has_the_mean_since_the_last_published_one() -> None:
+    """Also of readings that were not published. The operator gets one in ten seconds."""
     nvml = pulsing()
     reader = reader_of(nvml, lambda pid: None)
     reader.read()
+    reader.published()
     readings: list[GPU] = []
     for _ in range(3):
-        for _ in range(3):
-            reader.sample()
+        reader.sample()
+        reader.read()
+        reader.sample()
         readings += reader.read()
+        reader.published()
     assert [gpu.utilization_percent for gpu in readings] == [25.0] * 3
     assert [gpu.processes[0].utilization_percent for gpu in readings] == [25.0] * 3
     assert [gpu.processes[1].utilization_percent for gpu in readings] == [0.0] * 3
@@ -109,7 +114,10 @@ def test_a_reading_has_the_mean_of_the_samples_before_it() -> None:
 
 def test_without_samples_a_reading_is_of_one_moment() -> None:
     reader = reader_of(pulsing(), lambda pid: None)
-    found = [reader.read()[0].utilization_percent for _ in range(8)]
+    found: list[float] = []
+    for _ in range(8):
+        found.append(reader.read()[0].utilization_percent)
+        reader.published()
     assert found == [0, 0, 0, 100] * 2
 
 
@@ -118,6 +126,7 @@ def test_a_gpu_that_does_not_answer_is_not_sampled(code: int) -> None:
     nvml = FakeNvml(FakeGPU(uuid="GPU-0"), FakeGPU(uuid="GPU-1", utilization=60))
     reader = reader_of(nvml, lambda pid: None)
     reader.read()
+    reader.published()
     nvml.gpus[0].errors["nvmlDeviceGetHandleByIndex"] = code
     reader.sample()
     del nvml.gpus[0].errors["nvmlDeviceGetHandleByIndex"]
@@ -129,6 +138,7 @@ def test_a_gpu_at_another_index_is_not_taken_for_the_one_before() -> None:
     nvml = FakeNvml(FakeGPU(uuid="GPU-0", utilization=0), FakeGPU(uuid="GPU-1", utilization=80))
     reader = reader_of(nvml, lambda pid: None)
     reader.read()
+    reader.published()
     nvml.gpus.reverse()
     reader.sample()
     assert {gpu.uuid: gpu.utilization_percent for gpu in reader.read()} == {"GPU-0": 0, "GPU-1": 80}
@@ -164,3 +174,17 @@ async def test_a_driver_that_hangs_in_a_sample_ends_the_agent() -> None:
             await asyncio.wait_for(task, 60.0)
     finally:
         nvml.answers.set()
+
+
+async def test_a_published_reading_is_no_part_of_the_next_one() -> None:
+    bench, nvml = PublisherBench(), FakeNvml(FakeGPU(utilization=100, compute={11: GIB}))
+    agent = Agent(nvml, bench.publisher, lambda pid: None, interval_seconds=60.0)
+    await agent.step()
+    assert bench.node.status.gpus[0].utilization_percent == 100
+    nvml.gpus[0].utilization = 0
+    nvml.gpus[0].compute[12] = 2 * GIB
+    nvml.gpus[0].used = 3 * GIB
+    await agent.step()
+    assert len(bench.node.status.gpus[0].processes) == 2, "it was published"
+    assert bench.node.status.gpus[0].utilization_percent == 0
+    agent.stop()

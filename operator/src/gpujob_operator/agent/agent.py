@@ -161,7 +161,9 @@ class Agent:
                 await self._publisher.publish_failure(readiness)
             else:
                 gpus, version = reading.gpus, reading.driver_version
-                await self._publisher.publish(gpus, version, readiness, began)
+                sent = await self._publisher.publish(gpus, version, readiness, began)
+                if sent and self._session is not None:
+                    self._session.published()
         except ApiError as error:
             log.warning("status not written", error=str(error))
 

@@ -77,6 +77,10 @@ class GPUReader:
         ]
         return self._with_links([gpu for gpu in gpus if gpu is not None])
 
+    def published(self) -> None:
+        """Begins anew with the utilization, because the last reading was published."""
+        self._busy.clear()
+
     def sample(self) -> None:
         """Adds to the utilization that the next reading has. A GPU that does not answer is left
         out: that reading shows what it lacks.
@@ -156,7 +160,7 @@ class GPUReader:
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         memory = self._memory(handle)
         self._busy.add(uuid, self._busy_now(handle, uuid))
-        busy = self._busy.take(uuid)
+        busy = self._busy.mean(uuid)
         energy_joules = _scaled(
             optional(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         )

@@ -48,7 +48,8 @@ class NvmlSession:
         self._driver_version = ""
 
     def read(self) -> Reading:
-        """Reads all GPUs. It blocks, so call it in a thread.
+        """Reads all GPUs, with the mean utilization since `published`. It blocks, so call it in a
+        thread.
 
         Raises the module's NVMLError if NVML does not work.
         """
@@ -72,6 +73,11 @@ class NvmlSession:
         """Samples utilization. It blocks, so call it in a thread, and not beside `read`."""
         if self._reader is not None:
             self._reader.sample()
+
+    def published(self) -> None:
+        """The next readings have the utilization from now on."""
+        if self._reader is not None:
+            self._reader.published()
 
     def close(self) -> None:
         """Ends the session, because NVML does not initialize again while one is open."""

@@ -1,4 +1,4 @@
-"""How busy a GPU was between two readings, as the mean of samples.
+"""How busy a GPU was since the last published reading, as the mean of samples.
 
 NVML's figures cover a fraction of a second. On an H200 (driver 580) a job that computed for 15 % of
 each second was read as 0 % or as 100 % busy, for as long as its steps kept pace with the readings.
@@ -27,7 +27,7 @@ class Busy:
 
 
 class UtilizationSamples:
-    """The samples since the last reading, by GPU. Bounded by `SAMPLES_MAX` for each."""
+    """The samples since the last published reading, by GPU. Bounded by `SAMPLES_MAX` for each."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[Busy]] = {}
@@ -35,9 +35,12 @@ class UtilizationSamples:
     def add(self, uuid: str, sample: Busy) -> None:
         self._samples.setdefault(uuid, deque(maxlen=SAMPLES_MAX)).append(sample)
 
-    def take(self, uuid: str) -> Busy:
-        """Returns the mean of the GPU's samples, of which there is at least one, and drops them."""
-        return mean(self._samples.pop(uuid))
+    def mean(self, uuid: str) -> Busy:
+        """Returns the mean of the GPU's samples, of which there is at least one."""
+        return mean(self._samples[uuid])
+
+    def clear(self) -> None:
+        self._samples.clear()
 
 
 def mean(samples: Sequence[Busy]) -> Busy:
