@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from datetime import datetime
 
+from gpujob_operator.decide.cache import release_arrays
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
@@ -93,6 +94,7 @@ def main() -> None:
     # What is remembered by number and not by time is full before the first count.
     node_readings.PODS_REMEMBERED_MAX = JOBS
     freshness.DELAYS_MAX = 4
+    release_arrays.NUMBERS_SPARE = 0
     print(json.dumps(growth(_remembering() if options.remember else Planner())))
 
 

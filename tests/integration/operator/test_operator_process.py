@@ -205,7 +205,7 @@ def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> N
     pod = stage.pods()[0]
     report = Report(1, WorkerPhase.TRAINING, sequence=1, step=3)
     token = stage.token(pod)
-    assert post_report(url, token, report) == (200, {"intervalSeconds": 2.0})
+    assert post_report(url, token, report) == (200, {"intervalSeconds": 2.0, "yieldPercent": 0})
     assert post_report(url, stage.token(pod, "https://kubernetes.default.svc"), report)[0] == 401
     assert post_report(url, stage.kubeconfig.name, report)[0] == 401
     assert post_report(url, token, Report(2, WorkerPhase.TRAINING))[0] == 403
