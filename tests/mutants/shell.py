@@ -360,9 +360,9 @@ OBSERVES = (
     ),
     of_operator(
         "a follower takes reports",
-        "port/reports.py",
-        "        if not self._is_leader():\n",
-        "        if False:\n",
+        "port/pod_requests.py",
+        "    if not is_leader:\n",
+        "    if False:\n",
         "test_reports.py",
     ),
 )

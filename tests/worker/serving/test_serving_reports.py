@@ -1,7 +1,6 @@
 """What a process reports, and that the last report fits into a termination message."""
 
-from concurrent.futures import Future
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -48,9 +47,6 @@ class KnownBatcher:
 
     def statistics(self) -> BatcherStatistics:
         return KNOWN
-
-    def submit(self, inputs: Any, samples: int) -> Future[Any]:
-        raise NotImplementedError
 
 
 def test_a_report_from_loading_to_the_end() -> None:

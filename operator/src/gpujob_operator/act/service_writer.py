@@ -115,35 +115,13 @@ class ServiceWriter:
             text = "the operator's configuration has no gateImage, so minimum: 0 has no gate"
             self._refused(self._gate_problems, service, text)
             return
-        body = gate_pod(service, ordinal, self._configuration)
-        name, namespace = body["metadata"]["name"], service.metadata.namespace
-        try:
-            answer = await self._kube.create(PODS, body, namespace)
-        except AlreadyExists:
-            answer = await self._kube.get(PODS, name, namespace)
-            if not belongs(answer, service.metadata.uid):
-                text = f'pods "{name}" exists and is not of this GPUService: delete it'
-                self._refused(self._gate_problems, service, text)
-                return
-        except ApiError as error:
-            self._refused(self._gate_problems, service, f"Pod {name}: {error}")
-            return
-        self._feedback.written(PODS, answer)
-        log.info("gate created", service=service.metadata.key, pod=name)
+        pod = gate_pod(service, ordinal, self._configuration)
+        if await self._created(PODS, pod, service, self._gate_problems):
+            log.info("gate created", service=service.metadata.key, pod=pod["metadata"]["name"])
 
     async def _remove_gate(self, pod: GatePod) -> None:
-        if not self._may_act():
-            return
-        try:
-            answer = await self._kube.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
-        except (Conflict, NotFound):
-            self._feedback.gone(PODS, pod.uid)
-            return
-        log.info("gate removed", namespace=pod.namespace, pod=pod.name)
-        if mapping(answer.get("metadata")).get("deletionTimestamp"):
-            self._feedback.written(PODS, answer)
-        else:
-            self._feedback.gone(PODS, pod.uid)
+        if self._may_act() and await self._deleted(PODS, pod.name, pod.namespace, pod.uid):
+            log.info("gate removed", namespace=pod.namespace, pod=pod.name)
 
     async def _creates(self, step: ServiceStep, now: datetime) -> bool:
         """Creates the jobs. Returns False if this process may not act any more."""
@@ -161,22 +139,42 @@ class ServiceWriter:
 
     async def _create(self, create: CreateJob) -> None:
         service = create.service
-        namespace = service.metadata.namespace
+        if await self._created(JOBS, service_job(create), service, self._problems):
+            log.info("replica created", service=service.metadata.key, job=create.name)
+
+    async def _created(
+        self, kind: ResourceType, body: Manifest, service: GPUService, problems: dict[str, str]
+    ) -> bool:
+        """Creates an object of the service. Returns whether it exists; `problems` gets why not."""
+        name, namespace = body["metadata"]["name"], service.metadata.namespace
         try:
-            answer = await self._kube.create(JOBS, service_job(create), namespace)
+            answer = await self._kube.create(kind, body, namespace)
         except AlreadyExists:
-            answer = await self._kube.get(JOBS, create.name, namespace)
+            answer = await self._kube.get(kind, name, namespace)
             if not belongs(answer, service.metadata.uid):
-                text = f'gpujobs "{create.name}" exists and is not of this GPUService: delete it'
-                self._refused(self._problems, service, text)
-                return
+                text = f'{kind.plural} "{name}" exists and is not of this GPUService: delete it'
+                self._refused(problems, service, text)
+                return False
         except (Conflict, NotFound):
             raise
         except ApiError as error:
-            self._refused(self._problems, service, f"GPUJob {create.name}: {error}")
-            return
-        self._feedback.written(JOBS, answer)
-        log.info("replica created", service=service.metadata.key, job=create.name)
+            self._refused(problems, service, f"{body['kind']} {name}: {error}")
+            return False
+        self._feedback.written(kind, answer)
+        return True
+
+    async def _deleted(self, kind: ResourceType, name: str, namespace: str, uid: str) -> bool:
+        """Deletes an object. Returns False if it was gone, or is another one."""
+        try:
+            answer = await self._kube.delete(kind, name, namespace, uid=uid)
+        except (Conflict, NotFound):
+            self._feedback.gone(kind, uid)
+            return False
+        if mapping(answer.get("metadata")).get("deletionTimestamp"):
+            self._feedback.written(kind, answer)
+        else:
+            self._feedback.gone(kind, uid)
+        return True
 
     def _refused(self, problems: dict[str, str], service: GPUService, text: str) -> None:
         uid, kept = service.metadata.uid, text[:MESSAGE_CHARACTERS_MAX]
@@ -189,18 +187,8 @@ class ServiceWriter:
         metadata = remove.job.metadata
         if metadata.deletion_timestamp is not None or not self._may_act():
             return
-        try:
-            answer = await self._kube.delete(
-                JOBS, metadata.name, metadata.namespace, uid=metadata.uid
-            )
-        except (Conflict, NotFound):
-            self._feedback.gone(JOBS, metadata.uid)
-            return
-        log.info("replica removed", job=metadata.key, reason=remove.reason)
-        if mapping(answer.get("metadata")).get("deletionTimestamp"):
-            self._feedback.written(JOBS, answer)
-        else:
-            self._feedback.gone(JOBS, metadata.uid)
+        if await self._deleted(JOBS, metadata.name, metadata.namespace, metadata.uid):
+            log.info("replica removed", job=metadata.key, reason=remove.reason)
 
     async def _write_status(self, service: GPUService, body: Manifest) -> None:
         name, namespace = service.metadata.name, service.metadata.namespace

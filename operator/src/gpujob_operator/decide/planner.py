@@ -487,7 +487,7 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
-    # Next to a training that yields, less is executed than otherwise.
+    # A training that yields executes less beside the others than it would otherwise.
     known_pace = not alone and inputs.yielding is None
     pace = observed_pace(status, entry.profile, gpus) if known_pace else None
     serves = (

@@ -16,12 +16,10 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gate import GATE_MESSAGE_BYTES_MAX, GATE_PATH, GateReply, GateReport
 from gpujob_api.gpuservice import GPUService
 from gpujob_operator.decide.model.gates import Gate, GatePod
-from gpujob_operator.port.pod_requests import TokenChecker, prove, read_body, refusal
-from gpujob_operator.port.pod_tokens import claimed_identity
+from gpujob_operator.port.pod_requests import TokenChecker, answered, claim, prove, read_body
 from gpujob_operator.port.requests import (
     PER_SECOND_MAX,
     Refused,
-    bearer_token,
     client_limit,
     sender,
 )
@@ -80,22 +78,10 @@ class GateReceiver:
         return tuple(Gate(pod, *self._newest.get(pod.uid, (None, None))) for pod in pods)
 
     async def _post(self, request: web.Request) -> web.Response:
-        try:
-            reply = await self._receive(request)
-        except Exception as error:
-            refused = refusal(error)
-            self._metrics.reports.labels(refused.result).inc()
-            return refused.response()
-        self._metrics.reports.labels("accepted").inc()
-        return web.Response(text=reply.to_text(), content_type="application/json")
+        return await answered(request, self._receive, self._metrics)
 
     async def _receive(self, request: web.Request) -> GateReply:
-        if not self._is_leader():
-            raise Refused(503, "not_leader", "this replica is not the leader; try again")
-        token = bearer_token(request.headers.get("Authorization", ""))
-        claimed = claimed_identity(token, self._clock().timestamp())
-        if claimed is None:
-            raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
+        token, claimed = claim(request, self._clock, is_leader=self._is_leader())
         pod = self._gates.gate(claimed.pod_uid)
         if pod is None:
             # This process's watch may lag behind a pod that has just started.

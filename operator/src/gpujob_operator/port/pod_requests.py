@@ -1,17 +1,24 @@
 """What the reports of workers and of gates have in common: proof of the pod, bodies, refusals."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Protocol
 
 from aiohttp import web
 
-from gpujob_operator.port.pod_tokens import PodIdentity
-from gpujob_operator.port.requests import Refused, TokenCheckFailed
+from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
+from gpujob_operator.port.requests import Refused, TokenCheckFailed, bearer_token
 from gpujob_operator.telemetry.logs import Log
+from gpujob_operator.telemetry.metrics import Metrics
 
 log = Log(__name__)
 
 BODY_SECONDS_MAX = 5.0
+
+
+class Encoded(Protocol):
+    def to_text(self) -> str: ...
 
 
 class TokenChecker(Protocol):
@@ -22,6 +29,33 @@ class TokenChecker(Protocol):
         this address. Raises `TokenCheckFailed`.
         """
         ...
+
+
+async def answered(
+    request: web.Request, receive: Callable[[web.Request], Awaitable[Encoded]], metrics: Metrics
+) -> web.Response:
+    """Returns the reply of `receive` as JSON, or its refusal. Counts both."""
+    try:
+        reply = await receive(request)
+    except Exception as error:
+        refused = refusal(error)
+        metrics.reports.labels(refused.result).inc()
+        return refused.response()
+    metrics.reports.labels("accepted").inc()
+    return web.Response(text=reply.to_text(), content_type="application/json")
+
+
+def claim(
+    request: web.Request, clock: Callable[[], datetime], *, is_leader: bool
+) -> tuple[str, PodIdentity]:
+    """Returns the token, and the pod that it claims to be of. Raises `Refused`."""
+    if not is_leader:
+        raise Refused(503, "not_leader", "this replica is not the leader; try again")
+    token = bearer_token(request.headers.get("Authorization", ""))
+    claimed = claimed_identity(token, clock().timestamp())
+    if claimed is None:
+        raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
+    return token, claimed
 
 
 async def prove(

@@ -19,12 +19,11 @@ from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, Wor
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport, Yielding
 from gpujob_operator.observe.dirty import Dirty
-from gpujob_operator.port.pod_requests import TokenChecker, prove, read_body, refusal
-from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
+from gpujob_operator.port.pod_requests import TokenChecker, answered, claim, prove, read_body
+from gpujob_operator.port.pod_tokens import PodIdentity
 from gpujob_operator.port.requests import (
     PER_SECOND_MAX,
     Refused,
-    bearer_token,
     client_limit,
     sender,
 )
@@ -110,22 +109,10 @@ class ReportReceiver:
         return self._yields.current()
 
     async def _post(self, request: web.Request) -> web.Response:
-        try:
-            reply = await self._receive(request)
-        except Exception as error:
-            refused = refusal(error)
-            self._metrics.reports.labels(refused.result).inc()
-            return refused.response()
-        self._metrics.reports.labels("accepted").inc()
-        return web.Response(text=reply.to_text(), content_type="application/json")
+        return await answered(request, self._receive, self._metrics)
 
     async def _receive(self, request: web.Request) -> Reply:
-        if not self._is_leader():
-            raise Refused(503, "not_leader", "this replica is not the leader; try again")
-        token = bearer_token(request.headers.get("Authorization", ""))
-        claimed = claimed_identity(token, self._clock().timestamp())
-        if claimed is None:
-            raise Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
+        token, claimed = claim(request, self._clock, is_leader=self._is_leader())
         pod, job = self._worker(claimed)
         source = sender(request)
         await prove(self._tokens, token, claimed, source, from_its_pod=source in pod.addresses)
