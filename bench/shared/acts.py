@@ -56,6 +56,9 @@ class Scale:
 # A card's readings are new every 0.2 s, a GPU's every second. Packed jobs may share a busier card.
 _CARD = Pace(agent_seconds=0.25, samples_min=20, limit_seconds=90.0)
 _GPU = Pace(agent_seconds=2.0, samples_min=4, limit_seconds=90.0)
+# Of intervals of the agent: two published readings after the start-up, of which the first one
+# covers its end.
+STEADY_INTERVALS = 11
 KINDS = ("gpt2", "bert", "vit")
 SCALES = {
     ("cpu", True): Scale("tiny", KINDS[:2], 4.0, 400, 100, _CARD, 0.12, 0.5, 10, 100),
@@ -102,6 +105,7 @@ class Acts:
             job = stage.until(name, "a measured reservation", _measured)
             # Its tuning, in which it makes no steps, is over.
             stage.trained(name, len(stage.steps(name)) + 5)
+            time.sleep(STEADY_INTERVALS * self.scale.pace.agent_seconds)
             window = stage.window([name], self.scale.window_seconds)
             held = stage.follower.job(name) or job
             self.alone[kind] = Alone(

@@ -128,10 +128,13 @@ def test_the_start_up_does_not_count(words: dict[str, Any]) -> None:
     """The first reading after it may still show its end."""
     before = [100.0] * max(words.values())
     begun = _observed([*before, 100.0], **words)
-    assert (begun.utilization_percent, begun.samples) == (0, 0)
+    assert (begun.utilization_percent, begun.samples) == (100, len(before)), "a short job ends now"
+    assert begun.is_of_start_up
     for samples in (1, 2, 3):
         found = _observed([*before, 100.0, *[4.0] * samples], **words)
         assert (found.utilization_percent, found.samples) == (4, samples)
+        assert found.may_fall, "it replaces the figure of the start-up"
+        assert not found.is_of_start_up
 
 
 def test_reports_show_the_end_of_the_start_up_better_than_the_pod() -> None:

@@ -117,6 +117,8 @@ _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE, Kind.SERVICE, Kind.VOLUME})
 _SCOPED = frozenset({Kind.JOB, Kind.PROFILE, Kind.SERVICE})
 
 PRUNE_SECONDS = 10.0
+# The start-up of an attempt takes this long at most, compilers and downloads included.
+START_UP_MAX = timedelta(minutes=30)
 
 _NounT = TypeVar("_NounT", bound=GPUJob | InvalidJob | GPUQueue | GPUProfile | GPUService)
 
@@ -389,7 +391,11 @@ class Cache:
             report = received.report
             if received.rank == 0 and has_settled(report):
                 key = (received.job_uid, report.attempt)
-                self._readings.usage.settled(key, serves=report.serving is not None)
+                self._readings.usage.settled(
+                    key,
+                    serves=report.serving is not None,
+                    began_here=self._is_young(received.job_uid),
+                )
         return Snapshot(
             jobs=good,
             invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
@@ -408,6 +414,14 @@ class Cache:
             perhaps_placed=self.placements.perhaps_placed,
             configuration=configuration,
         )
+
+    def _is_young(self, job_uid: str) -> bool:
+        """Returns whether the attempt began a short time ago. Of an older one, a process that
+        started since has seen no start-up.
+        """
+        job = self.job(job_uid)
+        started_at = job.status.attempt_started_at if job is not None else None
+        return started_at is not None and self._clock() - started_at < START_UP_MAX
 
     def _pod_views(self) -> tuple[PodView, ...]:
         there = (pod.view for pod in self.pods.views if pod.view is not None)

@@ -62,7 +62,9 @@ class _Utilization:
 class _GPU:
     memory_peak_bytes: int = 0
     context_bytes: int = 0
-    utilization: _Utilization = field(default_factory=_Utilization)
+    start_up: _Utilization = field(default_factory=_Utilization)
+    # None before the start-up has ended.
+    steady: _Utilization | None = None
     # The next reading covers a time before the start-up ended.
     skips: bool = False
 
@@ -73,11 +75,14 @@ class _GPU:
         self.memory_peak_bytes = max(self.memory_peak_bytes, sum(memory_bytes))
         self.context_bytes = max(self.context_bytes, context_bytes(memory_bytes))
         if not self.skips:
-            self.utilization.add(utilization_percent, samples, disturbed=disturbed)
+            counted = self.start_up if self.steady is None else self.steady
+            counted.add(utilization_percent, samples, disturbed=disturbed)
         self.skips = False
 
     def start_up_ended(self) -> None:
-        self.utilization = _Utilization()
+        if self.steady is not None and self.steady.samples:
+            self.start_up = self.steady
+        self.steady = _Utilization()
         self.skips = True
 
 
@@ -90,6 +95,8 @@ class _Attempt:
     settled: bool = False
     # A service computes as much as its requests ask for, whoever else is on its GPU.
     serves: bool = False
+    # Whether this process saw the start-up, so that a lower figure is no pause of the job.
+    began_here: bool = False
     # The object stays the same until the next reading, which shows the planner that nothing
     # changed.
     _usage: GPUUsage | None = None
@@ -108,26 +115,31 @@ class _Attempt:
         gpu.add(memory_bytes, utilization_percent, samples, disturbed=disturbed)
         self._usage = None
 
-    def _may_fall(self) -> bool:
-        """A GPU that was used during the start-up alone does not count."""
-        used = [one.utilization for one in self.gpus.values() if one.utilization.samples]
-        return bool(used) and all(one.may_fall for one in used)
+    def _steady(self) -> list[_Utilization]:
+        """Returns the utilization of each GPU that was used after the start-up."""
+        return [one.steady for one in self.gpus.values() if one.steady and one.steady.samples]
 
-    def start_up_ended(self) -> None:
+    def start_up_ended(self, *, began_here: bool) -> None:
+        self.began_here = began_here
         for gpu in self.gpus.values():
             gpu.start_up_ended()
         self._usage = None
 
     def usage(self) -> GPUUsage:
         if self._usage is None:
-            gpus = self.gpus.values()
+            gpus, steady = self.gpus.values(), self._steady()
+            # A short job has no readings but those of its start-up.
+            counted = steady or [gpu.start_up for gpu in gpus]
+            first = bool(steady) and self.began_here
+            first = first and all(one.samples <= PART_SAMPLES for one in steady)
             self._usage = GPUUsage(
                 memory_peak_bytes=max(gpu.memory_peak_bytes for gpu in gpus),
-                utilization_percent=round(max(gpu.utilization.percent for gpu in gpus), 1),
-                samples=max(gpu.utilization.samples for gpu in gpus),
+                utilization_percent=round(max(one.percent for one in counted), 1),
+                samples=max(one.samples for one in counted),
                 context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
-                may_fall=self._may_fall(),
+                may_fall=first or all(one.may_fall for one in counted),
+                is_of_start_up=not steady,
             )
         return self._usage
 
@@ -178,16 +190,17 @@ class MeasuredUsage:
             self._view = {key: attempt.usage() for key, attempt in self._attempts.items()}
         return self._view
 
-    def settled(self, key: AttemptKey, *, serves: bool) -> None:
+    def settled(self, key: AttemptKey, *, serves: bool, began_here: bool = True) -> None:
         """Records that the attempt's reports show its final use. Later readings count.
 
-        Without reports, those since the pod became ready count.
+        Without reports, those since the pod became ready count. `began_here` means that the
+        readings before were those of a start-up.
         """
         attempt = self._attempts.get(key)
         if attempt is None or attempt.settled:
             return
         attempt.settled, attempt.serves = True, serves
-        attempt.start_up_ended()
+        attempt.start_up_ended(began_here=began_here)
         self._view = None
 
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
@@ -214,7 +227,7 @@ class MeasuredUsage:
             if key in ready and not attempt.ready:
                 attempt.ready = True
                 if not attempt.settled:
-                    attempt.start_up_ended()
+                    attempt.start_up_ended(began_here=bool(attempt.gpus))
             attempt.add(gpu.uuid, memory_bytes, utilization, samples, alone=alone)
             self._view = None
         return bool(groups)

@@ -10,7 +10,11 @@ from gpujob_api.optimize import Optimize
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_api.settings import Task, TunedSettings
-from gpujob_operator.decide.measurement.profile import new_entries, with_entries
+from gpujob_operator.decide.measurement.profile import (
+    new_entries,
+    samples_for_profile,
+    with_entries,
+)
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
@@ -96,6 +100,7 @@ def test_a_busier_server_updates_its_profile(percent: float, written: float | No
         ((90.0, 150), (30.0, 400), None),
         ((20.0, 150), (30.0, 4), 30.0),
         ((25.0, 4), (30.0, 150), None),
+        ((93.0, 0), (14.0, 5), 14.0),
     ],
 )
 def test_a_run_that_was_observed_for_minutes_replaces_shorter_ones(
@@ -135,6 +140,12 @@ def test_only_readings_of_the_present_utilization_count(
     profile = saved(replace(seen(serving, None, entry), usage=usage))
     found = profile.status.entries[0].utilization_percent if profile is not None else None
     assert found == written
+
+
+def test_readings_of_a_start_up_are_none_of_a_profile() -> None:
+    assert samples_for_profile(used(GIB, 93.0, 8, is_of_start_up=True)) == 0
+    assert samples_for_profile(used(GIB, 14.0, 5, may_fall=True)) == 5
+    assert samples_for_profile(used(GIB, 14.0, 500)) == 149
 
 
 def test_a_server_leaves_no_profile_before_it_has_enough_readings() -> None:

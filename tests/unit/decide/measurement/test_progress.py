@@ -222,18 +222,7 @@ def test_the_model_on_which_the_peak_was_seen_is_known_without_reports() -> None
 def test_nothing_measured_changes_nothing() -> None:
     """I14."""
     assert with_measurement(JOB.status, None, None) == JOB.status
-
-
-def test_during_the_start_up_memory_counts_and_utilization_does_not() -> None:
-    """A job that ends then is known to have used the memory."""
-    first = with_measurement(JOB.status, make_report(), used(GIB, 7.0, samples=0))
-    assert first.measurement is not None
-    assert (first.measurement.memory_bytes, first.measurement.samples) == (GIB, 0)
-    assert first.measurement.utilization_percent == 100, "it is unknown"
-    later = with_measurement(first, make_report(), used(GIB, 7.0, samples=3))
-    again = with_measurement(later, make_report(), used(2 * GIB, 0.0, samples=0)).measurement
-    assert again is not None
-    assert (again.memory_bytes, again.utilization_percent, again.samples) == (2 * GIB, 7.0, 3)
+    assert with_measurement(JOB.status, make_report(), used(1, samples=0)) == JOB.status
 
 
 def test_step_loss_and_speed_come_from_the_report() -> None:

@@ -127,9 +127,12 @@ def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
 
 
 def samples_for_profile(usage: GPUUsage) -> int:
-    """Returns the readings that an entry counts. A run beside others, or one that yielded, shows
-    less than the job would use alone, so it is not one that was observed for minutes.
+    """Returns the readings that an entry counts: none of a start-up. A run beside others, or one
+    that yielded, shows less than the job would use alone, so it is not one that was observed for
+    minutes.
     """
+    if usage.is_of_start_up:
+        return 0
     return usage.samples if usage.may_fall else min(usage.samples, SAMPLES_OF_MINUTES - 1)
 
 
@@ -282,9 +285,10 @@ def _joined(
 
 def _utilization_percent(before: ProfileEntry, after: ProfileEntry, *, is_recent: bool) -> float:
     """Returns the utilization of the busier run of a day, because a service is first measured
-    without requests. The first run that was observed for minutes replaces shorter ones.
+    without requests. The first run that was observed for minutes replaces shorter ones, and the
+    first reading after a start-up those of the start-up.
     """
-    better = before.samples < SAMPLES_OF_MINUTES <= after.samples
+    better = any(before.samples < least <= after.samples for least in (1, SAMPLES_OF_MINUTES))
     if better or not is_recent:
         return after.utilization_percent
     return max(before.utilization_percent, after.utilization_percent)

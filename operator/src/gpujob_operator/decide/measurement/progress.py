@@ -106,12 +106,12 @@ def with_measurement(
     """Returns the status with the agent's readings from outside and the worker's report from
     inside.
     """
-    if usage is None:
+    if usage is None or usage.samples == 0:
         return _with_steps(status, report)
     before = status.measurement
     # The GPU model of the peak is also known for a job without reports.
     model = status.placement.gpu_model if status.placement is not None else ""
-    utilization_percent = _utilization_percent(before, usage)
+    utilization_percent = round(usage.utilization_percent, 1)
     if before is None:
         measurement = Measurement(
             usage.memory_peak_bytes,
@@ -131,13 +131,6 @@ def with_measurement(
             context_bytes=_of_several(max(usage.context_bytes, known_context_bytes(before))),
         )
     return _with_steps(changed(status, measurement=measurement), report)
-
-
-def _utilization_percent(before: Measurement | None, usage: GPUUsage) -> float:
-    """Returns the earlier figure until there are readings after the start-up, or 100 %."""
-    if usage.samples:
-        return round(usage.utilization_percent, 1)
-    return before.utilization_percent if before is not None else 100.0
 
 
 def _of_several(contexts_bytes: int) -> int | None:

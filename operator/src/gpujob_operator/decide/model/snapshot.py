@@ -236,14 +236,17 @@ class GPUUsage:
     memory_peak_bytes: int
     # The largest mean of half a minute in the last minutes, since the start-up ended.
     utilization_percent: float
-    # Agent readings that saw the pod's processes, since the start-up ended.
+    # The agent readings that it is of. They saw the pod's processes.
     samples: int
     # What the contexts of its processes may take of a GPU.
     context_bytes: int = CONTEXT_BYTES
     # The GPUs of each worker, by rank.
     seen: tuple[SeenGPUs, ...] = ()
-    # Whether all of these minutes were observed, and show no less than the job would use alone.
+    # Whether all of these minutes were observed, and show no less than the job would use alone, or
+    # the start-up has just ended.
     may_fall: bool = False
+    # No reading is newer than the start-up, whose utilization it therefore is.
+    is_of_start_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
