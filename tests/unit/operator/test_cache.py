@@ -205,16 +205,19 @@ def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
     assert _snapshot(cache).usage == {}
 
 
-@pytest.mark.parametrize(("rank", "samples"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("rank", "samples"), [(0, 1), (1, 2)])
 def test_readings_count_anew_once_rank_0_has_settled(cache: Cache, rank: int, samples: int) -> None:
-    """Only its reports show what the job does."""
+    """Only its reports show what the job does. The reading after it may show the start-up."""
     job = placed(JOB)
     cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
     cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
     gpu = make_gpu(ours=[("pod-job-1-0", GIB)])
     cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", gpu, version=3))
-    report = received(job, make_report(rank=rank))
-    assert cache.snapshot((report,), Configuration()).usage["uid-job", 1].samples == samples
+    reports = (received(job, make_report(rank=rank)),)
+    assert cache.snapshot(reports, Configuration()).usage["uid-job", 1].samples == 1
+    later = gpu_node_manifest("n0", gpu, version=4, observed_at="2026-01-01T12:00:02Z")
+    cache.apply(Kind.GPU_NODE, "MODIFIED", later)
+    assert cache.snapshot(reports, Configuration()).usage["uid-job", 1].samples == samples
 
 
 def test_pods_that_went_are_told_until_the_gpus_were_read_again(

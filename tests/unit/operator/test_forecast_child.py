@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,8 +121,12 @@ async def test_a_process_without_an_answer_is_killed() -> None:
 def running_children() -> list[str]:
     """The processes that this one started and did not wait for, ended ones included."""
     me = os.getpid()
-    tasks = Path(f"/proc/{me}/task").iterdir()
-    return [pid for task in tasks for pid in (task / "children").read_text().split()]
+    found: list[str] = []
+    for task in Path(f"/proc/{me}/task").iterdir():
+        # A thread may end while its entry is read.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += (task / "children").read_text().split()
+    return found
 
 
 ENDLESS = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
