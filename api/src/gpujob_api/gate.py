@@ -39,6 +39,8 @@ class GateReport:
     held: Count = 0
     # Requests that a replica answers.
     forwarded: Count = 0
+    # Replicas that it sends requests to.
+    replicas: Count = 0
     # Since the last request ended, or since the process started. 0 while there is a request.
     idle_seconds: _Seconds = 0.0
 

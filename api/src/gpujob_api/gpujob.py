@@ -90,12 +90,15 @@ class JobPhase(Enum):
 
 
 class ReservationSource(Enum):
-    """The source of a reservation, from least to best known."""
+    """The source of a reservation, from least to best known. `Parked`: what a replica of a service
+    still uses while its weights are in the memory of the host.
+    """
 
     WHOLE_GPU = "WholeGPU"
     HINT = "Hint"
     PROFILE = "Profile"
     MEASURED = "Measured"
+    PARKED = "Parked"
 
 
 @dataclass(frozen=True, slots=True)

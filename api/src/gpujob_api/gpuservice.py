@@ -66,6 +66,9 @@ class Replicas:
     maximum: Annotated[int, Range(1, REPLICAS_MAX)] | None = None
     # The last replica stops after this time without requests. It counts from Ready.
     stop_after_seconds: Annotated[int, Range(1, STOP_AFTER_SECONDS_MAX)] = 600
+    # Before that, replicas give their GPU memory back after this time without requests, and keep
+    # their processes. None: never.
+    park_after_seconds: Annotated[int, Range(1, STOP_AFTER_SECONDS_MAX)] | None = None
     # How long a request waits for a replica.
     cold_start_seconds: Annotated[int, Range(1, COLD_START_SECONDS_MAX)] = 60
 
@@ -74,6 +77,20 @@ class Replicas:
         if self.maximum is not None and self.maximum < self.minimum:
             raise FieldError(
                 "maximum", f"must not be below minimum, {self.minimum}; got {self.maximum}"
+            )
+        parks = self.park_after_seconds
+        if parks is None:
+            return
+        if not self.may_be_none:
+            raise FieldError(
+                "parkAfterSeconds",
+                "needs minimum 0: a gate holds the requests that wake a replica; "
+                f"got minimum {self.minimum}",
+            )
+        if parks >= self.stop_after_seconds:
+            raise FieldError(
+                "parkAfterSeconds",
+                f"must be below stopAfterSeconds, {self.stop_after_seconds}; got {parks}",
             )
 
     @property
@@ -138,6 +155,8 @@ class GPUServiceSpec:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.optimize.backend is BackendName.EXTERNAL and self.replicas.park_after_seconds:
+            raise FieldError("replicas.parkAfterSeconds", f"must be absent with {LEFT_AS_IT_IS}")
         # The rules for containers and sharing are those of the replicas' jobs.
         self.job_spec()
 
@@ -161,6 +180,8 @@ class ReplicaStatus:
     name: Annotated[str, Text(63, LABEL_PATTERN, 1)]
     revision: Annotated[str, Text(16, clip=True)]
     ready: bool = False
+    # Whether its weights are in the memory of the host. It is not ready then.
+    parked: bool = False
     # Where it answers, once it is ready.
     address: Annotated[str, Text(64, clip=True)] = ""
     node: Annotated[str, Text(253, clip=True)] = ""

@@ -271,6 +271,8 @@ class Reply:
     # The share of its time for which a training leaves its GPU idle. It holds for
     # `YIELD_INTERVALS` intervals, so it ends by itself if replies stop.
     yield_percent: Annotated[int, Range(0, YIELD_PERCENT_MAX, clamp=True)] = 0
+    # A serving process has to park, or to wake, once it can. None: it stays as it is.
+    park: bool | None = None
 
     def to_text(self) -> str:
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))

@@ -190,6 +190,11 @@ class ServingReport:
     """
 
     ready: bool = False
+    # Whether it can give its GPU memory back and keep its process.
+    can_park: bool = False
+    # For how long it has been parked: its weights are in the memory of the host, and requests are
+    # refused. None if it is not.
+    parked_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # Since the process started.
     answered: Count = 0
     failed: Count = 0

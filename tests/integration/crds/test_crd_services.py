@@ -78,3 +78,24 @@ def test_settings_that_an_engine_of_the_users_own_would_not_get_are_refused(
     assert "with backend External, which is left as it is" in str(caught.value)
     client.create(path, _service(optimize={"backend": "Eager", **optimize}))
     client.create(path, _service(optimize={"backend": "External", "precision": "Auto"}))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "optimize", "why"),
+    [
+        ({"minimum": 1}, {}, "needs minimum 0"),
+        ({"minimum": 0, "stopAfterSeconds": 60}, {}, "must be below stopAfterSeconds"),
+        ({"minimum": 0}, {"backend": "External"}, "must be absent with backend External"),
+    ],
+)
+def test_replicas_that_cannot_park_are_refused(
+    control_plane: RunningControlPlane, namespace: str, replicas: Json, optimize: Json, why: str
+) -> None:
+    client, path = control_plane.client(), f"{_path(namespace)}?dryRun=All"
+    with pytest.raises(ApiError) as caught:
+        parked = {**replicas, "parkAfterSeconds": 60}
+        client.create(path, _service(replicas=parked, optimize=optimize))
+    assert caught.value.code == 422
+    assert "spec.replicas.parkAfterSeconds" in str(caught.value)
+    assert why in str(caught.value)
+    client.create(path, _service(replicas={"minimum": 0, "parkAfterSeconds": 60}))
