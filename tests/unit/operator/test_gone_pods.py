@@ -83,3 +83,14 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for uid in ("a", "b", "c"):
         pods.remember(replace(DONE, uid=uid))
     assert [pod.uid for pod in pods.undecided(lambda _: JOB)] == ["b", "c"]
+
+
+def test_a_pod_of_a_lost_attempt_says_nothing_about_a_later_one_with_its_number() -> None:
+    """The attempt was lost by a restore, its pod went, and the job got the number once more."""
+    clock = FakeClock()
+    pods = GonePods(clock.now)
+    pods.remember(DONE)
+    clock.advance(5)
+    again = with_status(JOB, attempt_started_at=clock.now())
+    assert pods.undecided(lambda _: again) == ()
+    assert pods.undecided(lambda _: JOB) == ()

@@ -32,7 +32,8 @@ class GonePods:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._gone: dict[str, GonePod] = {}
-        self._done: OrderedDict[str, PodView] = OrderedDict()
+        # With the time at which each went, by UID.
+        self._done: OrderedDict[str, tuple[PodView, datetime]] = OrderedDict()
         # Pods of a lost history, which may never have existed. Kept until all pods were listed.
         self._of_lost_history: Set[str] = frozenset()
         # Since when pods have been found gone whose removal was not seen.
@@ -45,7 +46,7 @@ class GonePods:
         if pod.exit_code != EXIT_DONE or pod.uid in self._of_lost_history:
             return
         # Containers other than the worker went with the pod, whatever was seen of them.
-        self._done[pod.uid] = replace(pod, phase=PodPhase.SUCCEEDED)
+        self._done[pod.uid] = replace(pod, phase=PodPhase.SUCCEEDED), self._clock()
         if len(self._done) > PODS_REMEMBERED_MAX:
             self._done.popitem(last=False)
 
@@ -78,12 +79,13 @@ class GonePods:
     def undecided(self, job_of: JobOf) -> tuple[PodView, ...]:
         """Returns pods that were done, of attempts that hold their GPUs.
 
-        Drops pods of attempts that are over.
+        Drops pods of attempts that are over. After a restore, an attempt may get the number of a
+        lost one, whose pod went before.
         """
         found: list[PodView] = []
-        for pod in list(self._done.values()):
+        for pod, gone_at in list(self._done.values()):
             job = job_of(pod)
-            if job is None or _is_over(pod.attempt, job):
+            if job is None or _is_over(pod.attempt, job) or _began_after(pod, job, gone_at):
                 del self._done[pod.uid]
             elif place_of(pod, job) is not None:
                 found.append(pod)
@@ -94,3 +96,9 @@ def _is_over(attempt: int, job: GPUJob) -> bool:
     status = job.status
     given_up = attempt == status.attempt and status.placement is None
     return job.finished or attempt < status.attempt or given_up
+
+
+def _began_after(pod: PodView, job: GPUJob, gone_at: datetime) -> bool:
+    """Returns whether the attempt with the pod's number began after the pod went."""
+    started_at = job.status.attempt_started_at
+    return pod.attempt == job.status.attempt and started_at is not None and started_at > gone_at
