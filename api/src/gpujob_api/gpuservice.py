@@ -87,10 +87,10 @@ class Replicas:
                 "needs minimum 0: a gate holds the requests that wake a replica; "
                 f"got minimum {self.minimum}",
             )
-        if parks >= self.stop_after_seconds:
+        if parks > self.stop_after_seconds:
             raise FieldError(
                 "parkAfterSeconds",
-                f"must be below stopAfterSeconds, {self.stop_after_seconds}; got {parks}",
+                f"must not be above stopAfterSeconds, {self.stop_after_seconds}; got {parks}",
             )
 
     @property

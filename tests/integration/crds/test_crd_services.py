@@ -84,7 +84,7 @@ def test_settings_that_an_engine_of_the_users_own_would_not_get_are_refused(
     ("replicas", "optimize", "why"),
     [
         ({"minimum": 1}, {}, "needs minimum 0"),
-        ({"minimum": 0, "stopAfterSeconds": 60}, {}, "must be below stopAfterSeconds"),
+        ({"minimum": 0, "stopAfterSeconds": 59}, {}, "must not be above stopAfterSeconds"),
         ({"minimum": 0}, {"backend": "External"}, "must be absent with backend External"),
     ],
 )
@@ -92,9 +92,9 @@ def test_replicas_that_cannot_park_are_refused(
     control_plane: RunningControlPlane, namespace: str, replicas: Json, optimize: Json, why: str
 ) -> None:
     client, path = control_plane.client(), f"{_path(namespace)}?dryRun=All"
+    service = _service(replicas={**replicas, "parkAfterSeconds": 60}, optimize=optimize)
     with pytest.raises(ApiError) as caught:
-        parked = {**replicas, "parkAfterSeconds": 60}
-        client.create(path, _service(replicas=parked, optimize=optimize))
+        client.create(path, service)
     assert caught.value.code == 422
     assert "spec.replicas.parkAfterSeconds" in str(caught.value)
     assert why in str(caught.value)

@@ -30,7 +30,7 @@ def test_the_number_of_replicas(replicas: Replicas, most: int, may_be_none: bool
         ({"cold_start_seconds": 0}, "cold"),
         ({"cold_start_seconds": 3601}, "cold"),
         ({"minimum": 1, "park_after_seconds": 60}, "parkAfterSeconds: needs minimum 0"),
-        ({"minimum": 0, "park_after_seconds": 600}, "must be below stopAfterSeconds, 600; got 600"),
+        ({"minimum": 0, "park_after_seconds": 601}, "not be above stopAfterSeconds, 600; got 601"),
     ],
 )
 def test_what_is_out_of_bounds_is_named(fields: dict[str, int], named: str) -> None:
