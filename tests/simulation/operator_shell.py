@@ -275,6 +275,7 @@ class OperatorShell:
             may_act=self._may_act,
             # A cycle takes no virtual time, however busy the machine is: a seed can be replayed.
             monotonic=self._now,
+            planned=self._receiver.parking.planned,
         )
 
     def _executor(self) -> Executor:
@@ -343,6 +344,7 @@ class OperatorShell:
         self._newest_snapshot = replace(
             snapshot,
             yields=self._receiver.yields(),
+            parking=self._receiver.parking.current(),
             listening_since=self._listening_since,
             forecast=self._forecaster.newest,
         )

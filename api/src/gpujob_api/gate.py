@@ -39,10 +39,10 @@ class GateReport:
     held: Count = 0
     # Requests that a replica answers.
     forwarded: Count = 0
-    # Replicas that it sends requests to.
-    replicas: Count = 0
     # Since the last request ended, or since the process started. 0 while there is a request.
     idle_seconds: _Seconds = 0.0
+    # Replicas that it sends requests to. None: an older gate does not report it.
+    replicas: Count | None = None
 
     def to_text(self) -> str:
         return json.dumps(encode(self), separators=(",", ":"))

@@ -180,13 +180,13 @@ class ReplicaStatus:
     name: Annotated[str, Text(63, LABEL_PATTERN, 1)]
     revision: Annotated[str, Text(16, clip=True)]
     ready: bool = False
-    # Whether its weights are in the memory of the host. It is not ready then.
-    parked: bool = False
     # Where it answers, once it is ready.
     address: Annotated[str, Text(64, clip=True)] = ""
     node: Annotated[str, Text(253, clip=True)] = ""
     # Why it is not ready.
     message: Annotated[str, Text(512, clip=True)] = ""
+    # Whether its weights are in the memory of the host. It is not ready then.
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class SchedulingLoop:
         dump_every: bool = False,
         pace: Pace | None = None,
         settled: Callable[[], None] | None = None,
+        planned: Callable[[Snapshot], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
@@ -76,6 +77,8 @@ class SchedulingLoop:
         self._pace = pace or Pace()
         # Called once, after the first cycle.
         self._settled = settled
+        # Called after each cycle, with what it was planned from.
+        self._planned = planned
         self._failures = 0
         self.last_cycle_at: float = monotonic()
         # Duration of the last cycle.
@@ -131,6 +134,7 @@ class SchedulingLoop:
         snapshot, now = self._executor.assume(self._snapshot()), self._clock()
         plan = self._decide(snapshot, now)
         submission = self._executor.submit(plan)
+        self._planned(snapshot)
         self._measure(snapshot, now, started)
         self._tell(plan, submission)
         if self._settled is not None:

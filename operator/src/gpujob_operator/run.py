@@ -57,6 +57,7 @@ from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
 from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.port.gates import GateReceiver
 from gpujob_operator.port.listener import listening
+from gpujob_operator.port.parking import ParkingRequests
 from gpujob_operator.port.readings import ReadingReceiver
 from gpujob_operator.port.reports import REPORT_PATH, ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
@@ -184,7 +185,7 @@ class Operator:
         poster = EventPoster(kube, self._metrics, time.monotonic)
         application = receiver.application()
         readings.add_to(application)
-        gates = self._gate_receiver(tokens, mandate)
+        gates = self._gate_receiver(tokens, mandate, receiver)
         gates.add_to(application)
         self._leads_changed.connect(readings.leads_changed)
         async with listening(application, reports.host, reports.port) as address:
@@ -193,6 +194,7 @@ class Operator:
             executor = self._executor(kube, mandate, poster)
             forecaster = self._forecaster(mandate)
             loop = self._scheduling_loop(executor, mandate, receiver, forecaster)
+            services = self._service_loop(kube, mandate, poster, gates, receiver.parking)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in FOLLOWED]
             self._restored.connect(*(one.restart for one in watches), kopf.restart)
             health = self._health(loop, watches, memo, mandate)
@@ -211,7 +213,7 @@ class Operator:
                     keep("event poster", poster.run),
                     keep("garbage", collect_regularly),
                     keep("forecaster", forecaster.run),
-                    keep("services", self._service_loop(kube, mandate, poster, gates).run),
+                    keep("services", services.run),
                     keep("refresh", lambda: self._sync.keep(relist.refresh, executor, leadership)),
                 ]
                 if (service := self._options.report_service) is not None:
@@ -281,13 +283,16 @@ class Operator:
             is_leader=mandate.may_act,
         )
 
-    def _gate_receiver(self, tokens: TokenChecks, mandate: Mandate) -> GateReceiver:
+    def _gate_receiver(
+        self, tokens: TokenChecks, mandate: Mandate, receiver: ReportReceiver
+    ) -> GateReceiver:
         return GateReceiver(
             self._cache,
             tokens,
             self._metrics,
             clock=self._clock.now,
             monotonic=time.monotonic,
+            takes_requests=receiver.takes_requests,
             is_leader=mandate.may_act,
         )
 
@@ -335,6 +340,7 @@ class Operator:
             self._snapshot = replace(
                 snapshot,
                 yields=receiver.yields(),
+                parking=receiver.parking.current(),
                 listening_since=self._listening_since,
                 forecast=forecaster.newest,
             )
@@ -352,10 +358,16 @@ class Operator:
             dump_every=self._options.dump_every,
             pace=self._pace,
             settled=spare_later,
+            planned=receiver.parking.planned,
         )
 
     def _service_loop(
-        self, kube: Kube, mandate: Mandate, poster: EventPoster, gates: GateReceiver
+        self,
+        kube: Kube,
+        mandate: Mandate,
+        poster: EventPoster,
+        gates: GateReceiver,
+        parking: ParkingRequests,
     ) -> ServiceLoop:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, self._clock.now(), GPUSERVICE.kind))
@@ -378,6 +390,7 @@ class Operator:
                 gates.newest,
                 lambda service: gate_revision(service, self._configuration),
             ),
+            parking=parking,
             may_act=mandate.may_act,
             clock=self._clock.now,
         )

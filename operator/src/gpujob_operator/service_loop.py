@@ -2,8 +2,8 @@
 
 * In: the services of the cache, the jobs, pods and reports of the newest snapshot, and the gates.
 * Does: calls `plan_services`, while this process may act and there is a service.
-* Out: gates, and jobs for the replicas, which the scheduling loop admits and places like all
-  others.
+* Out: gates, requests to park or to wake, and jobs for the replicas, which the scheduling loop
+  admits and places like all others.
 * Called by: `run`, which keeps it running.
 
 It is apart from the scheduling loop, because a service changes a few times a minute, and a cycle
@@ -26,6 +26,7 @@ from gpujob_operator.decide.model.gates import Gate
 from gpujob_operator.decide.model.service_plan import ServiceInputs, ServiceJob, ServicePlan
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.model.workers import speaks_for
+from gpujob_operator.port.parking import ParkingRequests
 
 PERIOD_SECONDS = 1.0
 
@@ -52,6 +53,7 @@ class ServiceLoop:
         writer: ServiceWriter,
         front: FrontWriter,
         gates: GateSources,
+        parking: ParkingRequests,
         may_act: Callable[[], bool],
         clock: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -62,6 +64,7 @@ class ServiceLoop:
         self._writer = writer
         self._front = front
         self._gates = gates
+        self._parking = parking
         self._may_act = may_act
         self._clock = clock
         self._sleep = sleep
@@ -85,6 +88,7 @@ class ServiceLoop:
         found = service_inputs(services, snapshot, self._writer.problem, self._front.problem)
         inputs = [self._with_gates(one, gates[one.service.metadata.uid]) for one in found]
         plan = self._plan(inputs, now)
+        self._parking.ask(plan.parking, now)
         for service in services:
             if service.metadata.deletion_timestamp is None:
                 to_gate = service.metadata.uid in plan.to_gate
@@ -102,6 +106,7 @@ class ServiceLoop:
             gate_problem=self._writer.gate_problem(uid),
             gate_revision=self._gates.revision(service),
             selects_gate=self._front.selects_gate(uid),
+            waking_since=self._parking.waking_since,
         )
 
 

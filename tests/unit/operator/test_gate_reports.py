@@ -10,12 +10,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from gpujob_api.gate import GATE_MESSAGE_BYTES_MAX, GateReply, GateReport
+from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService, GPUServiceStatus, Replicas, ReplicaStatus
 from gpujob_operator.decide.model.gates import Gate, GatePod
 from gpujob_operator.port.gates import GateReceiver
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.port.requests import BURST_MAX, TokenCheckFailed
 from gpujob_operator.telemetry.metrics import Metrics
+from tests.harness.builders import make_job
 from tests.harness.clocks import FakeClock
 from tests.harness.pod_tokens import pod_token
 from tests.harness.services import UID, make_service
@@ -43,12 +45,15 @@ class Bench:
         self.clock = FakeClock()
         self.leads = True
         self.speaks_for: PodIdentity | None = None
+        # Whether replicas take requests, as far as they have reported.
+        self.takes: dict[str, bool] = {}
         self.receiver = GateReceiver(
             self,
             self,
             Metrics(),
             clock=self.clock.now,
             monotonic=self.clock.monotonic,
+            takes_requests=lambda job: self.takes.get(job.metadata.name),
             is_leader=lambda: self.leads,
         )
         self.client: TestClient[web.Request, web.Application]
@@ -61,6 +66,9 @@ class Bench:
 
     def service(self, uid: str) -> GPUService | None:
         return self.services.get(uid)
+
+    def job_named(self, namespace: str, name: str) -> GPUJob | None:
+        return make_job(name, namespace=namespace)
 
     async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
         signature = token.rpartition(".")[2]
@@ -98,6 +106,12 @@ async def test_the_reply_has_the_replicas_that_are_ready(bench: Bench) -> None:
     assert await reply(bench) == GateReply(("10.0.0.7:8000", "[fd00::7]:8000"), 45)
     bench.services[UID] = replace(SERVICE, spec=replace(SERVICE.spec, suspend=True))
     assert await reply(bench) == GateReply(), "nothing is to be expected of a suspended service"
+
+
+async def test_a_replica_takes_requests_as_its_own_report_says(bench: Bench) -> None:
+    """One that is about to park gets no more, and one that has woken gets them at once."""
+    bench.takes = {"answers-aaaaaa-0": False, "answers-aaaaaa-1": True}
+    assert await reply(bench) == GateReply(("10.0.0.8:8000", "[fd00::7]:8000"), 45)
 
 
 async def test_the_newest_report_is_kept_with_its_time(bench: Bench) -> None:

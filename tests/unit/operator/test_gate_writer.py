@@ -21,6 +21,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.port.parking import ParkingRequests
 from gpujob_operator.render.gate import gate_revision
 from gpujob_operator.service_loop import GateSources, ServiceLoop
 from gpujob_operator.telemetry.metrics import Metrics
@@ -63,6 +64,7 @@ class Stage:
                 lambda: tuple(Gate(pod) for pod in self.cache.gates()),
                 lambda service: gate_revision(service, self.configuration),
             ),
+            parking=ParkingRequests(lambda: None),
             may_act=lambda: True,
             clock=lambda: self.now,
         )

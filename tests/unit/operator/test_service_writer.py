@@ -21,6 +21,7 @@ from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.service_plan import RemoveJob, ServiceInputs, ServiceJob
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.services.plan import plan_services, step_of
+from gpujob_operator.port.parking import ParkingRequests
 from gpujob_operator.render.gate import gate_revision
 from gpujob_operator.service_loop import GateSources, ServiceLoop, service_inputs
 from tests.harness.builders import T0, make_job, make_pod, make_report, placed, received
@@ -272,6 +273,7 @@ async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage:
                 lambda: gates,
                 lambda service: gate_revision(service, CONFIGURATION),
             ),
+            parking=ParkingRequests(lambda: None),
             may_act=lambda: stage.leads,
             clock=lambda: T0,
         )

@@ -62,6 +62,11 @@ class Replicas:
             del self._refused_until[gone]
         self._wake()
 
+    @property
+    def count(self) -> int:
+        """How many replicas requests are sent to."""
+        return len(self._addresses)
+
     def hold_until(self, moment: float) -> None:
         """Holds no request after this moment of the monotonic clock."""
         self._hold_until = moment

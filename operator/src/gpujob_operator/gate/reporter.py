@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -74,7 +74,7 @@ class Reporter:
     async def _post(self) -> GateReply:
         token = (await asyncio.to_thread(self._destination.token_file.read_text)).strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        report = self._traffic.report().to_text()
+        report = replace(self._traffic.report(), replicas=self._replicas.count).to_text()
         timeout = ClientTimeout(total=REQUEST_SECONDS_MAX)
         async with self._session.post(
             self._destination.url, data=report, headers=headers, timeout=timeout

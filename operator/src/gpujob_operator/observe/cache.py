@@ -348,6 +348,10 @@ class Cache:
     def service(self, uid: str) -> GPUService | None:
         return self.services.get(uid)
 
+    def job_named(self, namespace: str, name: str) -> GPUJob | None:
+        job = self.jobs.by_name(name, namespace)
+        return job if isinstance(job, GPUJob) else None
+
     def has_listed_nodes(self) -> bool:
         return Kind.NODE in self.synced
 
@@ -357,8 +361,8 @@ class Cache:
     def job_of(self, pod: PodView) -> GPUJob | None:
         """Returns the job whose worker the pod is, or None."""
         namespace, name = job_name_of(pod) or ("", "")
-        job = self.jobs.by_name(name, namespace)
-        return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
+        job = self.job_named(namespace, name)
+        return job if job is not None and speaks_for(pod, job) else None
 
     def requests_of_jobs(self, namespace: str) -> Iterator[PodRequests]:
         """Yields the requests of the jobs' pods in the namespace, without pods that have ended."""

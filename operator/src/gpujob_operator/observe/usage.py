@@ -61,6 +61,8 @@ class _Utilization:
 @dataclass(slots=True)
 class _GPU:
     memory_peak_bytes: int = 0
+    # In the newest reading.
+    memory_bytes: int = 0
     context_bytes: int = 0
     start_up: _Utilization = field(default_factory=_Utilization)
     # None before the start-up has ended.
@@ -72,7 +74,8 @@ class _GPU:
         self, memory_bytes: list[int], utilization_percent: float, samples: int, *, disturbed: bool
     ) -> None:
         """Adds a reading. `memory_bytes` is by process."""
-        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(memory_bytes))
+        self.memory_bytes = sum(memory_bytes)
+        self.memory_peak_bytes = max(self.memory_peak_bytes, self.memory_bytes)
         self.context_bytes = max(self.context_bytes, context_bytes(memory_bytes))
         if not self.skips:
             counted = self.start_up if self.steady is None else self.steady
@@ -138,6 +141,7 @@ class _Attempt:
                 samples=max(one.samples for one in counted),
                 context_bytes=max(gpu.context_bytes for gpu in gpus),
                 seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
+                memory_bytes=max(gpu.memory_bytes for gpu in gpus),
                 may_fall=first or all(one.may_fall for one in counted),
                 is_of_start_up=not steady,
             )

@@ -14,7 +14,8 @@ from cachetools import LRUCache, TTLCache
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gate import GATE_MESSAGE_BYTES_MAX, GATE_PATH, GateReply, GateReport
-from gpujob_api.gpuservice import GPUService
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService, ReplicaStatus
 from gpujob_operator.decide.model.gates import Gate, GatePod
 from gpujob_operator.port.pod_requests import TokenChecker, answered, claim, prove, read_body
 from gpujob_operator.port.requests import (
@@ -40,6 +41,8 @@ class Gates(Protocol):
 
     def service(self, uid: str) -> GPUService | None: ...
 
+    def job_named(self, namespace: str, name: str) -> GPUJob | None: ...
+
 
 class GateReceiver:
     """Authenticates, stores and answers reports of gates. Times come from the given clocks."""
@@ -52,8 +55,13 @@ class GateReceiver:
         *,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
+        takes_requests: Callable[[GPUJob], bool | None],
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`takes_requests` returns whether requests may be sent to a replica whose pod is ready.
+        None: its status decides.
+        """
+        self._takes_requests = takes_requests
         self._gates = gates
         self._tokens = tokens
         self._metrics = metrics
@@ -110,8 +118,16 @@ class GateReceiver:
             raise Refused(403, "no_service", f"pod {pod.name} belongs to no GPUService")
         if service.spec.suspend:
             return GateReply()
-        ready = (one.address for one in service.status.replicas if one.ready and one.address)
-        return GateReply(tuple(ready), service.spec.replicas.cold_start_seconds)
+        ready = (one for one in service.status.replicas if self._answers(pod.namespace, one))
+        addresses = tuple(one.address for one in ready)
+        return GateReply(addresses, service.spec.replicas.cold_start_seconds)
+
+    def _answers(self, namespace: str, replica: ReplicaStatus) -> bool:
+        if not replica.address:
+            return False
+        job = self._gates.job_named(namespace, replica.name)
+        known = self._takes_requests(job) if job is not None else None
+        return replica.ready if known is None else known
 
 
 def _read_report(body: bytes) -> GateReport:

@@ -19,6 +19,7 @@ from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest, Wor
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport, Yielding
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.port.parking import ParkingRequests
 from gpujob_operator.port.pod_requests import TokenChecker, answered, claim, prove, read_body
 from gpujob_operator.port.pod_tokens import PodIdentity
 from gpujob_operator.port.requests import (
@@ -36,6 +37,8 @@ BODY_BYTES_MAX = 64 * 1024
 REPORTS_KEPT_MAX = 20_000
 # How long a pod's requests are counted. After that it may send a burst again.
 LIMITED_SECONDS = 300.0
+# A parked replica is told to wake in the reply to a report.
+PARKED_INTERVAL_SECONDS = 1.0
 # For how long a count of the jobs on each GPU is used.
 COUNTED_SECONDS = 2.0
 
@@ -80,6 +83,7 @@ class ReportReceiver:
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
         self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
+        self.parking = ParkingRequests(dirty.mark)
         self._yields = Yields(
             lambda: tuple(self._newest.values()),
             workers.job,
@@ -163,16 +167,31 @@ class ReportReceiver:
             request = StopRequest("PodDeleted", max(0.0, round(left, 1)))
         else:
             request = None
-        shared = None
+        interval_seconds, shared, park = self._interval_seconds, None, None
         if report.serving is not None:
             shared = self._is_shared(pod)
             self._yields.watch()
+            park = self.parking.answer(job)
+            if report.serving.parked_seconds is not None:
+                interval_seconds = min(interval_seconds, PARKED_INTERVAL_SECONDS)
         return Reply(
-            interval_seconds=self._interval_seconds,
+            interval_seconds=interval_seconds,
             stop=request,
             shared=shared,
             yield_percent=self._yields.percent(job.metadata.uid),
+            park=park,
         )
+
+    def takes_requests(self, job: GPUJob) -> bool | None:
+        """Returns whether gates may send requests to a replica that is ready. None: it has not
+        reported.
+        """
+        uid = job.metadata.uid
+        if self.parking.rests(uid):
+            return False
+        received = self._newest.get((uid, 0))
+        serving = received.report.serving if received is not None else None
+        return None if serving is None else serving.parked_seconds is None
 
     def _is_shared(self, pod: PodView) -> bool:
         """Returns whether another job holds a part of one of the worker's GPUs."""
@@ -235,14 +254,21 @@ def _order(report: Report) -> tuple[int, int]:
 
 
 def _is_urgent(before: Report, now: Report) -> bool:
-    """Returns True for a new phase, checkpoint, setting or failure, which is worth a cycle.
+    """Returns True for a new phase, checkpoint, setting or failure, and for a replica that parked
+    or woke, which are worth a cycle.
 
     Steps alone are not.
     """
-    return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
-        now.attempt,
-        now.phase,
-        now.checkpoint,
-        now.tuned,
-        now.failure,
+    return _notable(before) != _notable(now)
+
+
+def _notable(report: Report) -> tuple[object, ...]:
+    is_parked = report.serving is not None and report.serving.parked_seconds is not None
+    return (
+        report.attempt,
+        report.phase,
+        report.checkpoint,
+        report.tuned,
+        report.failure,
+        is_parked,
     )

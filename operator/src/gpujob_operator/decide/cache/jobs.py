@@ -27,6 +27,7 @@ from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (
     BoundVolume,
     GPUUsage,
+    Parking,
     PerhapsCreated,
     PodView,
     ReceivedReport,
@@ -119,6 +120,7 @@ class Jobs:
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     usage: UsageByAttempt = field(default_factory=dict[tuple[str, int], GPUUsage])
     yields: Mapping[str, Yielding] = field(default_factory=dict[str, Yielding])
+    parking: Mapping[str, bool] = field(default_factory=dict[str, bool])
     # Jobs with any change except reports and measured use, and owners of changed pods.
     changed: set[str] = field(default_factory=set[str])
     # The subset whose profile changed in a way that matters to placement.
@@ -127,7 +129,8 @@ class Jobs:
     changed_profiles: dict[ProfileKey, GPUProfile | None] = field(
         default_factory=dict[ProfileKey, GPUProfile | None]
     )
-    # Jobs with a new report, new measured use, or another share of time to yield.
+    # Jobs with a new report, new measured use, another share of time to yield, or another request
+    # to park.
     measured: set[str] = field(default_factory=set[str])
     _pods: Pods = field(default_factory=Pods)
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
@@ -157,6 +160,7 @@ class Jobs:
         self._take_reports(snapshot.reports)
         self._take_usage(snapshot.usage)
         self._take_yields(snapshot.yields)
+        self._take_parking(snapshot.parking)
         for uid in self.changed & self.entries.keys():
             entry = self.entries[uid]
             entry.job_pods = job_pods_of(entry.job, self._pods.namesakes(entry.job))
@@ -283,6 +287,10 @@ class Jobs:
     def _take_yields(self, yields: tuple[Yielding, ...]) -> None:
         before, self.yields = self.yields, {one.job_uid: one for one in yields}
         self.measured |= _changed(before, self.yields)
+
+    def _take_parking(self, parking: tuple[Parking, ...]) -> None:
+        before, self.parking = self.parking, {one.job_uid: one.parks for one in parking}
+        self.measured |= _changed(before, self.parking)
 
 
 def _name_of(job: GPUJob) -> JobName:

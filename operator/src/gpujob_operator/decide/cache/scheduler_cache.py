@@ -193,6 +193,7 @@ class SchedulerCache:
             perhaps_created=self._starts.perhaps_created(uid),
             listening_since=self.listening_since,
             yielding=self._jobs.yields.get(uid),
+            parks=self._jobs.parking.get(uid),
             profile=entry.profile,
         )
 

@@ -42,6 +42,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
 )
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop
 from gpujob_operator.decide.measurement.milestones import first_yield, milestones
+from gpujob_operator.decide.measurement.parking import is_parked, with_parked_reservation
 from gpujob_operator.decide.measurement.profile import attempt_mode, with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
@@ -260,9 +261,16 @@ def _running(
         gpus = gpus_by_place(inputs.sites) if has_all_gpus(job, inputs.sites) else {}
         return reservable_bytes(job, gpus, inputs.promised_bytes)
 
-    status, events = with_measured_reservation(
-        job, status, report, usage, configuration, most_bytes
-    )
+    is_own = report is not None and report.attempt == status.attempt
+    serving = report.serving if report is not None and is_own else None
+    if is_parked(status, serving):
+        status, events = with_parked_reservation(
+            status, serving, inputs.usage, inputs.parks, configuration, most_bytes
+        )
+    else:
+        status, events = with_measured_reservation(
+            job, status, report, usage, configuration, most_bytes
+        )
     events = (*milestones(job.status, status, report, attempt_mode(job)), *events)
     events = (*events, *first_yield(job.status, inputs.yielding))
     writer = ConditionWriter(job, status, now)

@@ -40,6 +40,8 @@ class JobInputs:
     perhaps_created: PerhapsCreated | None = None
     listening_since: datetime | None = None
     yielding: Yielding | None = None
+    # Whether it is asked to park (True) or to wake.
+    parks: bool | None = None
     # Growth of other jobs in this cycle, on the GPUs of the job's workers. Not compared, because a
     # job that sees any is decided about again in the next cycle.
     promised_bytes: Mapping[Place, int] = field(default_factory=dict[Place, int], compare=False)

@@ -268,6 +268,7 @@ def _source(source: ReservationSource) -> str:
         ReservationSource.HINT: "hint",
         ReservationSource.PROFILE: "profile",
         ReservationSource.MEASURED: "earlier measurement",
+        ReservationSource.PARKED: "parked",
     }[source]
 
 

@@ -172,6 +172,8 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "reason why its pod does not run",
         "ScaledToZero": "no replica runs, because there was no request for "
         "`spec.replicas.stopAfterSeconds`; the next request starts one",
+        "Parked": "no replica answers, because there was no request for "
+        "`spec.replicas.parkAfterSeconds`; the next request wakes one",
         "Suspended": "`spec.suspend` is true",
     },
     "Progressing": {
@@ -210,6 +212,9 @@ EVENTS: Meanings = {
     "`status.checkpoint`",
     "YieldsToService": "the job leaves its GPU idle for a share of its time, for a service on it; "
     "once for a job",
+    "Parked": "a replica of a service moved its weights to the memory of the host, and reserves "
+    "what it still uses",
+    "Woken": "a parked replica reserves all of its memory again",
     **{f"Stopping{name}": text for name, text in STOPS.items()},
     **{f"Attempt{name}": f"{text}; tried again" for name, text in _ENDS.items()},
     "Succeeded": "the job succeeded",

@@ -1,6 +1,8 @@
 """What is known about services in one round, and what is to be done about them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 
 from gpujob_api.gpujob import GPUJob
@@ -29,6 +31,19 @@ class ServiceJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaParking:
+    """What a replica is asked to do: to park, or else to wake.
+
+    While it rests, gates send it no requests: it is about to park, or parked.
+    """
+
+    job_uid: str
+    name: str
+    parks: bool
+    rests: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceInputs:
     """One service, its jobs and its gates.
 
@@ -46,6 +61,8 @@ class ServiceInputs:
     gate_revision: str = ""
     # Whether the Service selects the gate. None until it was written or read.
     selects_gate: bool | None = None
+    # Since when its replicas are asked to wake, by the UIDs of their jobs.
+    waking_since: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +109,4 @@ class ServicePlan:
     steps: tuple[ServiceStep, ...] = ()
     # UIDs of the services whose Service has to select the gate. Others select the replicas.
     to_gate: frozenset[str] = frozenset()
+    parking: tuple[ReplicaParking, ...] = ()

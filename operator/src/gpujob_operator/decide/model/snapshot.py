@@ -174,6 +174,17 @@ class Yielding:
 
 
 @dataclass(frozen=True, slots=True)
+class Parking:
+    """What a replica of a service is asked to do: to park, or else to wake.
+
+    A replica without a request stays as it is.
+    """
+
+    job_uid: str
+    parks: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedPod:
     """The API server's definite refusal to create a worker's pod. Nothing was created."""
 
@@ -242,6 +253,8 @@ class GPUUsage:
     context_bytes: int = CONTEXT_BYTES
     # The GPUs of each worker, by rank.
     seen: tuple[SeenGPUs, ...] = ()
+    # In the newest reading.
+    memory_bytes: int = 0
     # Whether all of these minutes were observed, and show no less than the job would use alone, or
     # the start-up has just ended.
     may_fall: bool = False
@@ -299,6 +312,8 @@ class Snapshot:
     reports: tuple[ReceivedReport, ...] = ()
     # Trainings that yield to a service.
     yields: tuple[Yielding, ...] = ()
+    # Replicas that are asked to park or to wake.
+    parking: tuple[Parking, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
     # The object stays the same until something changes.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from gpujob_api.gate import GateReport
 from gpujob_api.gpuservice import GateStatus, GPUService
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.model import conditions
@@ -41,18 +42,24 @@ class Demand:
 def demand_of(gates: Sequence[Gate], now: datetime) -> Demand:
     """Returns the requests that the gates have. Reports older than `FRESH` count as missing."""
     running = [gate for gate in gates if not gate.pod.finished]
-    fresh = [
-        gate.report
-        for gate in running
-        if gate.report is not None
-        and gate.reported_at is not None
-        and now - gate.reported_at <= FRESH
-    ]
+    fresh = fresh_reports(gates, now)
     held = sum(report.held for report in fresh)
     if not running or len(fresh) < len(running):
         return Demand(held)
     busy = any(report.held or report.forwarded for report in fresh)
     return Demand(held, 0.0 if busy else min(report.idle_seconds for report in fresh))
+
+
+def fresh_reports(gates: Sequence[Gate], now: datetime) -> tuple[GateReport, ...]:
+    """Returns the reports of the gates that run, without those older than `FRESH`."""
+    return tuple(
+        gate.report
+        for gate in gates
+        if not gate.pod.finished
+        and gate.report is not None
+        and gate.reported_at is not None
+        and now - gate.reported_at <= FRESH
+    )
 
 
 def change_gates(inputs: ServiceInputs) -> GateChanges:
@@ -93,21 +100,28 @@ def may_stop(
 ) -> bool:
     """Returns whether no replica is needed.
 
-    All of them have to answer, since `stopAfterSeconds` at least: one that starts, or waits for a
-    GPU, is not stopped. Requests that came to a replica past the gate count, too.
+    All of them have to be parked, or to answer since `stopAfterSeconds` at least: one that starts,
+    or waits for a GPU, is not stopped. Requests that came to a replica past the gate count, too.
     """
     after = service.spec.replicas.stop_after_seconds
     live = [one for one in replicas if one.live]
     if demand.idle_seconds is None or demand.idle_seconds < after or not live:
         return False
+    if all(one.parked for one in live):
+        return True
     if not all(one.ready for one in live):
         return False
     if any(one.report is not None and one.report.requests_per_second > 0 for one in live):
         return False
+    return ready_for_seconds(service, now) >= after
+
+
+def ready_for_seconds(service: GPUService, now: datetime) -> float:
+    """Returns for how long the service has been ready. -1: it is not."""
     ready = conditions.find(service.status, READY)
     if ready is None or ready.status is not ConditionStatus.TRUE:
-        return False
-    return now - ready.last_transition_time >= timedelta(seconds=after)
+        return -1.0
+    return (now - ready.last_transition_time).total_seconds()
 
 
 def gate_status(service: GPUService, gates: Sequence[Gate]) -> GateStatus | None:

@@ -22,6 +22,7 @@ from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.service_plan import (
     CreateJob,
     RemoveJob,
+    ReplicaParking,
     Role,
     ServiceInputs,
     ServiceJob,
@@ -29,6 +30,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServiceStep,
 )
 from gpujob_operator.decide.services.gates import change_gates, demand_of, may_stop, sends_to_gate
+from gpujob_operator.decide.services.parking import not_woken, parking_of
 from gpujob_operator.decide.services.refusal import refusal
 from gpujob_operator.decide.services.replicas import (
     Replica,
@@ -63,7 +65,14 @@ def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan
     given = tuple(inputs)
     steps = (step_of(one, now) for one in given)
     to_gate = (one.service.metadata.uid for one in given if sends_to_gate(one))
-    return ServicePlan(tuple(step for step in steps if step.changes), frozenset(to_gate))
+    changing = tuple(step for step in steps if step.changes)
+    parking = (park for one in given for park in _parking(one, now))
+    return ServicePlan(changing, frozenset(to_gate), tuple(parking))
+
+
+def _parking(inputs: ServiceInputs, now: datetime) -> tuple[ReplicaParking, ...]:
+    demand, replicas = demand_of(inputs.gates, now), replicas_of(inputs.jobs)
+    return parking_of(inputs.service, replicas, inputs.gates, demand, now)
 
 
 def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
@@ -78,11 +87,14 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     revision = revision_of(service, settings)
     status, failures = _with_failures(status, replicas, revision, now)
     service = replace(service, status=status)
+    stuck = not_woken(replicas, inputs.waking_since, now)
     wanted, status = _wanted(inputs, service, replicas, revision, now)
     refused = "" if service.spec.suspend else refusal(service.spec)
     draining = status.draining_until is not None and status.draining_until > now
     # The replicas of an earlier spec go on.
-    rollout = Rollout() if refused else roll_out(replicas, revision, wanted, draining=draining)
+    rollout = Rollout()
+    if not refused:
+        rollout = roll_out(replicas, revision, wanted, without=stuck, draining=draining)
     if rollout.drains:
         status = replace(status, draining_until=now + DRAIN_EXPECTED)
     paused = status.next_replica_at is not None and status.next_replica_at > now
@@ -95,6 +107,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
         for one in (() if paused else rollout.creates)
     ]
     removes = [RemoveJob(replica.job, reason) for replica, reason in rollout.removes]
+    removes += [RemoveJob(one.job, stuck[one.name]) for one in replicas if one.name in stuck]
     removes += _failed_to_remove(replicas, status)
     more, gone = ((), ()) if refused else _measurement(service, inputs.jobs, replicas)
     status = with_figures(inputs, status, replicas, revision, wanted, now)
@@ -209,7 +222,8 @@ def _has_recovered(
     if status.next_replica_at is not None and status.next_replica_at > now:
         return False
     return any(
-        one.ready and (latest is None or created_at(one) > created_at(latest)) for one in replicas
+        one.available and (latest is None or created_at(one) > created_at(latest))
+        for one in replicas
     )
 
 

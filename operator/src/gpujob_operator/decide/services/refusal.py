@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from gpujob_api.gpujob import SharingMode
 from gpujob_api.gpuservice import LEFT_AS_IT_IS, GPUServiceSpec
 from gpujob_api.serving import BackendName, BatchingPolicy, Quantization
 from gpujob_operator.decide.services.grace import (
@@ -19,6 +20,12 @@ def refusal(spec: GPUServiceSpec) -> str:
     """
     if spec.optimize.backend is BackendName.EXTERNAL:
         return _for_external(spec)
+    mode = spec.sharing.mode
+    if spec.replicas.park_after_seconds is not None and mode is not SharingMode.AUTO:
+        return (
+            "spec.sharing.mode: must be Auto with spec.replicas.parkAfterSeconds, because only "
+            f"memory that is reserved by measurement can be given back; got {mode.value}"
+        )
     pod = cast("Mapping[str, Any]", spec.template.get("spec") or {})
     given, needed = pod.get("terminationGracePeriodSeconds"), needed_grace_seconds(spec)
     if given is None or given >= needed:

@@ -46,10 +46,21 @@ class Replica:
         return not self.finished and not self.leaving
 
     @property
-    def ready(self) -> bool:
-        """Whether its readiness probe succeeds, and requests are sent to it."""
+    def available(self) -> bool:
+        """Whether its readiness probe succeeds: requests are sent to it, or one would wake it."""
         running = self.job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
         return self.live and running and self.pod is not None and self.pod.ready
+
+    @property
+    def parked(self) -> bool:
+        """Whether its weights are in the memory of the host."""
+        is_parked = self.report is not None and self.report.parked_seconds is not None
+        return is_parked and self.available
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are sent to it."""
+        return self.available and not self.parked
 
     @property
     def is_placed(self) -> bool:
@@ -60,6 +71,8 @@ class Replica:
         status = self.job.status
         if self.leaving:
             return status.stop.message if status.stop is not None else "it is being deleted"
+        if self.parked:
+            return "its weights are in the memory of the host; a request wakes it"
         for kind in (conditions.SCHEDULED, conditions.RUNNING):
             condition = conditions.find(status, kind)
             if condition is not None and condition.status.value != "True":

@@ -10,7 +10,7 @@
    the newest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from gpujob_operator.decide.services.replicas import Replica
@@ -35,13 +35,19 @@ class Rollout:
 
 
 def roll_out(
-    replicas: Sequence[Replica], revision: str, wanted: int, *, draining: bool = False
+    replicas: Sequence[Replica],
+    revision: str,
+    wanted: int,
+    *,
+    without: Container[str] = (),
+    draining: bool = False,
 ) -> Rollout:
     """Returns the next step to `wanted` replicas of this revision.
 
-    `draining` is whether a replica that was removed may still hold its GPU.
+    `without` has the names of replicas that are removed anyway. `draining` is whether a replica
+    that was removed may still hold its GPU.
     """
-    live = [one for one in replicas if one.live]
+    live = [one for one in replicas if one.live and one.name not in without]
     new = [one for one in live if one.revision == revision]
     old = [one for one in live if one.revision != revision]
     removes = [(one, "its revision is replaced") for one in old if not one.ready]

@@ -48,8 +48,9 @@ def with_figures(
     service = inputs.service
     shown = [one for one in replicas if not one.finished]
     ready = [one for one in shown if one.ready]
-    updated = sum(one.revision == revision for one in ready)
-    complete = updated >= wanted and len(shown) == len(ready) == updated
+    available = [one for one in shown if one.available]
+    updated = sum(one.revision == revision for one in available)
+    complete = updated >= wanted and len(shown) == len(available) == updated
     reports = [one.report for one in ready if one.report is not None]
     return replace(
         status,
@@ -66,13 +67,14 @@ def with_figures(
 
 
 def _replica(one: Replica, port: int) -> ReplicaStatus:
-    address = one.pod.addresses[0] if one.ready and one.pod and one.pod.addresses else ""
+    address = one.pod.addresses[0] if one.available and one.pod and one.pod.addresses else ""
     host = f"[{address}]" if ":" in address else address
     node = one.pod.node if one.pod is not None and one.pod.node else ""
     return ReplicaStatus(
         name=one.name,
         revision=one.revision,
         ready=one.ready,
+        parked=one.parked,
         address=f"{host}:{port}" if host else "",
         node=node,
         message="" if one.ready else one.why_not_ready(),
@@ -173,9 +175,8 @@ def _ready(
     if ready == 0 and (closed := _closed(inputs, status)):
         writer.set(READY, False, "GateNotReady", f"no gate takes requests: {closed}")
         return closed
-    if wanted == 0:
-        writer.set(READY, False, "ScaledToZero", _at_zero(inputs.service))
-        return "scaled to zero; a request starts a replica"
+    if ready == 0 and (asleep := _asleep(writer, inputs.service, wanted, replicas)):
+        return asleep
     failing = _failing_words(writer, inputs.service.metadata.namespace, replicas)
     if failing:
         writer.set(READY, False, "RequestsFailing", f"{count}, but {failing}")
@@ -230,12 +231,31 @@ def _closed(inputs: ServiceInputs, status: GPUServiceStatus) -> str:
     return inputs.gate_problem or why_closed(inputs.gates)
 
 
+def _asleep(
+    writer: ConditionSetter, service: GPUService, wanted: int, replicas: Sequence[Replica]
+) -> str:
+    """Sets Ready if no replica answers for lack of requests. Returns the reason, or ""."""
+    if wanted == 0:
+        writer.set(READY, False, "ScaledToZero", _at_zero(service))
+        return "scaled to zero; a request starts a replica"
+    if any(one.parked for one in replicas):
+        writer.set(READY, False, "Parked", _parked_words(service))
+        return "parked; a request wakes it"
+    return ""
+
+
 def _at_zero(service: GPUService) -> str:
     replicas = service.spec.replicas
     return (
         f"no replica runs, because there was no request for {replicas.stop_after_seconds} s; the "
         f"next request starts one, and waits for it up to {replicas.cold_start_seconds} s"
     )
+
+
+def _parked_words(service: GPUService) -> str:
+    seconds = service.spec.replicas.park_after_seconds
+    since = f"there was no request for {seconds} s" if seconds is not None else "it is waking"
+    return f"no replica answers, because {since}; the next request wakes one"
 
 
 def _progressing(
