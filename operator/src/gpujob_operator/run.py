@@ -195,6 +195,7 @@ class Operator:
             forecaster = self._forecaster(mandate)
             loop = self._scheduling_loop(executor, mandate, receiver, forecaster)
             services = self._service_loop(kube, mandate, poster, gates, receiver.parking)
+            gates.held_first.connect(services.wake)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in FOLLOWED]
             self._restored.connect(*(one.restart for one in watches), kopf.restart)
             health = self._health(loop, watches, memo, mandate)

@@ -13,6 +13,7 @@ has thousands of jobs to look at.
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -29,6 +30,8 @@ from gpujob_operator.decide.model.workers import speaks_for
 from gpujob_operator.port.parking import ParkingRequests
 
 PERIOD_SECONDS = 1.0
+# Rounds are at least this far apart, however often `wake` is called.
+APART_SECONDS = 0.1
 
 PlanServices = Callable[[Iterable[ServiceInputs], datetime], ServicePlan]
 
@@ -57,6 +60,7 @@ class ServiceLoop:
         may_act: Callable[[], bool],
         clock: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         self._services = services
         self._snapshot = snapshot
@@ -68,11 +72,21 @@ class ServiceLoop:
         self._may_act = may_act
         self._clock = clock
         self._sleep = sleep
+        self._period_seconds = period_seconds
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Makes the next round begin at once, because a request waits for a replica."""
+        self._woken.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            await self._sleep(PERIOD_SECONDS)
+            await self._sleep(APART_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_seconds - APART_SECONDS):
+                    await self._woken.wait()
+            self._woken.clear()
             await self.round()
 
     async def round(self) -> None:

@@ -114,6 +114,15 @@ async def test_a_replica_takes_requests_as_its_own_report_says(bench: Bench) -> 
     assert await reply(bench) == GateReply(("10.0.0.8:8000", "[fd00::7]:8000"), 45)
 
 
+async def test_the_first_request_that_is_held_is_worth_a_round(bench: Bench) -> None:
+    rounds: list[int] = []
+    bench.receiver.held_first.connect(lambda: rounds.append(1))
+    for sequence, held in enumerate([0, 2, 3, 0, 1], 1):
+        await bench.post(GateReport(sequence, held=held))
+    await bench.post(GateReport(2, held=0))
+    assert len(rounds) == 2
+
+
 async def test_the_newest_report_is_kept_with_its_time(bench: Bench) -> None:
     assert bench.receiver.newest() == (Gate(POD),)
     await bench.post(GateReport(5, held=2))

@@ -13,7 +13,8 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_api.serving import ServingReport
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.service_plan import ReplicaParking
+from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
@@ -135,6 +136,27 @@ async def test_a_server_is_told_whether_others_hold_a_part_of_its_gpu(bench: _Be
     bench.clock.advance(3)
     assert (await bench.post(serving))[1]["shared"] is True
     assert "shared" not in (await bench.post(make_report()))[1], "a training does not ask"
+
+
+async def test_a_replica_is_asked_to_park_and_to_wake(bench: _Bench) -> None:
+    parking, uid = bench.receiver.parking, JOB.metadata.uid
+    awake = make_report(serving=ServingReport(ready=True, can_park=True))
+    parked = replace(awake, serving=ServingReport(ready=True, parked_seconds=1.0))
+    assert "park" not in (await bench.post(awake))[1]
+    assert bench.receiver.takes_requests(JOB) is True
+    parking.ask([ReplicaParking(uid, "job", parks=True, rests=True)], bench.clock.now())
+    assert bench.receiver.takes_requests(JOB) is False, "before it parks"
+    assert (await bench.post(awake))[1]["park"] is True
+    bench.dirty.take()
+    answer = (await bench.post(replace(parked, sequence=1)))[1]
+    assert (answer["park"], answer["intervalSeconds"]) == (True, 1.0)
+    assert bench.dirty.urgent.is_set(), "its reservation may fall"
+    parking.ask([ReplicaParking(uid, "job", parks=False)], bench.clock.now())
+    assert bench.receiver.takes_requests(JOB) is False
+    parking.planned(Snapshot(jobs=(JOB,)))
+    assert (await bench.post(replace(parked, sequence=2)))[1]["park"] is False
+    await bench.post(replace(awake, sequence=3))
+    assert bench.receiver.takes_requests(JOB) is True
 
 
 async def test_a_training_is_asked_to_yield_to_a_service_on_its_gpu(bench: _Bench) -> None:

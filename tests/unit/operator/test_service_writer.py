@@ -1,5 +1,6 @@
 """What is written for services, refused, repeated and interrupted."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -289,3 +290,37 @@ async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage:
     assert rounds == [1]
     assert len(stage.kube.names(JOBS)) == 1
     assert stage.kube.names(SERVICES) == ["answers"]
+
+
+async def test_a_round_begins_at_once_if_the_loop_is_woken(stage: Stage) -> None:
+    rounds: list[int] = []
+    ended = asyncio.Event()
+
+    def services() -> tuple[GPUService, ...]:
+        rounds.append(1)
+        if len(rounds) == 2:
+            ended.set()
+        return ()
+
+    loop = ServiceLoop(
+        services=services,
+        snapshot=Snapshot,
+        plan=plan_services,
+        writer=stage.writer,
+        front=stage.front,
+        gates=GateSources(lambda: (), lambda service: ""),
+        parking=ParkingRequests(lambda: None),
+        may_act=lambda: True,
+        clock=lambda: T0,
+        sleep=lambda _: asyncio.sleep(0),
+        period_seconds=3600.0,
+    )
+    running = asyncio.create_task(loop.run())
+    for _ in range(2):
+        assert not ended.is_set()
+        loop.wake()
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(ended.wait(), 30)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -25,6 +25,7 @@ from gpujob_operator.port.requests import (
     sender,
 )
 from gpujob_operator.rate_limit import RateLimit
+from gpujob_operator.signals import Signal
 from gpujob_operator.telemetry.metrics import Metrics
 
 GATES_MAX = 4096
@@ -70,6 +71,8 @@ class GateReceiver:
         self._is_leader = is_leader
         # With the time of arrival, by the pod's UID.
         self._newest: LRUCache[str, tuple[GateReport, datetime]] = LRUCache(GATES_MAX)
+        # Called for the first request that a gate holds.
+        self.held_first = Signal[[]]()
         self._limits: TTLCache[str, RateLimit] = TTLCache(
             GATES_MAX, LIMITED_SECONDS, timer=monotonic
         )
@@ -111,6 +114,8 @@ class GateReceiver:
         before = self._newest.get(pod.uid)
         if before is None or before[0].sequence < report.sequence:
             self._newest[pod.uid] = (report, self._clock())
+            if report.held and not (before is not None and before[0].held):
+                self.held_first()
 
     def _reply(self, pod: GatePod) -> GateReply:
         service = self._gates.service(pod.service_uid)
