@@ -4,7 +4,7 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpuservice import GateStatus, GPUService, Traffic
+from gpujob_api.gpuservice import GateStatus, GPUService, ReplicaStatus, Traffic
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.serving import Candidate
 from kubectl_gpujob.cluster import Cluster
@@ -80,9 +80,15 @@ def _traffic(service: GPUService, traffic: Traffic) -> list[Row]:
 
 def replicas(service: GPUService) -> list[ReplicaRow]:
     return [
-        (one.name, "yes" if one.ready else "no", one.node, one.address, one.message)
+        (one.name, _readiness(one), one.node, one.address, one.message)
         for one in service.status.replicas
     ]
+
+
+def _readiness(one: ReplicaStatus) -> str:
+    if one.parked:
+        return "parked"
+    return "yes" if one.ready else "no"
 
 
 def candidates(service: GPUService) -> list[CandidateRow]:
