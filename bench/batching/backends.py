@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpujob_worker.serving.backend import Backend, Tensors
+from gpujob_worker.serving.backend import Backend, Parking, Tensors
 
 WIDTH, LAYERS = 1024, 6
 # On a GPU: the encoder of BERT-base, whose batches of one take as long as those of some.
@@ -55,6 +55,7 @@ def samples_of(module: nn.Module, size: int) -> dict[str, torch.Tensor]:
 class Eager:
     name = "Eager"
     sizes: tuple[int, ...] | None = None
+    parking: Parking | None = None
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self._module = module.to(device)
@@ -70,6 +71,7 @@ class OnnxRuntime:
 
     name = "OnnxRuntime"
     sizes: tuple[int, ...] | None = None
+    parking: Parking | None = None
 
     def __init__(self, module: nn.Sequential, device: str = "cpu") -> None:
         """Raises `ImportError` without onnxruntime and onnx."""
@@ -120,6 +122,7 @@ class Metered:
         self._backend = backend
         self.name = backend.name
         self.sizes = backend.sizes
+        self.parking = backend.parking
         self.seconds = self.processor_seconds = 0.0
         self.batches = self.samples = 0
 
@@ -138,6 +141,7 @@ class Free:
 
     name = "Free"
     sizes: tuple[int, ...] | None = None
+    parking: Parking | None = None
 
     def run(self, inputs: Tensors) -> Tensors:
         return {"y": inputs["x"]}

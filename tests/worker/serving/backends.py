@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from gpujob_worker.serving.backend import Tensors
+from gpujob_worker.serving.backend import Parking, Tensors
 
 SECONDS_MAX = 60.0
 POISON = 666.0
@@ -23,6 +23,7 @@ class Doubling:
     """Returns twice its input, and keeps the first feature of each batch."""
 
     name = "Doubling"
+    parking: Parking | None = None
 
     def __init__(self, sizes: tuple[int, ...] | None = None) -> None:
         self.sizes = sizes

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request
 
 from gpujob_api.serving import ServingReport
-from gpujob_worker.serving.backend import Tensors
+from gpujob_worker.serving.backend import Parking, Tensors
 from gpujob_worker.serving.front import CONNECTION_OPTIONS
 from gpujob_worker.serving.intake import Limits
 from gpujob_worker.serving.lifecycle import Lifecycle, Stage
@@ -108,6 +108,7 @@ class SlowBackend:
 
     name = "Slow"
     sizes: tuple[int, ...] | None = None
+    parking: Parking | None = None
 
     def __init__(self, fails: Callable[[Tensors], bool] = lambda _: False) -> None:
         self.release = threading.Event()

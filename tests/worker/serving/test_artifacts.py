@@ -31,6 +31,7 @@ from gpujob_worker.serving.choosing.identity import (
 from gpujob_worker.serving.eager import EagerBackend
 from gpujob_worker.serving.plan import Plan
 from gpujob_worker.serving.signature import Signature, signature
+from gpujob_worker.serving.weights import Weights
 
 KEY = "0123456789abcdef"
 FILE = "model.pt2"
@@ -349,7 +350,7 @@ def test_a_package_with_pickled_parts_is_not_loaded(tmp_path: Path) -> None:
         package.writestr("m/data/weights/weight_0", b"pickle")
     shape = Signature((), (), by_name=False)
     with pytest.raises(BuildError, match="read with pickle"):
-        load_package(path, shape, Precision.FLOAT32, torch.device("cpu"), (1,))
+        load_package(path, shape, Precision.FLOAT32, torch.device("cpu"), (1,), Weights())
 
 
 def test_the_files_are_those_of_backends_that_leave_one() -> None:

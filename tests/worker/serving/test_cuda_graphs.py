@@ -20,6 +20,7 @@ from gpujob_worker.serving.backends.cuda_graphs import Graphs, Replay
 from gpujob_worker.serving.backends.torch_backend import Function, SizeError
 from gpujob_worker.serving.rows import first_rows
 from gpujob_worker.serving.signature import signature
+from gpujob_worker.serving.weights import Weights
 
 
 @dataclass(slots=True)
@@ -41,6 +42,9 @@ class PlayedRecorder:
                 output.copy_(new)
 
         return replay, outputs
+
+    def reset(self) -> None:
+        self.sizes.clear()
 
 
 def doubled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -96,8 +100,16 @@ def test_the_compiled_model_is_recorded_once_a_size_and_replayed_by_another_thre
     shape = signature(model, examples)
     ready = answering(model, shape, Precision.FLOAT32, examples)
     recorder = PlayedRecorder()
+    weights = Weights(model)
     backend = compiled(
-        BackendName.CUDA_GRAPH, ready, shape, Precision.FLOAT32, examples, (1, 2, 4), recorder
+        BackendName.CUDA_GRAPH,
+        ready,
+        shape,
+        Precision.FLOAT32,
+        examples,
+        (1, 2, 4),
+        weights,
+        recorder,
     )
     assert recorder.sizes == [4, 2, 1]
     before = recorder.replays
@@ -112,3 +124,11 @@ def test_the_compiled_model_is_recorded_once_a_size_and_replayed_by_another_thre
     assert recorder.sizes == [4, 2, 1]
     with pytest.raises(SizeError, match="built for 1, 2, 4 samples; got 3"):
         backend.run(first_rows(examples, 3))
+    parking = backend.parking
+    assert parking is not None
+    parking.park()
+    assert recorder.sizes == []
+    assert model[0].weight.untyped_storage().nbytes() == 0
+    parking.wake()
+    assert recorder.sizes == [4, 2, 1]
+    assert torch.equal(next(iter(backend.run(inputs).values())), found[0])

@@ -8,7 +8,7 @@ import torch
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.run.session import Session
-from gpujob_worker.serving.backend import Tensors
+from gpujob_worker.serving.backend import Parking, Tensors
 from gpujob_worker.serving.metered import MeteredBackend, breaks_device
 
 X = {"x": torch.ones(3, 2)}
@@ -32,6 +32,7 @@ class TimedBackend:
     sizes: tuple[int, ...] | None = (1, 3)
     seen: list[float] = field(default_factory=list)
     metered: "MeteredBackend | None" = None
+    parking: Parking | None = None
 
     def run(self, inputs: Tensors) -> Tensors:
         self.clock.seconds += 2.0

@@ -9,8 +9,26 @@ import torch
 Tensors = Mapping[str, torch.Tensor]
 
 
+class Parking(Protocol):
+    """Gives device memory back, and takes it again.
+
+    Both operations do all or nothing: after an error the memory is where it was.
+    """
+
+    @property
+    def host_bytes(self) -> int | None:
+        """The memory of the host that `park` takes. None if it cannot park."""
+        ...
+
+    def park(self) -> None: ...
+
+    def wake(self) -> None:
+        """Undoes `park`. Raises what the device raises, such as `torch.OutOfMemoryError`."""
+        ...
+
+
 class Backend(Protocol):
-    """One loaded model. `run` is called from one thread at a time."""
+    """One loaded model. `run` is called from one thread at a time, and not while it is parked."""
 
     @property
     def name(self) -> str:
@@ -20,6 +38,11 @@ class Backend(Protocol):
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """The only numbers of samples that `run` takes, ascending. None if it takes any."""
+        ...
+
+    @property
+    def parking(self) -> Parking | None:
+        """What moves its device memory. None if nothing can."""
         ...
 
     def run(self, inputs: Tensors) -> Tensors:

@@ -3,9 +3,12 @@
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Protocol
 
 from gpujob_api.serving import Batching, BatchTime, Objective
 from gpujob_worker.serving.backend import Backend, Tensors
@@ -36,6 +39,35 @@ class Draining(RuntimeError):  # noqa: N818
     """The process is about to end, and takes no requests."""
 
 
+class Parked(RuntimeError):  # noqa: N818
+    """The weights are in the memory of the host."""
+
+    def __init__(self) -> None:
+        super().__init__("parked: the operator wakes it for a request that comes through the gate")
+
+
+class Moves(Protocol):
+    """Parks and wakes the backend (see `Mover`)."""
+
+    @property
+    def can_park(self) -> bool: ...
+
+    def park(self) -> bool:
+        """Returns whether it is parked."""
+        ...
+
+    def wake(self) -> bool:
+        """Returns whether it is awake."""
+        ...
+
+
+class _Stage(Enum):
+    ANSWERING = auto()
+    PARKING = auto()
+    PARKED = auto()
+    WAKING = auto()
+
+
 @dataclass(eq=False, slots=True)
 class _Request:
     """One request. A large one is executed in parts, which end in their order."""
@@ -55,7 +87,7 @@ def _within(objective: Objective) -> Objective:
 
 
 class Batcher:
-    """Takes requests from any thread, and executes them on one thread.
+    """Takes requests from any thread, and executes them on one thread, which also parks and wakes.
 
     The thread lives until `close`, whatever the backend raises. A request ends with its outputs,
     its error, or the cancellation by its caller, and never twice.
@@ -100,6 +132,13 @@ class Batcher:
         self._sleeps_until: float | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._mover: Moves | None = None
+        self._on_moved: Callable[[], None] = lambda: None
+        self._stage = _Stage.ANSWERING
+        self._parks = False
+        self._parked_since = 0.0
+        # Requests that are being read, and will be submitted.
+        self._arriving = 0
 
     @property
     def shared(self) -> bool:
@@ -123,6 +162,46 @@ class Batcher:
             self._queue.set_prior(line)
             self._queue.limit_size(self._runner.size_max)
 
+    def parks_by(self, mover: Moves, on_moved: Callable[[], None]) -> None:
+        """Makes `park` possible. `on_moved` is called after each attempt. Call it before
+        `start`.
+        """
+        self._mover, self._on_moved = mover, on_moved
+
+    def park(self, parks: bool) -> None:
+        """Parks once no request is queued or in progress, or wakes. Returns at once.
+
+        Requests are refused with `Parked` until it is awake. After an attempt that failed it stays
+        as it is until the next call.
+        """
+        with self._work:
+            self._parks = parks and self._can_park
+            self._work.notify()
+
+    @property
+    def _can_park(self) -> bool:
+        return self._mover is not None and self._mover.can_park
+
+    @property
+    def is_parked(self) -> bool:
+        return self._stage is _Stage.PARKED
+
+    @contextmanager
+    def arrival(self) -> Generator[None]:
+        """Spans a request that is being read: it does not park before the block ends, so that
+        `submit` in it does not raise `Parked`. Raises `Parked`.
+        """
+        with self._work:
+            self._refuse_if_parked()
+            self._arriving += 1
+        try:
+            yield
+        finally:
+            with self._work:
+                self._arriving -= 1
+                if self._parks and not self._arriving:
+                    self._work.notify()
+
     def start(self) -> None:
         with self._work:
             if self._thread is not None or self._closed:
@@ -136,13 +215,15 @@ class Batcher:
         """Queues a request. Its future has the outputs, on the CPU, or the model's exception.
 
         `seconds` is the time that the caller waits, by default the objective (see
-        `BatchQueue.offer`). Raises `Overloaded`, `Draining`, or `InputError` for too many samples.
+        `BatchQueue.offer`). Raises `Overloaded`, `Draining`, `Parked`, or `InputError` for too many
+        samples.
         """
         with self._work:
             now = time.monotonic()
             if self._closed or self._queue.draining:
                 self._refused += 1
                 raise Draining("draining: this process takes no more requests; try another one")
+            self._refuse_if_parked()
             request = _Request(inputs, samples, now)
             try:
                 deadline = None if seconds is None else now + seconds
@@ -165,6 +246,7 @@ class Batcher:
             observed = self._queue.times.observed
             percent = 100 * sums.within / sums.requests if sums.requests else None
             needed = sums.needed_seconds
+            is_parked = self._stage in (_Stage.PARKED, _Stage.WAKING)
             return BatcherStatistics(
                 answered=self._answered,
                 failed=self._failed,
@@ -184,6 +266,8 @@ class Batcher:
                 if observed
                 else None,
                 policy=self._queue.policy,
+                can_park=self._can_park,
+                parked_seconds=time.monotonic() - self._parked_since if is_parked else None,
             )
 
     def drain(self, seconds: float) -> bool:
@@ -211,28 +295,41 @@ class Batcher:
             thread.join(CLOSE_SECONDS)
 
     def _is_empty(self) -> bool:
-        return not self._queue.queued and not self._queue.running
+        moves = self._stage in (_Stage.PARKING, _Stage.WAKING)
+        return not (self._queue.queued or self._queue.running or moves)
+
+    def _refuse_if_parked(self) -> None:
+        if self._stage is not _Stage.ANSWERING:
+            raise Parked
 
     def _run(self) -> None:
         while self._turn():
             pass
 
     def _turn(self) -> bool:
-        """Executes the next batch. Returns False after `close`.
+        """Executes the next batch or move. Returns False after `close`.
 
         The batch is a variable of this call, so that its tensors are released while the thread
         waits for another one.
         """
-        dispatch = self._wait()
-        if dispatch is None:
+        action = self._wait()
+        if action is None:
             return False
-        self._execute(dispatch)
+        if isinstance(action, Dispatch):
+            self._execute(action)
+        else:
+            self._move(action)
         return True
 
-    def _wait(self) -> Dispatch[_Request] | None:
-        """Returns the next batch, or None after `close`."""
+    def _wait(self) -> Dispatch[_Request] | Moves | None:
+        """Returns the next batch, what moves at the stage that was entered, or None after
+        `close`.
+        """
         with self._work:
             while not self._closed:
+                mover = self._next_move()
+                if mover is not None:
+                    return mover
                 now = time.monotonic()
                 action = self._queue.next(now)
                 if isinstance(action, Dispatch):
@@ -245,6 +342,28 @@ class Batcher:
                 self._work.wait(timeout)
                 self._sleeps_until = None
             return None
+
+    def _next_move(self) -> Moves | None:
+        """Enters the stage of a move, if there is one to make."""
+        is_parked = self._stage is _Stage.PARKED
+        if self._mover is None or self._parks is is_parked or self._queue.draining:
+            return None
+        if not is_parked and (self._arriving or not self._is_empty()):
+            return None
+        self._stage = _Stage.WAKING if is_parked else _Stage.PARKING
+        return self._mover
+
+    def _move(self, mover: Moves) -> None:
+        parks = self._stage is _Stage.PARKING
+        moved = mover.park() if parks else mover.wake()
+        with self._work:
+            if not moved:
+                self._parks = not parks
+            elif parks:
+                self._parked_since = time.monotonic()
+            self._stage = _Stage.PARKED if parks is moved else _Stage.ANSWERING
+            self._empty.notify_all()
+        self._on_moved()
 
     def _execute(self, dispatch: Dispatch[_Request]) -> None:
         started = time.monotonic()

@@ -5,6 +5,7 @@ import torch
 from gpujob_api.serving import BackendName
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.signature import Signature
+from gpujob_worker.serving.weights import Weights
 
 
 class EagerBackend:
@@ -12,6 +13,7 @@ class EagerBackend:
     sizes: tuple[int, ...] | None = None
 
     def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
+        self.parking = Weights(model)
         self._model = model
         self._signature = signature
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))

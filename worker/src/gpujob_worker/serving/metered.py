@@ -1,12 +1,13 @@
 """A backend whose batches are the steps of the run: counted, timed, within the memory limit."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from gpujob_worker.run.failure import MemoryLimitError, is_out_of_memory
 from gpujob_worker.run.session import Session
 from gpujob_worker.run.session_device import hold_to_card
-from gpujob_worker.serving.backend import Backend, Tensors
+from gpujob_worker.serving.backend import Backend, Parking, Tensors
 from gpujob_worker.serving.failure_log import FailureLog
 
 # CUDA reports an error of a kernel again on every later call of the process.
@@ -39,6 +40,10 @@ class MeteredBackend:
     def sizes(self) -> tuple[int, ...] | None:
         return self._backend.sizes
 
+    @property
+    def parking(self) -> Parking | None:
+        return self._backend.parking
+
     def begin(self) -> None:
         """Counts batches from now on. Those before were no requests.
 
@@ -49,22 +54,33 @@ class MeteredBackend:
         self._counts = True
 
     def running_seconds(self) -> float:
-        """Returns for how long the present batch has been executed, or 0 without one."""
+        """Returns for how long the present batch or move has taken, or 0 without one."""
         since = self._since
         return 0.0 if since is None else self._clock() - since
 
     def run(self, inputs: Tensors) -> Tensors:
+        with self.watched():
+            try:
+                return self._measured(inputs) if self._counts else self._backend.run(inputs)
+            except Exception as error:
+                if self._counts:
+                    self._log.failed(error)
+                if breaks_device(error):
+                    self.fails(error)
+                raise
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Counts the time of the block as running."""
         self._since = self._clock()
         try:
-            return self._measured(inputs) if self._counts else self._backend.run(inputs)
-        except Exception as error:
-            if self._counts:
-                self._log.failed(error)
-            if breaks_device(error):
-                self.failure = self.failure or error
-            raise
+            yield
         finally:
             self._since = None
+
+    def fails(self, error: Exception) -> None:
+        """Ends the process, with the first error."""
+        self.failure = self.failure or error
 
     def _measured(self, inputs: Tensors) -> Tensors:
         meter = self._session.meter
@@ -77,7 +93,7 @@ class MeteredBackend:
             hold_to_card(self._session)
         except MemoryLimitError as error:
             # The outputs are right. A GPU would have refused the memory before.
-            self.failure = self.failure or error
+            self.fails(error)
         return outputs
 
 

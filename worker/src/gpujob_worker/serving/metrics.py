@@ -19,6 +19,10 @@ def metrics_text(report: ServingReport, responses: Mapping[int, int], in_progres
     series("responses_total", "counter", "Responses to inference requests.", values)
     gauges = {
         "ready": ("Whether requests are expected.", float(report.ready)),
+        "parked": (
+            "Whether the weights are in the memory of the host, and requests are refused.",
+            float(report.parked_seconds is not None),
+        ),
         "requests_in_progress": ("Requests that are not answered.", float(in_progress)),
         "requests_queued": ("Requests that are in no batch.", float(report.queued)),
         "requests_per_second": ("Of the last minute.", report.requests_per_second),

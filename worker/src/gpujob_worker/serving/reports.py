@@ -41,12 +41,19 @@ class ServingState:
         if self.batcher is not None:
             self.batcher.shared = shared
 
+    def park(self, parks: bool) -> None:
+        """Parks or wakes, once the batcher can. A process that loads or ends does neither."""
+        if self.batcher is not None and self.lifecycle.is_ready:
+            self.batcher.park(parks)
+
     def report(self) -> ServingReport:
         if self.batcher is None:
             return ServingReport(backend=self.backend, precision=self.precision, choice=self.choice)
         known = self.batcher.statistics()
         return ServingReport(
             ready=self.lifecycle.is_ready,
+            can_park=known.can_park and self.lifecycle.is_ready,
+            parked_seconds=known.parked_seconds,
             answered=known.answered,
             failed=known.failed,
             refused=known.refused + self.refused(),

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from aiohttp import ClientError, web
 from gpujob_api.serving import ServingReport
 from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backend import Tensors
-from gpujob_worker.serving.batcher import Draining, Overloaded
+from gpujob_worker.serving.batcher import Draining, Overloaded, Parked
 from gpujob_worker.serving.connections import ConnectionLimits, Connections
 from gpujob_worker.serving.intake import BodyError, Full, Intake, Limits, read_body
 from gpujob_worker.serving.lifecycle import Lifecycle
@@ -56,6 +57,8 @@ class Service:
     report: Callable[[], ServingReport]
     # Whether batches make progress.
     is_alive: Callable[[], bool]
+    # Spans a request from its first byte to `submit`. Raises `Parked`.
+    arrival: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class ModelError(RuntimeError):
@@ -122,7 +125,7 @@ class Server:
             status = 400
         elif isinstance(error, BodyError):
             status = error.status
-        elif isinstance(error, Overloaded | Draining | Full):
+        elif isinstance(error, Overloaded | Draining | Parked | Full):
             status = 503
             seconds = error.retry_after_seconds if isinstance(error, Overloaded) else RETRY_SECONDS
             headers["Retry-After"] = str(max(1, math.ceil(seconds)))
@@ -185,7 +188,7 @@ class Server:
             raise Draining("this process ends; send the request again")
         service, length = self._service, request.headers.get(HEADER_LENGTH)
         with self.intake.request(request.content_length):
-            with self.intake.arrival():
+            with self.intake.arrival(), service.arrival():
                 body = await self._body(request)
                 read = functools.partial(read_request, body, length, service.signature)
                 message = await self._convert(len(body), read)

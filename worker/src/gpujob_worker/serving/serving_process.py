@@ -23,6 +23,7 @@ from gpujob_worker.serving.lifecycle import Lifecycle
 from gpujob_worker.serving.listening import bound_socket
 from gpujob_worker.serving.loading import evaluated, load_backend
 from gpujob_worker.serving.metered import MeteredBackend
+from gpujob_worker.serving.mover import Mover
 from gpujob_worker.serving.reports import ServingState
 from gpujob_worker.serving.server import Server, Service
 from gpujob_worker.serving.signature import Signature
@@ -49,7 +50,7 @@ class ServingProcess:
 
     def begin(self) -> None:
         """Starts the reports and the handling of stops."""
-        self._session.serves(self._state.report, self._state.share)
+        self._session.serves(self._state.report, self._state.share, self._state.park)
         self._session.start()
         self._session.listen_for_stop()
 
@@ -68,6 +69,7 @@ class ServingProcess:
             metered = MeteredBackend(loaded.backend, self._session)
             batcher = Batcher(metered, self._settings.objective, self._settings.batching)
             batcher.warm_up(examples)
+            batcher.parks_by(Mover(metered, self._session), self._session.reporter.wake)
             metered.begin()
             self._state.serves(batcher, loaded.backend.name, loaded.precision)
             drained = self._answer(listener, metered, batcher, loaded.signature)
@@ -91,6 +93,7 @@ class ServingProcess:
             batcher.submit,
             self._state.report,
             lambda: metered.running_seconds() < BATCH_SECONDS_MAX,
+            batcher.arrival,
         )
         server = Server(service, self._lifecycle)
         self._state.counts_refusals(lambda: server.intake.refused)
@@ -100,7 +103,7 @@ class ServingProcess:
             drain=batcher.drain,
             abandon=batcher.close,
             begins=self._drain_begins,
-            delay_seconds=self._delay_seconds,
+            delay_seconds=lambda: 0.0 if batcher.is_parked else self._delay_seconds(),
         )
         batcher.start()
         with _Keyboard(self._session):

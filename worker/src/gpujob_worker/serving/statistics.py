@@ -38,6 +38,8 @@ class BatcherStatistics:
     batch_samples: float | None
     time: BatchTime | None
     policy: BatchingPolicy
+    can_park: bool = False
+    parked_seconds: float | None = None
 
 
 @dataclass(slots=True)

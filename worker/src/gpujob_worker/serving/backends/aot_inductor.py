@@ -15,9 +15,11 @@ from gpujob_api.settings import Precision
 from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.backends.answering import Answering, device_of
 from gpujob_worker.serving.backends.build_error import BuildError
+from gpujob_worker.serving.backends.together import FromFile, Together
 from gpujob_worker.serving.backends.torch_backend import TorchBackend
 from gpujob_worker.serving.rows import first_rows
 from gpujob_worker.serving.signature import Signature
+from gpujob_worker.serving.weights import Weights
 
 FILE = "model.pt2"
 # Exported with as many samples as a layer has channels, a model was compiled for that number alone
@@ -58,8 +60,12 @@ def build(
     examples: Tensors,
     sizes: tuple[int, ...],
     folder: Path,
+    weights: Weights,
 ) -> TorchBackend:
-    """Compiles the model into `folder`, and loads it. Needs a C++ compiler."""
+    """Compiles the model into `folder`, and loads it. Needs a C++ compiler.
+
+    `weights` are those of modules that stay in the process beside the package.
+    """
     inductor: Any = torch._inductor  # pyright: ignore
     if not hasattr(inductor, "aoti_compile_and_package"):
         raise BuildError(f"torch {torch.__version__} has no AOTInductor packages")
@@ -67,7 +73,7 @@ def build(
     with torch.no_grad():
         program = export(model, signature, examples, sizes)
         inductor.aoti_compile_and_package(program, package_path=str(path))
-    return load(path, signature, precision, device_of(model), sizes)
+    return load(path, signature, precision, device_of(model), sizes, weights)
 
 
 def load(
@@ -76,6 +82,7 @@ def load(
     precision: Precision,
     device: torch.device,
     sizes: tuple[int, ...],
+    weights: Weights,
 ) -> TorchBackend:
     """Loads a package. Raises `BuildError` if it contains anything but code."""
     with zipfile.ZipFile(path) as package:
@@ -83,10 +90,16 @@ def load(
     if pickled:
         raise BuildError(f"{path.name} contains {pickled[0]}, which is read with pickle")
     inductor: Any = torch._inductor  # pyright: ignore
-    function = inductor.aoti_load_package(str(path))
-    tf32 = precision is Precision.TF32
-    name = BackendName.AOT_INDUCTOR.value
-    return TorchBackend(name, function, signature, device, sizes=sizes, tf32=tf32)
+    package = FromFile(path, lambda: inductor.aoti_load_package(str(path)))
+    return TorchBackend(
+        BackendName.AOT_INDUCTOR.value,
+        lambda *inputs: package.loaded(*inputs),
+        signature,
+        device,
+        sizes=sizes,
+        tf32=precision is Precision.TF32,
+        parking=Together(package, weights),
+    )
 
 
 def _is_pickled(name: str) -> bool:

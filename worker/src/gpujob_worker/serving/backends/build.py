@@ -15,6 +15,7 @@ from gpujob_worker.serving.backends.quantized import quantized
 from gpujob_worker.serving.backends.torch_backend import TorchBackend
 from gpujob_worker.serving.plan import Plan
 from gpujob_worker.serving.signature import Signature
+from gpujob_worker.serving.weights import Weights
 
 _ONNX = (BackendName.ONNX_RUNTIME, BackendName.TENSOR_RT)
 # The file that a backend leaves, from which it is loaded instead of built.
@@ -37,21 +38,25 @@ def build(
 
     Raises `BuildError` if something is missing here, and whatever a compiler raises.
     """
+    written = model
     if plan.quantization is not Quantization.OFF:
         model = quantized(model, plan.quantization)
     ready = answering(model, signature, plan.precision, examples)
+    # The script still holds the model as written.
+    weights = Weights(written, ready)
     precision = plan.precision
     if plan.backend is BackendName.EAGER:
         tf32 = precision is Precision.TF32
         device = device_of(model)
-        return TorchBackend(plan.backend.value, ready, signature, device, tf32=tf32)
+        name = plan.backend.value
+        return TorchBackend(name, ready, signature, device, tf32=tf32, parking=weights)
     if plan.backend in (BackendName.COMPILE, BackendName.CUDA_GRAPH):
-        return compiled(plan.backend, ready, signature, precision, examples, sizes)
+        return compiled(plan.backend, ready, signature, precision, examples, sizes, weights)
     if plan.backend is BackendName.AOT_INDUCTOR:
-        return aot_inductor.build(ready, signature, precision, examples, sizes, folder)
+        return aot_inductor.build(ready, signature, precision, examples, sizes, folder, weights)
     if plan.backend in _ONNX:
         return onnx_runtime.build(
-            plan.backend, ready, signature, precision, examples, sizes, folder
+            plan.backend, ready, signature, precision, examples, sizes, folder, weights
         )
     raise BuildError(f"{plan.backend.value} is not built by the worker")
 
@@ -60,7 +65,7 @@ def load_file(
     plan: Plan, path: Path, signature: Signature, model: nn.Module, sizes: tuple[int, ...]
 ) -> Backend:
     """Returns the backend from the file that `build` left. Raises as `build` does."""
-    device = device_of(model)
+    device, precision, weights = device_of(model), plan.precision, Weights(model)
     if plan.backend is BackendName.AOT_INDUCTOR:
-        return aot_inductor.load(path, signature, plan.precision, device, sizes)
-    return onnx_runtime.load(plan.backend, path, signature, plan.precision, device, sizes)
+        return aot_inductor.load(path, signature, precision, device, sizes, weights)
+    return onnx_runtime.load(plan.backend, path, signature, precision, device, sizes, weights)

@@ -10,12 +10,14 @@ import torch
 
 from gpujob_api.serving import BackendName
 from gpujob_api.settings import Precision
-from gpujob_worker.serving.backend import Tensors
+from gpujob_worker.serving.backend import Parking, Tensors
 from gpujob_worker.serving.backends.answering import Answering, device_of
 from gpujob_worker.serving.backends.cuda_graphs import CudaRecorder, Graphs, Recorder
+from gpujob_worker.serving.backends.together import Rebuilt, Together
 from gpujob_worker.serving.backends.torch_backend import Function, TorchBackend
 from gpujob_worker.serving.rows import first_rows
 from gpujob_worker.serving.signature import Signature
+from gpujob_worker.serving.weights import Weights
 
 # Beyond torch's own limit a function silently runs as written.
 _GRAPHS_BESIDE_SIZES = 8
@@ -28,9 +30,13 @@ def compiled(
     precision: Precision,
     examples: Tensors,
     sizes: tuple[int, ...],
+    weights: Weights,
     recorder: Recorder | None = None,
 ) -> TorchBackend:
-    """Returns the compiled model, with every size compiled. Raises what the compiler raises."""
+    """Returns the compiled model, with every size compiled. Raises what the compiler raises.
+
+    `weights` are those of the model, and of the one that it was made of.
+    """
     config: Any = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     config.recompile_limit = len(sizes) + _GRAPHS_BESIDE_SIZES
@@ -44,10 +50,12 @@ def compiled(
 
     device, tf32 = device_of(model), precision is Precision.TF32
 
-    def backend_of(call: Function) -> TorchBackend:
-        return TorchBackend(name.value, call, signature, device, sizes=sizes, tf32=tf32)
+    def backend_of(call: Function, parking: Parking | None = None) -> TorchBackend:
+        return TorchBackend(
+            name.value, call, signature, device, sizes=sizes, tf32=tf32, parking=parking
+        )
 
-    first, later = backend_of(first_call), backend_of(function)
+    first, later = backend_of(first_call), backend_of(function, weights)
     for size in sizes:
         batch = first_rows(examples, size)
         first.run({key: tensor.clone() for key, tensor in batch.items()})
@@ -57,6 +65,15 @@ def compiled(
     graphs = Graphs(function, recorder or CudaRecorder())
     recording = backend_of(graphs.record)
     # The largest first: the others then find their memory in its pool.
-    for size in sorted(sizes, reverse=True):
-        recording.run(first_rows(examples, size))
-    return backend_of(graphs)
+    batches = [first_rows(examples, size) for size in sorted(sizes, reverse=True)]
+
+    def record() -> None:
+        try:
+            for batch in batches:
+                recording.run(batch)
+        except BaseException:
+            graphs.drop()
+            raise
+
+    record()
+    return backend_of(graphs, Together(Rebuilt(graphs.drop, record), weights))

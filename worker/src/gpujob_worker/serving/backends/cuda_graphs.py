@@ -27,6 +27,10 @@ class Recorder(Protocol):
         self, function: Function, inputs: Sequence[torch.Tensor]
     ) -> tuple[Replay, Sequence[torch.Tensor]]: ...
 
+    def reset(self) -> None:
+        """Gives back the memory of its calls, which are not replayed any more."""
+        ...
+
 
 class CudaRecorder:
     """Records by the CUDA runtime. Its graphs share the memory of their intermediate results."""
@@ -51,6 +55,9 @@ class CudaRecorder:
             outputs = function(*inputs)
         return graph.replay, outputs
 
+    def reset(self) -> None:
+        self._pool = None
+
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
@@ -73,6 +80,11 @@ class Graphs:
         replay, outputs = self.recorder.record(self.function, held)
         self._recorded[len(inputs[0])] = _Recorded(held, replay, tuple(outputs))
         return self(*inputs)
+
+    def drop(self) -> None:
+        """Drops all graphs. No call is valid until they are recorded again."""
+        self._recorded.clear()
+        self.recorder.reset()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Raises `KeyError` for a size that was not recorded."""

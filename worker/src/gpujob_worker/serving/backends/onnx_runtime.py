@@ -17,9 +17,11 @@ from gpujob_worker.serving.backend import Tensors
 from gpujob_worker.serving.backends.answering import Answering, device_of
 from gpujob_worker.serving.backends.aot_inductor import dynamic_shapes, samples_exported
 from gpujob_worker.serving.backends.build_error import BuildError
+from gpujob_worker.serving.backends.together import FromFile, Together
 from gpujob_worker.serving.backends.torch_backend import check_size
 from gpujob_worker.serving.rows import first_rows
 from gpujob_worker.serving.signature import Signature
+from gpujob_worker.serving.weights import Weights
 
 FILE = "model.onnx"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -42,8 +44,12 @@ def build(
     examples: Tensors,
     sizes: tuple[int, ...],
     folder: Path,
+    weights: Weights,
 ) -> "OnnxBackend":
-    """Exports the model into `folder`, and loads it. Raises `BuildError` with what is missing."""
+    """Exports the model into `folder`, and loads it. Raises `BuildError` with what is missing.
+
+    `weights` are those of modules that stay in the process beside the session.
+    """
     missing = missing_package()
     if missing is not None:
         raise BuildError(missing)
@@ -63,7 +69,7 @@ def build(
             external_data=False,
             verbose=False,
         )
-    return load(name, path, signature, precision, device, sizes)
+    return load(name, path, signature, precision, device, sizes, weights)
 
 
 def load(
@@ -73,6 +79,7 @@ def load(
     precision: Precision,
     device: torch.device,
     sizes: tuple[int, ...],
+    weights: Weights,
 ) -> "OnnxBackend":
     """Loads an exported model. Raises `BuildError` with what is missing."""
     missing = missing_package(export=False)
@@ -86,11 +93,15 @@ def load(
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = [(provider, options)]
     providers += [_CUDA] if provider == _TENSOR_RT else []
-    session = runtime.InferenceSession(str(path), settings, providers=providers)
-    used = session.get_providers()
-    if not used or used[0] != provider:
-        raise BuildError(f"onnxruntime executes with {', '.join(used)} instead of {provider}")
-    return OnnxBackend(name.value, session, signature, sizes)
+
+    def opened() -> Any:
+        session = runtime.InferenceSession(str(path), settings, providers=providers)
+        used = session.get_providers()
+        if not used or used[0] != provider:
+            raise BuildError(f"onnxruntime executes with {', '.join(used)} instead of {provider}")
+        return session
+
+    return OnnxBackend(name.value, FromFile(path, opened), weights, signature, sizes)
 
 
 def provider_of(
@@ -124,10 +135,16 @@ class OnnxBackend:
     """Takes and returns host memory. A session's `run` returns once the outputs are complete."""
 
     def __init__(
-        self, name: str, session: Any, signature: Signature, sizes: tuple[int, ...]
+        self,
+        name: str,
+        session: FromFile,
+        weights: Weights,
+        signature: Signature,
+        sizes: tuple[int, ...],
     ) -> None:
         self.name = name
         self.sizes: tuple[int, ...] | None = sizes
+        self.parking = Together(session, weights)
         self._session = session
         self._signature = signature
 
@@ -135,5 +152,5 @@ class OnnxBackend:
         check_size(self.name, self.sizes, inputs)
         feeds = {spec.name: inputs[spec.name].numpy() for spec in self._signature.inputs}
         names = [spec.name for spec in self._signature.outputs]
-        outputs = self._session.run(names, feeds)
+        outputs = self._session.loaded.run(names, feeds)
         return {name: torch.from_numpy(array) for name, array in zip(names, outputs, strict=True)}

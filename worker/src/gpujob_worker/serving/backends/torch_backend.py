@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from gpujob_worker.inject.process_flags import without_tf32
-from gpujob_worker.serving.backend import Tensors
+from gpujob_worker.serving.backend import Parking, Tensors
 from gpujob_worker.serving.signature import Signature
 
 # Of the signature's inputs, in their order, to its outputs.
@@ -29,9 +29,11 @@ class TorchBackend:
         *,
         sizes: tuple[int, ...] | None = None,
         tf32: bool = False,
+        parking: Parking | None = None,
     ) -> None:
         self.name = name
         self.sizes = sizes
+        self.parking = parking
         self._function = function
         self._signature = signature
         self._device = device
