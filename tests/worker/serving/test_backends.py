@@ -23,6 +23,7 @@ from gpujob_worker.serving.backends.torch_backend import SizeError
 from gpujob_worker.serving.plan import Plan
 from gpujob_worker.serving.rows import first_rows, padded, rows_of
 from gpujob_worker.serving.signature import Signature, signature
+from tests.worker.serving.parked import answers_alike
 
 SIZES = (1, 2, 4)
 TENSOR_RT = Plan(BackendName.TENSOR_RT, Precision.FLOAT16)
@@ -241,6 +242,8 @@ def test_compiled_models_answer_alike_at_every_size(tmp_path: Path, name: Backen
         (file,) = tmp_path.glob("*.pt2")
         again = load_file(Plan(name), file, shape, model, SIZES)
         assert torch.equal(again.run(inputs_of(4))["label"], backend.run(inputs_of(4))["label"])
+        answers_alike(again, model, inputs, SIZES)
+    answers_alike(backend, model, inputs, SIZES)
 
 
 @pytest.mark.slow

@@ -29,10 +29,14 @@ class PlayedRecorder:
 
     sizes: list[int] = field(default_factory=list[int])
     replays: int = 0
+    # There is memory for so many.
+    sizes_max: int = 100
 
     def record(
         self, function: Function, inputs: Sequence[torch.Tensor]
     ) -> tuple[Replay, Sequence[torch.Tensor]]:
+        if len(self.sizes) == self.sizes_max:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         outputs = [tensor.clone() for tensor in function(*inputs)]
         self.sizes.append(len(inputs[0]))
 
@@ -128,7 +132,42 @@ def test_the_compiled_model_is_recorded_once_a_size_and_replayed_by_another_thre
     assert parking is not None
     parking.park()
     assert recorder.sizes == []
-    assert model[0].weight.untyped_storage().nbytes() == 0
+    assert all(one.untyped_storage().nbytes() == 0 for one in model.parameters())
     parking.wake()
     assert recorder.sizes == [4, 2, 1]
     assert torch.equal(next(iter(backend.run(inputs).values())), found[0])
+
+
+def test_graphs_that_cannot_all_be_recorded_again_are_all_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = nn.Linear(6, 5).eval()
+    examples = {"x": torch.randn(4, 6)}
+    shape = signature(model, examples)
+    ready = answering(model, shape, Precision.FLOAT32, examples)
+    recorder = PlayedRecorder()
+    backend = compiled(
+        BackendName.CUDA_GRAPH,
+        ready,
+        shape,
+        Precision.FLOAT32,
+        examples,
+        (1, 4),
+        Weights(model),
+        recorder,
+    )
+    parking = backend.parking
+    assert parking is not None
+    parking.park()
+    recorder.sizes_max = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        parking.wake()
+    assert recorder.sizes == []
+    assert model.weight.untyped_storage().nbytes() == 0
+    recorder.sizes_max = 2
+    parking.wake()
+    assert recorder.sizes == [4, 1]
+    with torch.inference_mode():
+        expected = model(examples["x"])
+    torch.testing.assert_close(next(iter(backend.run(examples).values())), expected)
